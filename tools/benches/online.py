@@ -128,7 +128,7 @@ def wide_model(*arguments: Any, **options: Any) -> Any:
     from wdsprep.encoding.models.find_model import find_model
 
     found = find_model(*arguments, **options)
-    return replace(found, towers=(replace(found.towers[0], width=1024),))
+    return replace(found, clip_width=1024)
 
 
 def set_encoder(make: Any) -> None:

@@ -25,7 +25,6 @@ from wdsprep.encoding.image_shards import (
 )
 from wdsprep.encoding.models.find_model import (
     Model,
-    ModelNeeds,
     check_resolution,
     check_shapes,
     find_model,
@@ -106,9 +105,9 @@ class _Phase:
         return self.recipe.is_of_text
 
     @property
-    def needs(self) -> ModelNeeds:
-        """Return the networks of the model that the settings of the dataset depend on."""
-        return ModelNeeds(self.recipe.text, not self.is_of_text)
+    def needs(self) -> tuple[str, bool]:
+        """Return the kind of text, and whether the settings of the dataset depend on the VAE."""
+        return self.recipe.text, not self.is_of_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,22 +175,23 @@ def _choose_model(
 
     Raise UsageError if the model cannot encode images of a phase's resolution or shapes.
     """
-    needs = ModelNeeds(recipe.text, not recipe.is_of_text)
-    found = find_model(recipe.model, text=needs.text, has_vae=needs.vae, listener=told)
+    has_vae = not recipe.is_of_text
+    found = find_model(recipe.model, text=recipe.text, has_vae=has_vae, listener=told)
     for phase in phases:
         if not phase.is_of_text:
             check_resolution(found, phase.recipe.resolution)
             check_shapes(found, phase.recipe.sizes)
     worker_plan = plan_for_machines(options)
     recipe, model = settle_recipe(recipe, found, worker_plan.device)
-    settings = _find_settings(phases, recipe, {needs: found}, worker_plan.device)
+    models = {(recipe.text, has_vae): found}
+    settings = _find_settings(phases, recipe, models, worker_plan.device)
     both = zip(phases, settings, strict=True)
     chosen = _ModelChoice(model=model, recipe=recipe, worker_plan=worker_plan)
     return chosen, [replace(phase, settings=own) for phase, own in both]
 
 
 def _find_settings(
-    phases: Sequence[_Phase], joint: Recipe, models: dict[ModelNeeds, Model], device: str
+    phases: Sequence[_Phase], joint: Recipe, models: dict[tuple[str, bool], Model], device: str
 ) -> list[dict[str, Any]]:
     """Return the settings of each dataset, without those of captions.
 
@@ -199,15 +199,15 @@ def _find_settings(
     would have. But all are computed in fp32 if `joint`, the recipe of the whole run, is in fp32.
     `models` has the models that were found so far; others are found and added.
     """
-    asked: dict[ModelNeeds, Model] = {}
+    settled: dict[tuple[str, bool], Model] = {}
     settings = []
     for phase in phases:
         needs, recipe = phase.needs, phase.recipe
         if needs not in models:
-            models[needs] = find_model(recipe.model, text=needs.text, has_vae=needs.vae)
-        if needs not in asked:
-            asked[needs] = settle_recipe(recipe, models[needs], device)[1]
-        model = asked[needs]
+            models[needs] = find_model(recipe.model, text=needs[0], has_vae=needs[1])
+        if needs not in settled:
+            settled[needs] = settle_recipe(recipe, models[needs], device)[1]
+        model = settled[needs]
         own = replace(recipe, **choices_for(recipe, model, device))
         if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
             own = replace(own, dtype="fp32")

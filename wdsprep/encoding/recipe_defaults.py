@@ -150,7 +150,6 @@ def _latent_field(model: Model, recipe: Recipe) -> Field:
 def _text_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
     if recipe.text == "none" or model.pipeline is not None:
         return model.outputs
-    tower = model.towers[0]
     if recipe.text == "tokens":
-        return (Field(name=TOKENS, dtype="<i4", shape=(tower.length,)),)
-    return (Field(name=EMB, dtype="<f2", shape=(tower.length, tower.width)),)
+        return (Field(name=TOKENS, dtype="<i4", shape=(model.clip_length,)),)
+    return (Field(name=EMB, dtype="<f2", shape=(model.clip_length, model.clip_width)),)

@@ -51,12 +51,12 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
         for array in preset.arrays:
             if choice.is_of_text and array in sizes:
                 continue
-            shape = array.shape_at(choice.tokens)
+            shape = preset.text_shape(array, choice.tokens)
             yield Field(name=array.name, dtype=array.dtype, shape=shape)
     if choice.text == "tokens":
-        for run in preset.runs:
-            yield Field(name="tokens.npy", dtype="<i4", shape=(run.listed,))
+        for _, length in preset.towers:
+            yield Field(name="tokens.npy", dtype="<i4", shape=(preset.ids or length,))
             if choice.model not in CLIP_ALONE:
-                yield Field(name="tokens_mask.npy", dtype="|u1", shape=(run.listed,))
+                yield Field(name="tokens_mask.npy", dtype="|u1", shape=(preset.ids or length,))
         for array in [] if choice.is_of_text else sizes:
             yield Field(name=array.name, dtype=array.dtype, shape=array.shape)

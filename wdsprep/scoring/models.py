@@ -27,13 +27,13 @@ from wdsprep.encoding.models.model_files import (
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
-    file_sizes,
+    fetch_files,
     find_cached,
     find_on_node,
     is_local,
 )
 from wdsprep.encoding.models.pipeline_parts import weight_files
-from wdsprep.encoding.models.weights import check_digest, weights_digest
+from wdsprep.encoding.models.weights import LocalModel, check_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.scoring.heads import Head
 from wdsprep.scoring.options import NAME, PRESETS, NamedModel, WantedLabel
@@ -80,20 +80,11 @@ class Role(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreModel:
+class ScoreModel(LocalModel):
     """A model on this machine, and the columns that it gives; picklable, for workers to load it."""
 
-    name: str
-    """The name as the user gave it."""
     prefix: str
     """The prefix of its columns' names, or nothing."""
-    folder: str
-    revision: str
-    files: tuple[str, ...]
-    sizes: tuple[int, ...]
-    """the bytes of each of them"""
-    weights: str
-    """a digest over the names and bytes of `files`"""
     role: Role
     labels: Mapping[int, str] = field(default_factory=dict)
     """the columns of a classifier, by the number of its output"""
@@ -190,15 +181,10 @@ def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
         check_weight_index(Config.read(folder / name), "", frozenset(weights))
     tokenizer = [name for name in TOKENIZER if name in names] if role is Role.DUAL else []
     files = tuple(sorted({*jsons, *weights, *tokenizer}))
-    folder = place.fetch(files)
     return ScoreModel(
         name=wanted.place,
         prefix=wanted.name,
-        folder=str(folder),
-        revision=place.revision,
-        files=files,
-        sizes=file_sizes(folder, files),
-        weights=weights_digest(folder, files),
+        **fetch_files(place, files),
         role=role,
         labels=labels,
         activation=activation,

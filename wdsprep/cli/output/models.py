@@ -24,14 +24,14 @@ def facts(name: str) -> dict[str, Any]:
     A sample is a latent and an embedding with all that belongs to them.
     """
     preset = PRESETS[name]
-    longest = max(run.length for run in preset.runs)
+    longest = max(length for _, length in preset.towers)
     return {
         "arrays": [
             {
                 "dtype": array.dtype,
                 "name": array.name,
                 "shape": array.shape,
-                "trimmed": array.is_trimmed,
+                "trimmed": array.is_variable,
             }
             for array in preset.arrays
         ],
@@ -42,7 +42,7 @@ def facts(name: str) -> dict[str, Any]:
         "sample_nbytes": _by_side(name, longest),
         f"sample_nbytes_at_{TOKENS}_tokens": _by_side(name, min(TOKENS, longest)),
         "text_tower_nbytes": round(preset.tower_nbytes),
-        "text_towers": [run.tower.name for run in preset.runs],
+        "text_towers": [tower for tower, _ in preset.towers],
     }
 
 

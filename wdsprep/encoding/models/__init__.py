@@ -8,7 +8,6 @@ are those with a name. None of these imports torch.
 network fit together: a VAE (`vae`), without what changes nothing, and for text one of the
 `text_encoders`: one CLIPTextModel, or the pipeline's own code (`encode_prompt`). `load_networks`
 loads and compiles them. Before that, a `dry_run` without networks counts the tokens of captions
-(`caption_tokens`), and what tokenizers made there is used again. `families` has what no signature
-tells, and `noise` the noise of each key. `device` keeps one device busy, with batches of a size
-that fits.
+and tells the shapes of arrays. `families` has what no signature tells, and `noise` the noise of
+each key. `device` keeps one device busy, with batches of a size that fits.
 """

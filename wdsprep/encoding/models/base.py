@@ -8,13 +8,12 @@ that mean a lack of it.
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Flag, auto
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import BFLOAT16, Field, is_of_text, text_fields
@@ -37,10 +36,6 @@ TENSORS = {
     BFLOAT16: torch.bfloat16,
 }
 """Types of arrays, by what the layout calls them."""
-TokenizerResultKey = tuple[str, str, str]
-"""A call of a pipeline's tokenizer: its name, a text and the options."""
-TokenizerResult = Mapping[str, NDArray[Any]]
-"""What a tokenizer made of a single text: the ids, and where it does, the mask."""
 
 
 class Part(Flag):
@@ -70,10 +65,6 @@ class Tokens:
     """by the member that would hold them, padded to what an encoder takes"""
     shape: tuple[int, ...] = ()
     """Captions of one shape may share a batch: what becomes of one does not depend on others'."""
-    results: Mapping[TokenizerResultKey, TokenizerResult] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    """what tokenizers made of it alone, so that its batch need not be tokenized again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,29 +202,6 @@ class InTwoPrecisions(Generic[T]):
     def release(self) -> None:
         """Free the memory of the network, which is loaded again when it is needed."""
         self._loaded.clear()
-
-
-class TokenIds:
-    """A text encoder that returns the ids of tokens alone, and needs no network."""
-
-    batch_size, has_shapes, network = 0, False, None
-
-    def __init__(
-        self, tokens: Callable[[Sequence[str]], list[Tokens]], device: torch.device
-    ) -> None:
-        self._tokens, self._device = tokens, device
-
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of captions without their shapes, so that all may share a batch."""
-        return [replace(found, shape=(), results={}) for found in self._tokens(captions)]
-
-    def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:  # noqa: ARG002  they are
-        names = texts[0].ids
-        found = {name: torch.tensor([list(text.ids[name]) for text in texts]) for name in names}
-        return Rows({name: ids.to(self._device) for name, ids in found.items()})
-
-    def empty(self, *, exact: bool) -> Rows:
-        return self.rows(self.tokens([""]), exact=exact)
 
 
 CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long

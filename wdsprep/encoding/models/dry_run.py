@@ -1,27 +1,26 @@
 """The dry run of a pipeline, which tells the tokens of captions and the shapes of its arrays.
 
 `encode_prompt` is run with encoders that compute nothing: each gives zeros of the shapes that its
-config tells. So it is known, before any weights are loaded, how many tokens a caption has, whether
-it was cut, and which captions have one shape for an encoder; and also the shapes and dtypes of the
-arrays (`find_outputs`).
+config tells. The calls of tokenizers and the inputs of encoders are noted. So it is known, before
+any weights are loaded, how many tokens a caption has before anything of it is cut, whether it was
+cut, and which captions have one shape for an encoder; and also the shapes and dtypes of the arrays
+(`find_outputs`).
 
 It is run with one caption at a time. The result for several captions may depend on all of them
 (padding to the longest, one call of a tokenizer for each, an encoder that only some captions need),
-and the calls do not prove that it does not. Only tokenizers get many captions in one call, as
-they are known to treat each by itself (`caption_tokens`). With the pipelines of the tests a
-caption then takes 0.3 to 1.3 ms, and 0.3 to 1.7 if tokenizers are called for it alone (SDXL 0.6
-and 0.9). Encoders on a GPU take longer than that, except perhaps those of SDXL if text alone is
-encoded.
+and the calls do not prove that it does not. With the pipelines of the tests a caption takes 0.6 ms
+(Qwen-Image) to 1.5 ms (Flux) of a core, most of it for calls of tokenizers from Python (0.2 ms
+each). To tokenize 64 captions a call, and to keep the results for their batch, saved 0.1 to 0.6 ms
+and took 150 lines: look again if a GPU waits for captions.
 """
 
-import contextlib
 import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,26 +28,13 @@ from torch import Tensor, nn
 from wdsprep.dataset.npy_arrays import BFLOAT16, MASK, OF_SIZES, Field
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding import HALF
-from wdsprep.encoding.models.base import DTYPES, TokenizerResult, TokenizerResultKey, Tokens
-from wdsprep.encoding.models.caption_tokens import (
-    EncoderInput,
-    TokenizerCall,
-    call_unwrapped,
-    combine_tokens,
-    encoder_input,
-    is_result,
-    join_results,
-    split_result,
-    to_list,
-    wrap_calls,
-)
+from wdsprep.encoding.models.base import DTYPES, Tokens
 from wdsprep.encoding.models.encode_prompt import (
     ALONE,
     PromptCall,
     Row,
     assemble,
     dtype_of_tower,
-    explain_pipeline_errors,
     find_class,
     pipeline_class,
     pipeline_error,
@@ -66,8 +52,6 @@ CPU = torch.device("cpu")
 LONG = "a " * 2000  # more words than any encoder takes
 SHORT = "A  <b>photo</b> of M&amp;Ms"
 """A caption with something to clean: some pipelines do so if further packages are installed."""
-TOGETHER, SHORT_LETTERS = 64, 4_000
-"""How many captions a tokenizer gets in one call, and the length of those that are given so."""
 SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
 """A pipeline that has these asks for the size to make too, as `target_size` or otherwise."""
 
@@ -78,7 +62,8 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
     Without text these are only the arrays that are made from the sizes of images.
     """
     if model.pipeline is None:
-        return replace(model, outputs=_size_fields_by_name(model.pipeline_kind))
+        kind = find_class(model.pipeline_kind)
+        return replace(model, outputs=_size_fields(kind) if kind else ())
     silence_libraries()
     kind = pipeline_class(model)
     call = PromptCall(kind, recipe.text_length)
@@ -167,15 +152,6 @@ def _storage_dtype(dtype: torch.dtype) -> str:
     return "<f2" if dtype == torch.float16 else BFLOAT16
 
 
-def _size_fields_by_name(name: str) -> tuple[Field, ...]:
-    """Return the fields made from sizes of images, for the name of a pipeline's class.
-
-    There are none if the diffusers here does not know the class.
-    """
-    kind = find_class(name)
-    return () if kind is None else _size_fields(kind)
-
-
 def _size_fields(kind: Any) -> tuple[Field, ...]:
     """Return the fields made from sizes of images that a pipeline's denoiser needs.
 
@@ -199,10 +175,6 @@ class DryRun:
         """
         self._call, self._lock = call, threading.Lock()
         self._calls: list[TokenizerCall] = []
-        self._caption = ""
-        """the caption of the last run"""
-        self._known: dict[TokenizerResultKey, TokenizerResult] = {}
-        """what tokenizers have made of the captions that are being run"""
         self._taken = 0
         """how many calls of tokenizers had been made when an encoder was last run"""
         self._given: dict[str, list[EncoderInput]] = {}
@@ -240,43 +212,7 @@ class DryRun:
         The sample of such a caption becomes a reject, as the code has worked with others before.
         """
         with self._lock:
-            self._tokenize_together(captions)
             return [self._tokens_or_none(caption) for caption in captions]
-
-    def _tokenize_together(self, captions: Sequence[str]) -> None:
-        """Call each tokenizer for many captions at once, and keep the result for each caption.
-
-        The calls are those of the last run, with these captions in place of that run's caption.
-        Long captions are left out, as all others would be padded to their length. Errors are
-        ignored: a text whose result is not known is tokenized when the pipeline asks for it.
-        """
-        known = self._results()
-        calls = [one for one in self._calls if not known.keys().isdisjoint(one.keys[:1])]
-        self._known.clear()
-        if not self._caption or len(captions) < 2:
-            return
-        short = [caption for caption in captions if len(caption) <= SHORT_LETTERS]
-        for first in range(0, len(short), TOGETHER):
-            some = short[first : first + TOGETHER]
-            for call in calls:
-                head, last, tail = call.texts[0].partition(self._caption)
-                if last:
-                    self._call_for_texts(call, [f"{head}{caption}{tail}" for caption in some])
-
-    def _call_for_texts(self, call: TokenizerCall, texts: list[str]) -> None:
-        """Call a tokenizer as in `call`, but for other texts, and keep the results."""
-        with contextlib.suppress(WorkError), explain_pipeline_errors(self._call.name):
-            made = call_unwrapped(call.tokenizer, texts, **call.options)
-            self._note_results(replace(call, texts=texts, made=made))
-
-    def _note_results(self, call: TokenizerCall) -> None:
-        rows = split_result(call.made, call.tokenizer, call.options)
-        self._known.update(zip(call.keys, rows, strict=False))
-
-    def _results(self) -> dict[TokenizerResultKey, TokenizerResult]:
-        """Return the known results of the last run's tokenizer calls that had one text each."""
-        keys = [key for one in self._calls if len(one.texts) == 1 for key in one.keys]
-        return {key: self._known[key] for key in keys if key in self._known}
 
     def _tokens_or_none(self, caption: str) -> Tokens:
         try:
@@ -290,7 +226,7 @@ class DryRun:
         given = [rows[0] for rows in self._given.values() if len(rows) == 1]
         if not given:
             raise pipeline_error(self._call.name, WorkError("no encoder is given the caption once"))
-        found = replace(combine_tokens(caption, given), results=self._results())
+        found = _combine_tokens(caption, given)
         if not self._call.is_masked:
             return found
         _, lengths = self._call.rows(made)[self._call.first]
@@ -315,7 +251,7 @@ class DryRun:
         """
         with self._lock:
             self._run(SHORT)
-            asked = [(one.name, one.texts, to_list(one.made["input_ids"])) for one in self._calls]
+            asked = [(one.name, one.texts, _to_list(one.made["input_ids"])) for one in self._calls]
         return hex_digest(repr(asked).encode("utf-8", "replace"))[:32]
 
     def layers(self) -> dict[str, list[Any]]:
@@ -327,34 +263,111 @@ class DryRun:
 
     def _run(self, caption: str) -> dict[str, Any]:
         self._calls.clear()
-        self._caption = caption
         self._taken = 0
         self._given.clear()
         return self._call.outputs(self._pipeline, CPU, [caption])
 
     def _watch_tokenizer(self, name: str, tokenizer: Any) -> Any:
-        def around(
-            own: Any, call: Callable[[], Any], texts: list[str], options: dict[str, Any]
-        ) -> Any:
-            known = join_results(self._known, name, own, texts, options)
-            done = TokenizerCall(name, texts, options, known or call(), own)
-            if known is None:
-                self._note_results(done)
-            self._calls.append(done)
-            return done.made
+        """Let each call of a tokenizer be noted, and return the tokenizer, changed in place.
 
-        return wrap_calls(tokenizer, around)
+        Its new class derives from the old one, since pipelines check it.
+        """
+        kind, calls = type(tokenizer), self._calls
+
+        def called(self: Any, *words: Any, **options: Any) -> Any:
+            made = kind.__call__(self, *words, **options)
+            texts = options.get("text", words[0] if words else None)
+            listed = [texts] if isinstance(texts, str) else list(texts)
+            calls.append(TokenizerCall(name, listed, options, made, partial(kind.__call__, self)))
+            return made
+
+        tokenizer.__class__ = type(kind.__name__, (kind,), {"__call__": called})
+        return tokenizer
 
     def _note_input(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
         since = [*self._calls[self._taken :], *self._calls]  # the next one, or else any
-        call = next((one for one in since if is_result(one, ids)), None)
+        call = next((one for one in since if _is_result(one, ids)), None)
         self._taken = len(self._calls)
         if mask is None and call is not None:
             mask = torch.as_tensor(call.made.get("attention_mask", ids != -1)).view(ids.shape)
         masks = (torch.ones_like(ids) if mask is None else mask).long().tolist()
         rows = self._given.setdefault(tower, [])
         for row, (own, seen) in enumerate(zip(ids.tolist(), masks, strict=True)):
-            rows.append(encoder_input(call, row, own, seen))
+            rows.append(_encoder_input(call, row, own, seen))
+
+
+class TokenizerCall(NamedTuple):
+    """A call of a tokenizer: its arguments and its result."""
+
+    name: str
+    texts: list[str]
+    options: dict[str, Any]
+    made: Any
+    call_again: Callable[..., Any]
+    """the call of the same tokenizer without notice"""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """The tokens that an encoder gets for one caption, and how a tokenizer made them."""
+
+    ids: list[int]
+    mask: list[int]
+    count: int
+    is_fixed: bool = False
+    """whether its length is the same for every caption"""
+    tokenizer: str = ""
+    most: int = 0
+
+
+def _is_result(call: TokenizerCall, ids: Tensor) -> bool:
+    """Return whether ids are the result of a tokenizer's call.
+
+    The ids of the result may be a tensor, a list for each text, or for one text a plain list.
+    """
+    made = _to_list(call.made["input_ids"])
+    rows = made if made and isinstance(made[0], list) else [made]
+    return bool(rows == ids.tolist())
+
+
+def _to_list(ids: Any) -> Any:
+    return ids.tolist() if isinstance(ids, Tensor) else ids
+
+
+def _encoder_input(
+    call: TokenizerCall | None, row: int, ids: list[int], mask: list[int]
+) -> EncoderInput:
+    count = sum(mask)
+    if call is None:
+        return EncoderInput(ids, mask, count)
+    most = call.options.get("max_length") or len(ids)
+    if call.options.get("truncation") and count >= most:
+        count = max(count, len(call.call_again(call.texts[row])["input_ids"]))
+    is_fixed = call.options.get("padding") == "max_length"
+    return EncoderInput(ids, mask, count, is_fixed, call.name, most)
+
+
+def _combine_tokens(caption: str, inputs: Sequence[EncoderInput]) -> Tokens:
+    """Return the tokens of a caption, from the inputs of all encoders.
+
+    The encoder that takes the most tokens tells how many there are, and whether any were cut. Ids
+    and masks are padded to one length for all captions.
+    """
+    largest = max(inputs, key=lambda tokens: tokens.most)
+    ids = {}
+    for tokens in inputs:
+        if tokens.tokenizer:
+            name = tokens.tokenizer.replace("tokenizer", "tokens")
+            padding = [0] * (tokens.most - len(tokens.ids))
+            ids[f"{name}.npy"] = tokens.ids + padding
+            ids[f"{name}_mask.npy"] = tokens.mask + padding
+    return Tokens(
+        caption=caption,
+        count=largest.count,
+        cut=largest.count > largest.most > 0,
+        ids=ids,
+        shape=tuple(sum(tokens.mask) for tokens in inputs if not tokens.is_fixed),
+    )
 
 
 class EmptyEncoder(nn.Module):
@@ -376,21 +389,24 @@ class EmptyEncoder(nn.Module):
             own.hidden_size = width
         self._width = own.hidden_size
         self._layers = getattr(own, "num_hidden_layers", None) or own.num_layers
-        self._pooled = width or getattr(own, "projection_dim", self._width)
+        self._projected = width or getattr(own, "projection_dim", self._width)
         self.taken: list[Any] = []
 
-    def forward(self, *words: Tensor, **options: Any) -> "States":
+    def forward(self, *words: Tensor, **options: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+        from transformers.models.clip.modeling_clip import CLIPTextModelOutput
+
         ids = words[0] if words else options["input_ids"]
         self._note_input(self._part.name, ids, options.get("attention_mask"))
         rows, length = ids.shape
         shape = (length, rows) if self._part.kind.startswith("ChatGLM") else (rows, length)
         states = torch.zeros((1, 1, 1), dtype=self.dtype).expand(*shape, self._width)
-        pooled = states.new_zeros(rows, self._width)
-        projected = states.new_zeros(rows, self._pooled)
-        first = projected if "Projection" in self._part.kind else states
         layers = Layers((states,) * (self._layers + 1))
         self.taken = layers.taken
-        return States(first, states, layers, pooled, projected)
+        if "Projection" in self._part.kind:
+            projected = states.new_zeros(rows, self._projected)
+            return CLIPTextModelOutput(projected, states, layers)
+        return BaseModelOutputWithPooling(states, states.new_zeros(rows, self._width), layers)
 
 
 class Layers(tuple[Tensor, ...]):
@@ -406,17 +422,3 @@ class Layers(tuple[Tensor, ...]):
         shown = index if isinstance(index, int) else [index.start, index.stop, index.step]
         self.taken.append(shown)
         return super().__getitem__(index)
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """The output of an encoder, under the names that transformers uses."""
-
-    first: Tensor
-    last_hidden_state: Tensor
-    hidden_states: Layers
-    pooler_output: Tensor
-    text_embeds: Tensor
-
-    def __getitem__(self, index: int) -> Any:
-        return (self.first, self.last_hidden_state)[index]

@@ -12,8 +12,9 @@ import linecache
 import re
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -36,9 +37,9 @@ from wdsprep.encoding.models.families import (
     is_mask,
 )
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.load_networks import is_panic
+from wdsprep.encoding.models.load_networks import explain_errors
 from wdsprep.encoding.models.pipeline_parts import Component, TextPipeline, class_of
-from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.errors import UsageError, WorkError
 
 ALONE = "add --text none to encode the images alone"
 GUIDED, LENGTH = "do_classifier_free_guidance", "max_sequence_length"
@@ -199,23 +200,19 @@ class PromptCall:
     def rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
         """Return the outputs to keep, by name, with the batch as their first axis."""
         with explain_pipeline_errors(self.name):
-            return self._rows(made)
+            return {name: self._row(name, made) for name in self.kept}
 
-    def _rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
-        value, lengths = _stack(made[self.first], BATCH_AXIS.get(self.first, 0))
-        if self.is_masked:
-            value, lengths = _compact(value, made[self._mask])
-        elif self.name in BY_ZEROS:
+    def _row(self, name: str, made: Mapping[str, Any]) -> Row:
+        if name != self.first and made[name] is None and is_mask(name):
+            first, _ = _stack(made[self.first], BATCH_AXIS.get(self.first, 0))
+            return first.new_ones(first.shape[:2]), None
+        value, lengths = _stack(made[name], BATCH_AXIS.get(name, 0))
+        if name == self.first and self.is_masked:
+            return _compact(value, made[self._mask])
+        if name == self.first and self.name in BY_ZEROS:
             places = torch.arange(1, value.shape[1] + 1, device=value.device)
             lengths = ((value != 0).flatten(2).any(2) * places).amax(1)
-        found: dict[str, Row] = {self.first: (value, lengths)}
-        for name in self.kept:
-            if name != self.first:
-                other = made[name]
-                if other is None and is_mask(name):
-                    other = value.new_ones(value.shape[:2])
-                found[name] = _stack(other, BATCH_AXIS.get(name, 0))
-        return {name: found[name] for name in self.kept}
+        return value, lengths
 
     @property
     def is_trimmed(self) -> bool:
@@ -325,25 +322,13 @@ def _has_parts_of_tokens(part: Any) -> bool:
     return any(token.endswith("_1") for token in getattr(part, "added_tokens_encoder", ()))
 
 
-@contextmanager
-def explain_pipeline_errors(name: str) -> Iterator[None]:
+def explain_pipeline_errors(name: str) -> AbstractContextManager[None]:
     """Turn an error in a pipeline's own code into a WorkError of one line that names the pipeline.
 
     Its class, arguments and parts may come from anyone. The errors of a device that fails or lacks
     memory are left as they are.
     """
-    try:
-        yield
-    except WdsprepError:
-        raise
-    except Exception as error:
-        if is_device_error(error):
-            raise
-        raise pipeline_error(name, error) from error
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise pipeline_error(name, error) from error
+    return explain_errors(partial(pipeline_error, name), is_device_error)
 
 
 def pipeline_error(name: str, error: BaseException) -> WorkError:

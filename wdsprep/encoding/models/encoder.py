@@ -22,12 +22,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.npy_arrays import LATENT, Field, is_of_text, text_fields
+from wdsprep.dataset.npy_arrays import LATENT, Field, is_of_text, normalise, text_fields
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.models.base import (
     DTYPES,
@@ -38,23 +38,21 @@ from wdsprep.encoding.models.base import (
     InTwoPrecisions,
     Part,
     Rows,
-    TextEncoder,
-    TokenIds,
     Tokens,
     free_nbytes,
     peak_nbytes,
 )
-from wdsprep.encoding.models.dry_run import token_source
 from wdsprep.encoding.models.encode_prompt import dtype_of_tower
-from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.load_networks import (
     CompiledNetwork,
     check_compiler,
     load_vae,
     silence_libraries,
 )
-from wdsprep.encoding.models.text_encoders import ClipText, ClipTokens, PipelineText
-from wdsprep.encoding.models.vae import Moments, Rule, leave_out_divisions
+from wdsprep.encoding.models.noise import normal
+from wdsprep.encoding.models.text_encoders import load_text_encoder
+from wdsprep.encoding.models.vae import Moments, leave_out_divisions
 from wdsprep.encoding.models.weights import tensors_in
 from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
@@ -81,7 +79,8 @@ class LatentEncoder:
         self.has_text = recipe.text != "none"
         self._by_name = {field.name: field for field in self.fields}
         self._text_precision = precision_of(recipe.dtype)
-        self._rule = Rule(model, recipe.latents)
+        self._kept, self._is_sampled = recipe.latents, model.is_sampled
+        self._rule = rule_of(model)
         dtype = recipe.dtype.rpartition("+")[2]  # that of the VAE, if there is one
         dtype = "fp16" if dtype == HALF else dtype
         self._image_precision = precision_of(dtype)
@@ -92,7 +91,7 @@ class LatentEncoder:
             CompiledNetwork if recipe.compile else None,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
-        self._text = _load_text_encoder(model, recipe, device) if self.has_text else None
+        self._text = load_text_encoder(model, recipe, device) if self.has_text else None
         self.text_batch_size = self._text.batch_size if self._text else 0
         self.groups_texts = self._text.has_shapes if self._text else False
         of_images = None if is_of_text(self.fields) else self._moments
@@ -124,7 +123,25 @@ class LatentEncoder:
         """Return the latents of images in fp32, before they are converted for storage."""
         with whole_fp32() if exact else self._image_precision(), torch.inference_mode():
             moments = self._moments.get(exact=exact)(pixels)
-            return Rows({LATENT: self._rule(moments, noise)})
+            return Rows({LATENT: self._latents(moments, noise)})
+
+    def _latents(self, moments: Tensor, noise: Tensor) -> Tensor:
+        """Return what is stored of moments: the moments themselves, or shifted and scaled latents.
+
+        `noise` has a key of noise for each sample. Lists of numbers by channel are copied to the
+        device once, as a copy waits for the device's work.
+        """
+        if self._kept == "moments":
+            return moments
+        latents = moments
+        if self._is_sampled:
+            latents, logvar = moments.chunk(2, dim=1)
+            if self._kept == "sample":
+                deviation = (0.5 * logvar.clamp(-30, 20)).exp()
+                latents = latents + deviation * normal(noise, tuple(latents.shape[1:]))
+        lists = {name: value for name, value in self._rule.items() if isinstance(value, list)}
+        self._rule |= {name: latents.new_tensor(numbers) for name, numbers in lists.items()}
+        return cast(Tensor, normalise(latents, self._rule))
 
     def text_rows(self, texts: Sequence[Tokens], *, exact: bool = False) -> Rows:
         if self._text is None:
@@ -177,15 +194,6 @@ class LatentEncoder:
 def fits(value: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
     """Return for each row whether all its values are finite and fit into a dtype."""
     return value.abs().flatten(1).amax(1) <= torch.finfo(dtype).max
-
-
-def _load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> TextEncoder:
-    if recipe.text == "tokens":
-        tokens = ClipTokens(model).tokens if model.towers else token_source(model, recipe)
-        return TokenIds(tokens, device)
-    if model.towers:
-        return ClipText(model, recipe, device)
-    return PipelineText(model, recipe, device)
 
 
 def _load_moments(
@@ -254,7 +262,7 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
 def _text_nbytes(model: Model, recipe: Recipe) -> int:
     pipeline = model.pipeline
     parts = [part for part in pipeline.components if part.has_weights] if pipeline else []
-    towers = [(tower.folder, "CLIPTextModel") for tower in model.towers]
+    towers = [("text_encoder", "CLIPTextModel")] if model.clip_length else []
     towers += [(part.name, part.kind) for part in parts]
     of = pipeline.kind if pipeline else ""
     dtypes = {name: dtype_of_tower(recipe.dtype, of, kind) for name, kind in towers}

@@ -9,7 +9,7 @@ a driver knows the shapes of all latents that workers will make.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.shapes import Size, shape_name
@@ -26,7 +26,7 @@ from wdsprep.encoding.models.model_files import (
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
-    file_sizes,
+    fetch_files,
     find_cached,
     find_on_node,
     is_local,
@@ -42,7 +42,7 @@ from wdsprep.encoding.models.pipeline_parts import (
 )
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, add_batch_norm, multiple_of, vae_rule
-from wdsprep.encoding.models.weights import check_digest, weights_digest
+from wdsprep.encoding.models.weights import LocalModel, check_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.store import did_you_mean_place
 from wdsprep.store.base import expand_home
@@ -61,33 +61,13 @@ ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tower:
-    """A text encoder and its tokenizer, of a pipeline that has one CLIPTextModel."""
-
-    folder: str
-    """empty where only the tokenizer is wanted"""
-    tokenizer: str
-    width: int
-    length: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
+class Model(LocalModel):
     """A model on this machine: its VAE, its text encoders, and what their configs say.
 
     A latent is stored as (patchify(z) - shift) * scale, where z is what the VAE gives: one number
     for all channels, or one for each stored channel.
     """
 
-    name: str
-    folder: str
-    revision: str
-    """the commit; empty for a folder"""
-    weights: str
-    """a digest over the names and bytes of `files`"""
-    files: tuple[str, ...]
-    sizes: tuple[int, ...]
-    """the bytes of each of them"""
     vae: str
     """empty where `folder` is itself the VAE's"""
     vae_kind: str
@@ -108,9 +88,12 @@ class Model:
     """whether the VAE is an AutoencoderKL whose config does not warn that fp16 overflows"""
     note: str
     """what a user should know of it, or nothing"""
-    towers: tuple[Tower, ...] = ()
+    clip_length: int = 0
+    """the tokens of a caption, where one CLIPTextModel without a pipeline encodes text, or 0"""
+    clip_width: int = 0
+    """the width of its embedding, if that is wanted"""
     pipeline: TextPipeline | None = None
-    """the pipeline whose own code encodes text; None if `towers` do, or if no text is wanted"""
+    """the pipeline whose own code encodes text, or None"""
     pipeline_kind: str = ""
     """the class of the model's pipeline, whether text is wanted or not; empty for Stable Diffusion,
     whose pipeline is not needed"""
@@ -118,13 +101,6 @@ class Model:
     """the arrays that the pipeline makes from a caption and from sizes, once a dry run has told"""
     text_settings: Mapping[str, Any] = field(default_factory=dict)
     """the settings of the pipeline that decide their bytes"""
-
-
-class ModelNeeds(NamedTuple):
-    """The networks of a model that are to be used."""
-
-    text: str
-    vae: bool = True
 
 
 def find_model(
@@ -139,75 +115,65 @@ def find_model(
 
     Without `has_vae` these are the files for text alone. With `is_offline` nothing is downloaded.
     """
-    wanted = ModelNeeds(text, has_vae)
+    place = _find_files(name, text, has_vae=has_vae, is_offline=is_offline, listener=listener)
+    try:
+        model = _read_model(name, place, text, has_vae=has_vae)
+    except OSError as error:
+        raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
+    return replace(model, note=TINY_NOTE) if name == "tiny" else model
+
+
+def _find_files(
+    name: str, text: str, *, has_vae: bool, is_offline: bool, listener: Callable[[str], None]
+) -> ModelFiles:
+    """Return the folder of a model, or its repository on the hub.
+
+    A commit never changes, so the hub is not asked if the cache has it; a branch may have moved. If
+    the hub does not give the model, a complete copy in the cache is used.
+    """
     if name == "tiny":
-        return replace(_load(name, Folder(TINY, "tiny"), wanted), note=TINY_NOTE)
+        return Folder(TINY, name)
     folder = expand_home(name)
     if name not in PRESETS and folder.is_dir():
-        return _load(name, Folder(folder.absolute(), name), wanted)
-    repo, _, revision = name.partition("@")
-    repo = _repo_of(repo)
+        return Folder(folder.absolute(), name)
+    model, _, revision = name.partition("@")
+    repo = _repo_of(model)
+    meant = "" if model in PRESETS else did_you_mean(model, PRESETS) or did_you_mean_place(name)
     if is_local(repo):
         raise UsageError(
-            f"{name} is not a folder here{_suggest_name(name)}: give one, a repository of the hub "
-            "as OWNER/NAME or OWNER/NAME@REVISION, or a name that `wdsprep models` lists, such as "
-            "sd2, sdxl or flux"
+            f"{name} is not a folder here{meant}: give one, a repository of the hub as OWNER/NAME "
+            "or OWNER/NAME@REVISION, or a name that `wdsprep models` lists, such as sd2, sdxl or "
+            "flux"
         )
+    what = repo if repo == model else f"{name} ({repo})"
+    cached = find_cached(what, repo, revision)
     if is_offline:
-        return _from_cache(name, repo, revision, wanted)
-    return _from_hub(name, repo, revision, wanted, listener)
-
-
-def _suggest_name(name: str) -> str:
-    """Return a question that suggests a model or a folder with a similar name, or "" if none."""
-    model = name.partition("@")[0]
-    if model in PRESETS:
-        return ""
-    return did_you_mean(model, PRESETS) or did_you_mean_place(name)
+        if cached is None:
+            raise WorkError(f"{name} is not on this machine")
+        return cached
+    parts = parts_of(cached, text, has_vae=has_vae) if cached else None
+    if cached and parts and COMMIT.fullmatch(revision) and parts.is_best:
+        return cached
+    try:
+        kept = cached if parts and not parts.missing else None
+        return ask_hub_or_keep(what, repo, revision, listener, kept)
+    except UnreachableError as error:
+        state = f"lacks {parts.missing[0]} on this machine" if parts else "is not on this machine"
+        raise WorkError(
+            f"{what} {state}{meant} and {_explain_unreachable(error, repo, text, has_vae=has_vae)}"
+        ) from None
+    except UsageError as error:
+        raise UsageError(f"{error}{meant}") from None
 
 
 def _repo_of(name: str) -> str:
     return PRESETS[name].repo if name in PRESETS else name
 
 
-def _from_cache(name: str, repo: str, revision: str, wanted: ModelNeeds) -> Model:
-    cached = find_cached(name, repo, revision)
-    if cached is None:
-        raise WorkError(f"{name} is not on this machine")
-    return _load(name, cached, wanted)
-
-
-def _from_hub(
-    name: str, repo: str, revision: str, wanted: ModelNeeds, listener: Callable[[str], None]
-) -> Model:
-    """Return a model of the hub, from the cache or downloaded.
-
-    A commit never changes, so the hub is not asked if the cache has it; a branch may have moved. If
-    the hub does not give the model, a complete copy in the cache is used.
-    """
-    what = repo if repo == name.partition("@")[0] else f"{name} ({repo})"
-    cached = find_cached(what, repo, revision)
-    has = parts_of(cached, wanted.text, has_vae=wanted.vae) if cached else None
-    if cached and has and COMMIT.fullmatch(revision) and has.is_best:
-        return _load(name, cached, wanted)
-    try:
-        kept = cached if has and not has.missing else None
-        place = ask_hub_or_keep(what, repo, revision, listener, kept)
-    except UnreachableError as error:
-        state = f"lacks {has.missing[0]} on this machine" if has else "is not on this machine"
-        state += _suggest_name(name)
-        raise WorkError(f"{what} {state} and {_explain_unreachable(error, repo, wanted)}") from None
-    except UsageError as error:
-        raise UsageError(f"{error}{_suggest_name(name)}") from None
-    return _load(name, place, wanted)
-
-
-def _explain_unreachable(reason: Exception, repo: str, wanted: ModelNeeds) -> str:
-    text, names = wanted.text, [INDEX]
-    names += ["vae/*.json"]
-    names += [f"vae/{VAE_WEIGHTS}.safetensors"] * wanted.vae
-    names += ["tokenizer*/*", "*processor/*"] * (text != "none")
-    names += ["text_encoder*/*.json"] * (text != "none")
+def _explain_unreachable(reason: Exception, repo: str, text: str, *, has_vae: bool) -> str:
+    names = [INDEX, "vae/*.json"]
+    names += [f"vae/{VAE_WEIGHTS}.safetensors"] * has_vae
+    names += ["tokenizer*/*", "*processor/*", "text_encoder*/*.json"] * (text != "none")
     weights = [f"text_encoder*/model{part}.safetensors" for part in ("", "-0*")]
     names += weights * (text == "emb")
     include = " ".join(f'--include "{name}"' for name in names)
@@ -217,20 +183,13 @@ def _explain_unreachable(reason: Exception, repo: str, wanted: ModelNeeds) -> st
     )
 
 
-def _load(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
-    try:
-        return _read_model(name, place, wanted)
-    except OSError as error:
-        raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
-
-
-def _read_model(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
+def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Model:
     """Return the model in a folder or a repository.
 
     The configs are checked first, so that the weights of an unsuitable model are not downloaded.
     """
-    what, text = place.what, wanted.text
-    parts = parts_of(place, text, has_vae=wanted.vae)
+    what = place.what
+    parts = parts_of(place, text, has_vae=has_vae)
     if text != "none" and not parts.vae:
         raise UsageError(f"{what} is a VAE alone: add --text none, or pass a whole pipeline")
     if parts.pickled:
@@ -246,22 +205,17 @@ def _read_model(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
     _check_configs(place, configs, parts, jsons)
     config = Config.read(configs / of_vae) if of_vae in jsons else Config(configs)
     rule = NO_VAE
-    if wanted.vae:
+    if has_vae:
         rule = vae_rule(what, config, parts.kind, has_unet="unet" in parts.index)
-    towers: tuple[Tower, ...] = ()
-    if text != "none" and parts.pipeline is None:
-        towers = (_read_tower(what, configs, text),)
-    folder = place.fetch(parts.files)
+    is_clip = text != "none" and parts.pipeline is None
+    length, width = _read_clip(what, configs, text) if is_clip else (0, 0)
+    facts = fetch_files(place, parts.files)
     weights = [file for file in parts.files if file.endswith(".safetensors")]
-    own = [folder / file for file in weights if file.rpartition("/")[0] == parts.vae]
-    rule = add_batch_norm(rule, config, parts.kind, own)
+    of_vae_alone = [Path(facts["folder"], f) for f in weights if f.rpartition("/")[0] == parts.vae]
+    rule = add_batch_norm(rule, config, parts.kind, of_vae_alone)
     return Model(
         name=name,
-        folder=str(folder),
-        revision=place.revision,
-        weights=weights_digest(folder, parts.files),
-        files=parts.files,
-        sizes=file_sizes(folder, parts.files),
+        **facts,
         vae=parts.vae,
         vae_kind=rule.kind,
         channels=rule.channels,
@@ -272,7 +226,8 @@ def _read_model(name: str, place: ModelFiles, wanted: ModelNeeds) -> Model:
         patch=rule.patch,
         is_sampled=rule.is_sampled,
         fits_fp16=rule.fits_fp16,
-        towers=towers,
+        clip_length=length,
+        clip_width=width,
         pipeline=parts.pipeline,
         pipeline_kind="" if parts.is_plain else parts.kind,
         note=f"{what} has half-precision weights only" if variant_of(weights) else "",
@@ -305,12 +260,16 @@ def _check_configs(
             )
 
 
-def _read_tower(what: str, folder: Path, text: str) -> Tower:
+def _read_clip(what: str, folder: Path, text: str) -> tuple[int, int]:
+    """Return the length of captions and the width of their embedding, for one CLIPTextModel.
+
+    For tokens alone the width is 0.
+    """
     path = folder / "tokenizer/tokenizer_config.json"
     own = Config.read(path) if path.is_file() else Config(path)
     length = min(own.whole("model_max_length", LENGTH, most=ANY_LENGTH), LENGTH)
     if text == "tokens":
-        return Tower(folder="", tokenizer="tokenizer", width=0, length=length)
+        return length, 0
     config = Config.read(folder / "text_encoder/config.json")
     kinds = config.get("architectures", ["no class"])
     if not isinstance(kinds, list) or "CLIPTextModel" not in kinds:
@@ -321,8 +280,7 @@ def _read_tower(what: str, folder: Path, text: str) -> Tower:
             "alone"
         )
     length = min(length, config.whole("max_position_embeddings", LENGTH))
-    width = config.whole("hidden_size", 512, most=MOST_WIDTH)  # as CLIPTextConfig has it
-    return Tower(folder="text_encoder", tokenizer="tokenizer", width=width, length=length)
+    return length, config.whole("hidden_size", 512, most=MOST_WIDTH)  # as CLIPTextConfig has it
 
 
 def rule_of(model: Model) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import contextlib
 import logging
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from wdsprep.encoding.models.base import MAX_BATCH
 from wdsprep.encoding.models.config_files import MOST_STATES, MOST_WIDTH
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.pipeline_parts import variant_of
-from wdsprep.encoding.models.weights import tensors_in
+from wdsprep.encoding.models.weights import LocalModel, tensors_in
 from wdsprep.encoding.recipe_options import MOST_COMPILED
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 from wdsprep.text import plural
@@ -50,18 +51,9 @@ def load_tower(kind: Any, model: Model, folder: str, dtype: Any) -> Any:
     return load_weights(kind, model, folder, {"dtype": dtype, "trust_remote_code": False})
 
 
-class HasFiles(Protocol):
-    """A model whose files lie in a folder."""
-
-    @property
-    def folder(self) -> str: ...
-    @property
-    def files(self) -> Sequence[str]: ...
-
-
 def load_weights(
     kind: Any,
-    model: HasFiles,
+    model: LocalModel,
     folder: str,
     options: Mapping[str, Any],
     needed: tuple[str, ...] = ("",),
@@ -91,7 +83,7 @@ def load_weights(
     return made
 
 
-def load_tokenizer(model: "HasFiles", kind: Any, folder: str) -> Any:
+def load_tokenizer(model: LocalModel, kind: Any, folder: str) -> Any:
     path = Path(model.folder, folder)
     with explain_load_errors(path, kind):
         made = kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
@@ -123,28 +115,34 @@ def load_config(model: Model, kind: Any, folder: str) -> Any:
     return config
 
 
-@contextlib.contextmanager
-def explain_load_errors(path: Path, kind: Any) -> Iterator[None]:
+def explain_load_errors(path: Path, kind: Any) -> contextlib.AbstractContextManager[None]:
     """Turn any error that files of a model raise while they are read into a WorkError of one line.
 
     `kind` is the class that they are loaded as, or its name. Anyone may have written these files,
     and they can make a library raise any error.
     """
+    return explain_errors(partial(load_error, path, kind))
+
+
+@contextlib.contextmanager
+def explain_errors(
+    explain: Callable[[BaseException], WorkError],
+    is_left: Callable[[BaseException], bool] = lambda _error: False,
+) -> Iterator[None]:
+    """Turn any error in the context into the one that `explain` makes of it.
+
+    Those that `is_left` names and those of wdsprep stay as they are. The panic of a library in Rust
+    is an error too, though it is not an Exception.
+    """
     try:
         yield
     except WdsprepError:
         raise
-    except Exception as error:
-        raise load_error(path, kind, error) from error
     except BaseException as error:
-        if not is_panic(error):
+        is_error = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if not is_error or is_left(error):
             raise
-        raise load_error(path, kind, error) from error
-
-
-def is_panic(error: BaseException) -> bool:
-    """Return whether an error is the panic of a library in Rust, which is not an Exception."""
-    return type(error).__name__ == "PanicException"
+        raise explain(error) from error
 
 
 def load_error(path: Path, kind: Any, error: BaseException) -> WorkError:

@@ -6,11 +6,13 @@ next, and they come within seconds, before anything else has begun.
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
+from wdsprep.encoding.models.weights import LocalModel, weights_digest
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 from wdsprep.runners.stuck_workers import awaiting
 
@@ -18,23 +20,6 @@ TIMEOUT_S = 10.0
 BRANCH = "main"
 LARGE_NBYTES = 1_000_000
 COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-class ModelFiles(Protocol):
-    """The files of a model, in a folder or on the hub."""
-
-    @property
-    def what(self) -> str:
-        """Return the model's name for messages."""
-
-    @property
-    def revision(self) -> str:
-        """Return the commit, or "" for a folder without one."""
-
-    def names(self) -> frozenset[str]: ...
-
-    def fetch(self, names: Sequence[str]) -> Path:
-        """Download the named files if they are not here, and return their folder."""
 
 
 class UnreachableError(WorkError):
@@ -47,7 +32,9 @@ class Folder:
 
     path: Path
     what: str
+    """the model's name for messages"""
     revision: str = ""
+    """the commit, or "" for a folder without one"""
 
     def names(self) -> frozenset[str]:
         """Return the paths of the files in the folder and directly in its subfolders.
@@ -66,9 +53,9 @@ class Repository:
     """A repository of the hub at one commit, with the sizes of its files."""
 
     what: str
+    revision: str
     repo: str
     branch: str
-    revision: str
     sizes: dict[str, int]
     tell: Callable[[str], None]
 
@@ -93,7 +80,10 @@ class Repository:
         if nbytes > LARGE_NBYTES:
             self.tell(f"fetching {nbytes / 1e6:,.0f} MB of {self.repo} at {self.revision[:10]}")
         try:
-            with _HubErrors(self.what, self.repo, self.branch), awaiting(_blobs_of(self.repo)):
+            with (
+                _explain_hub_errors(self.what, self.repo, self.branch),
+                awaiting(_blobs_of(self.repo)),
+            ):
                 for name in missing:
                     if cached and (cached.path / name).is_file():  # of another size
                         hf_hub_download(self.repo, name, revision=self.branch, force_download=True)
@@ -110,6 +100,10 @@ class Repository:
         return Path(path)
 
 
+ModelFiles = Folder | Repository
+"""The files of a model, in a folder or on the hub."""
+
+
 def _blobs_of(repo: str) -> Path:
     """Return the folder of the hub's cache in which files of a repository arrive."""
     from huggingface_hub import constants
@@ -117,8 +111,16 @@ def _blobs_of(repo: str) -> Path:
     return Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "blobs")
 
 
-def file_sizes(folder: Path, names: Sequence[str]) -> tuple[int, ...]:
-    return tuple((folder / name).stat().st_size for name in names)
+def fetch_files(place: ModelFiles, names: Sequence[str]) -> dict[str, Any]:
+    """Download files if they are not here, and return them as the fields of a `LocalModel`."""
+    folder = place.fetch(names)
+    return {
+        "folder": str(folder),
+        "revision": place.revision,
+        "files": tuple(names),
+        "sizes": tuple((folder / name).stat().st_size for name in names),
+        "weights": weights_digest(folder, names),
+    }
 
 
 def find_missing(folder: Path, sizes: Mapping[str, int]) -> list[str]:
@@ -130,25 +132,7 @@ def find_missing(folder: Path, sizes: Mapping[str, int]) -> list[str]:
     return [name for name, nbytes in sizes.items() if not is_whole(folder / name, nbytes)]
 
 
-class FoundModel(Protocol):
-    """A model as the driver has found it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def folder(self) -> str: ...
-    @property
-    def revision(self) -> str: ...
-    @property
-    def files(self) -> Sequence[str]: ...
-    @property
-    def sizes(self) -> Sequence[int]: ...
-
-
-def _tell_nobody(_line: str) -> None: ...
-
-
-def find_on_node(model: FoundModel, repo: str) -> Path:
+def find_on_node(model: LocalModel, repo: str) -> Path:
     """Return the folder of the driver's model on this node, after downloading what is missing.
 
     A model that has no commit of the hub is only looked for in its folder. Raise WorkError if its
@@ -157,11 +141,10 @@ def find_on_node(model: FoundModel, repo: str) -> Path:
     folder, sizes = Path(model.folder), dict(zip(model.files, model.sizes, strict=True))
     if not model.revision or not find_missing(folder, sizes):
         return folder
-    revision = model.revision
+    commit = model.revision
     try:
-        return Repository(model.name, repo, revision, revision, sizes, _tell_nobody).fetch(
-            model.files
-        )
+        place = Repository(model.name, commit, repo, commit, sizes, lambda _line: None)
+        return place.fetch(model.files)
     except UsageError as error:  # the driver has it: here is no token, or an older library
         raise WorkError(f"{model.name} cannot be found on this node: {error}") from error
 
@@ -187,80 +170,62 @@ def find_cached(what: str, repo: str, revision: str) -> Folder | None:
     return Folder(path, what, path.name) if path.is_dir() else None
 
 
-def ask_hub(what: str, repo: str, revision: str, tell: Callable[[str], None]) -> Repository:
-    from huggingface_hub import HfApi
-
-    with _HubErrors(what, repo, revision):
-        info = HfApi().model_info(
-            repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_S
-        )
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    return Repository(what, repo, revision or BRANCH, info.sha or "", sizes, tell)
-
-
 def ask_hub_or_keep(
     what: str, repo: str, revision: str, tell: Callable[[str], None], kept: Folder | None
-) -> "Repository | Folder":
+) -> ModelFiles:
     """Return a repository as the hub lists it, or the folder `kept` if the hub does not give it.
 
     The hub may be out of reach; a repository may have been withdrawn or gated since it was fetched.
     """
+    from huggingface_hub import HfApi
+
     try:
-        return ask_hub(what, repo, revision, tell)
+        with _explain_hub_errors(what, repo, revision):
+            info = HfApi().model_info(
+                repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_S
+            )
     except WdsprepError:
         if kept is None:
             raise
         return kept
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    return Repository(what, info.sha or "", repo, revision or BRANCH, sizes, tell)
 
 
-class _HubErrors:
-    """A context in which errors of the hub's client become errors of wdsprep."""
+@contextmanager
+def _explain_hub_errors(what: str, repo: str, revision: str) -> Iterator[None]:
+    """Turn errors of the hub's client in the context into errors of wdsprep.
 
-    def __init__(self, what: str, repo: str, revision: str) -> None:
-        self._what, self._repo, self._revision = what, repo, revision
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, Exception) and (ours := self._translate(error)):
-            raise ours from None
-
-    def _translate(self, error: Exception) -> WdsprepError | None:
-        from huggingface_hub import errors
-
-        what, repo = self._what, self._repo
-        if isinstance(error, errors.GatedRepoError):
-            return WorkError(
-                f"{what} is gated: accept its terms at https://huggingface.co/{repo}, then run "
-                "`hf auth login` (or set HF_TOKEN) and the same command again"
-            )
-        if isinstance(error, errors.RevisionNotFoundError):
-            return UsageError(
-                f"{repo} has no revision {self._revision!r}: see the branches and commits at "
-                f"https://huggingface.co/{repo}/commits/main"
-            )
-        if isinstance(error, errors.RepositoryNotFoundError):
-            return UsageError(
-                f"{what} is not on the hub, or it is private: check the name, or run "
-                "`hf auth login` (or set HF_TOKEN) and the same command again"
-            )
-        reached = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
-        if reached or isinstance(error, OSError) or _is_network_error(error):
-            kind = WorkError if reached else UnreachableError
-            return kind(_first_line(error))
-        return None
-
-
-def _is_network_error(error: Exception) -> bool:
-    """Return whether an error comes from the HTTP library of the hub's client.
-
-    The client has used two libraries, so the base error of either is found through its subclass.
+    The client has used two HTTP libraries, so the base error of either is found through its
+    subclass.
     """
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import errors
 
-    roots = [base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError"]
-    return isinstance(error, tuple(roots))
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise WorkError(
+            f"{what} is gated: accept its terms at https://huggingface.co/{repo}, then run "
+            "`hf auth login` (or set HF_TOKEN) and the same command again"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise UsageError(
+            f"{repo} has no revision {revision!r}: see the branches and commits at "
+            f"https://huggingface.co/{repo}/commits/main"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise UsageError(
+            f"{what} is not on the hub, or it is private: check the name, or run "
+            "`hf auth login` (or set HF_TOKEN) and the same command again"
+        ) from None
+    except Exception as error:
+        bases = errors.HfHubHTTPError.__mro__
+        of_network = tuple(base for base in bases if base.__name__ == "HTTPError")
+        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
+            raise WorkError(_first_line(error)) from None
+        if isinstance(error, (OSError, *of_network)):
+            raise UnreachableError(_first_line(error)) from None
+        raise
 
 
 def _first_line(error: Exception) -> str:

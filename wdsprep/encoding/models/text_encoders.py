@@ -8,16 +8,24 @@ import torch, and a batch is one call.
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from wdsprep.dataset.npy_arrays import EMB, TOKENS
-from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens, caption_batch_size
-from wdsprep.encoding.models.caption_tokens import KnownResults
-from wdsprep.encoding.models.dry_run import DryRun
+from wdsprep.encoding.models.base import (
+    DTYPES,
+    InTwoPrecisions,
+    Rows,
+    TextEncoder,
+    Tokens,
+    caption_batch_size,
+)
+from wdsprep.encoding.models.dry_run import DryRun, token_source
 from wdsprep.encoding.models.encode_prompt import (
     ALONE,
     PromptCall,
@@ -39,6 +47,37 @@ FRIENDS = ("a photo of a cat", "a photo of a dog")
 """Two captions that a tokenizer most likely makes equally many tokens of."""
 
 
+def load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> TextEncoder:
+    if recipe.text == "emb":
+        return (ClipText if model.clip_length else PipelineText)(model, recipe, device)
+    if not model.clip_length:
+        return TokenIds(token_source(model, recipe), device)
+    return TokenIds(partial(clip_tokens, load_clip_tokenizer(model), model.clip_length), device)
+
+
+class TokenIds:
+    """A text encoder that returns the ids of tokens alone, and needs no network."""
+
+    batch_size, has_shapes, network = 0, False, None
+
+    def __init__(
+        self, tokens: Callable[[Sequence[str]], list[Tokens]], device: torch.device
+    ) -> None:
+        self._tokens, self._device = tokens, device
+
+    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of captions without their shapes, so that all may share a batch."""
+        return [replace(tokens, shape=()) for tokens in self._tokens(captions)]
+
+    def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:  # noqa: ARG002  they are
+        names = texts[0].ids
+        ids = {name: torch.tensor([list(text.ids[name]) for text in texts]) for name in names}
+        return Rows({name: rows.to(self._device) for name, rows in ids.items()})
+
+    def empty(self, *, exact: bool) -> Rows:
+        return self.rows(self.tokens([""]), exact=exact)
+
+
 class ThreadPipelines:
     """The copies of a pipeline, one for each thread.
 
@@ -51,13 +90,14 @@ class ThreadPipelines:
         self._here, self._copying = threading.local(), threading.Lock()
 
     def own(self) -> Any:
-        if not hasattr(self._here, "own"):
+        if not hasattr(self._here, "pipeline"):
             with self._copying:
-                own = copy.copy(self._whole)
+                pipeline = copy.copy(self._whole)
                 for name in self._tokenizers:
-                    object.__setattr__(own, name, copy.deepcopy(getattr(self._whole, name)))
-            self._here.own = own
-        return self._here.own
+                    tokenizer = copy.deepcopy(getattr(pipeline, name))
+                    object.__setattr__(pipeline, name, tokenizer)
+            self._here.pipeline = pipeline
+        return self._here.pipeline
 
 
 class PipelineText:
@@ -71,12 +111,12 @@ class PipelineText:
         self._call = PromptCall(pipeline_class(model), recipe.text_length)
         self._fields = {field.name: field for field in model.outputs}
         self._dry_run = DryRun(model, self._call, recipe.dtype, width=1)
-        self._known, self._device = KnownResults(), device
+        self._device = device
 
         def load(dtype: str) -> ThreadPipelines:
             def load_part(part: Component, kind: Any) -> Any:
                 if not part.has_weights:
-                    return self._known.watch(part.name, load_tokenizer(model, kind, part.name))
+                    return load_tokenizer(model, kind, part.name)
                 own = DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]
                 made = load_tower(kind, model, part.name, own)
                 return made.eval().requires_grad_(False).to(device)
@@ -91,8 +131,7 @@ class PipelineText:
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pipeline = self.network.get(exact=exact).own()
-        with self._known.answering(texts):
-            made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
+        made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
         return self._rows(self._call.rows(made))
 
     def empty(self, *, exact: bool) -> Rows:
@@ -140,33 +179,29 @@ class PipelineText:
                 )
 
 
-class ClipTokens:
-    """A CLIPTokenizer that threads may share.
+def load_clip_tokenizer(model: Model) -> Any:
+    """Return a model's CLIPTokenizer, for threads to share by `clip_tokens`.
 
     A call of the library's tokenizer sets the length on a shared object, which threads must not do
     at once. So cutting and padding are done here, with the same result.
     """
+    from transformers import CLIPTokenizer
 
-    def __init__(self, model: Model) -> None:
-        from transformers import CLIPTokenizer
+    tokenizer = load_tokenizer(model, CLIPTokenizer, "tokenizer")
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
 
-        tower = model.towers[0]
-        tokenizer = load_tokenizer(model, CLIPTokenizer, tower.tokenizer)
-        self.pad, self.end = tokenizer.pad_token_id, tokenizer.eos_token_id
-        self._length = tower.length
-        self._fast = tokenizer.backend_tokenizer
-        self._fast.no_truncation()
-        self._fast.no_padding()
 
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        found = self._fast.encode_batch(list(captions))
-        return [self._fit(text, one.ids) for text, one in zip(captions, found, strict=True)]
-
-    def _fit(self, caption: str, ids: list[int]) -> Tokens:
-        count, length = len(ids), self._length
-        fit = [*ids[: length - 1], ids[-1]] if count > length else ids
-        padded = fit + [self.pad] * (length - len(fit))
-        return Tokens(caption=caption, ids={TOKENS: padded}, count=count, cut=count > length)
+def clip_tokens(tokenizer: Any, length: int, captions: Sequence[str]) -> list[Tokens]:
+    tokens = []
+    encoded = tokenizer.backend_tokenizer.encode_batch(list(captions))
+    for caption, ids in zip(captions, (row.ids for row in encoded), strict=True):
+        is_cut = len(ids) > length
+        fitting = [*ids[: length - 1], ids[-1]] if is_cut else ids
+        padded = fitting + [tokenizer.pad_token_id] * (length - len(fitting))
+        tokens.append(Tokens(caption=caption, ids={TOKENS: padded}, count=len(ids), cut=is_cut))
+    return tokens
 
 
 class ClipText:
@@ -175,12 +210,13 @@ class ClipText:
     batch_size, has_shapes = 0, False
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
-        tokens = ClipTokens(model)
-        self.tokens, self._device = tokens.tokens, device
+        tokenizer = load_clip_tokenizer(model)
+        self.tokens = partial(clip_tokens, tokenizer, model.clip_length)
+        self._device = device
 
         def load(dtype: str) -> Any:
-            tower = load_tower(CLIPTextModel, model, model.towers[0].folder, DTYPES[dtype])
-            return _LastStates(tower, tokens.pad, tokens.end).to(device)
+            tower = load_tower(CLIPTextModel, model, "text_encoder", DTYPES[dtype])
+            return _LastStates(tower, tokenizer.pad_token_id, tokenizer.eos_token_id).to(device)
 
         from transformers import CLIPTextModel
 

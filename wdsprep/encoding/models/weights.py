@@ -14,9 +14,10 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from blake3 import blake3
 
@@ -46,18 +47,23 @@ def weights_digest(folder: Path, files: Sequence[str]) -> str:
     return hex_digest("".join(f"{sums[file]}  {file}\n" for file in files).encode())
 
 
-class HasDigest(Protocol):
-    """A model with the names of its files and their digest."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalModel:
+    """A model on this machine: its files, and the digest by which it is known."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def files(self) -> Sequence[str]: ...
-    @property
-    def weights(self) -> str: ...
+    name: str
+    """the name as the user gave it"""
+    folder: str
+    revision: str
+    """the commit; empty for a folder"""
+    files: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """the bytes of each of them"""
+    weights: str
+    """a digest over the names and bytes of `files`"""
 
 
-def check_digest(model: HasDigest, folder: Path) -> None:
+def check_digest(model: LocalModel, folder: Path) -> None:
     """Raise WorkError if the files in a folder of this node are not those of the driver's model."""
     try:
         digest = weights_digest(folder, model.files)
