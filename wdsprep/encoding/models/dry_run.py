@@ -276,7 +276,7 @@ class DryRun:
 
         def called(self: Any, *words: Any, **options: Any) -> Any:
             made = kind.__call__(self, *words, **options)
-            texts = options.get("text", words[0] if words else None)
+            texts = options["text"] if "text" in options else words[0]
             listed = [texts] if isinstance(texts, str) else list(texts)
             calls.append(TokenizerCall(name, listed, options, made, partial(kind.__call__, self)))
             return made

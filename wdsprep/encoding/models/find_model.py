@@ -7,7 +7,7 @@ a driver knows the shapes of all latents that workers will make.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from wdsprep.encoding.models.pipeline_parts import (
     VAE_WEIGHTS,
     ModelParts,
     TextPipeline,
-    is_ported,
     parts_of,
     variant_of,
 )
@@ -217,15 +216,8 @@ def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Mo
         name=name,
         **facts,
         vae=parts.vae,
-        vae_kind=rule.kind,
-        channels=rule.channels,
-        factor=rule.factor,
         multiple=multiple_of(rule, parts.kind, has_transformer="transformer" in parts.index),
-        scale=rule.scale,
-        shift=rule.shift,
-        patch=rule.patch,
-        is_sampled=rule.is_sampled,
-        fits_fp16=rule.fits_fp16,
+        **asdict(rule),
         clip_length=length,
         clip_width=width,
         pipeline=parts.pipeline,
@@ -242,7 +234,7 @@ def _check_configs(
     Raise UsageError too if a part has an adapter, as its weights lie elsewhere.
     """
     components = parts.pipeline.components if parts.pipeline else ()
-    ported = {part.name for part in components if is_ported(part)}
+    ported = {part.name for part in components if part.is_ported}
     names = place.names()
     for file in sorted(jsons):
         part, _, name = file.rpartition("/")
@@ -306,31 +298,23 @@ def check_weights(model: Model) -> Model:
 
 
 def check_resolution(model: Model, resolution: int) -> None:
-    if resolution < 1 or resolution % model.multiple:
-        raise UsageError(
-            f"--resolution {resolution} is not a multiple of {model.multiple}, "
-            f"{_explain_multiple(model)}: give {_nearest_multiples(resolution, model.multiple)}"
-        )
+    _check_multiple(model, resolution, f"--resolution {resolution}")
 
 
 def check_shapes(model: Model, sizes: Iterable[Size]) -> None:
     """Raise UsageError if a side of a shape is not a multiple of what the model needs."""
     for size in sizes:
         for side in size:
-            if side % model.multiple:
-                raise UsageError(
-                    f"--shapes: {side} of {shape_name(size)} is not a multiple of "
-                    f"{model.multiple}, {_explain_multiple(model)}: give "
-                    f"{_nearest_multiples(side, model.multiple)}"
-                )
+            _check_multiple(model, side, f"--shapes: {side} of {shape_name(size)}")
 
 
-def _nearest_multiples(number: int, step: int) -> str:
-    """Return the multiples of a step next to a number in words, such as "296 or 304"."""
-    below = number // step * step
-    return " or ".join(str(multiple) for multiple in (below, below + step) if multiple > 0)
-
-
-def _explain_multiple(model: Model) -> str:
+def _check_multiple(model: Model, side: int, what: str) -> None:
+    if side > 0 and side % model.multiple == 0:
+        return
     whose = "VAE" if model.multiple == model.factor else "transformer"
-    return f"as the {whose} of {model.name} needs"
+    below = side // model.multiple * model.multiple
+    near = " or ".join(str(each) for each in (below, below + model.multiple) if each > 0)
+    raise UsageError(
+        f"{what} is not a multiple of {model.multiple}, as the {whose} of {model.name} needs: give "
+        f"{near}"
+    )

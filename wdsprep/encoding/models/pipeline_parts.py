@@ -53,6 +53,18 @@ class Component(NamedTuple):
         """Return whether a part of a pipeline is a network, not a tokenizer or a processor."""
         return not re.search("tokenizer|processor", f"{self.name} {self.kind}", re.IGNORECASE)
 
+    @property
+    def is_ported(self) -> bool:
+        """Return whether diffusers has its class, in place of code of the model's authors."""
+        return self.library != "transformers"
+
+    @property
+    def is_of_text(self) -> bool:
+        if OTHER_NAME.search(self.name):
+            return False
+        is_named = bool(TEXT_NAME.search(self.name))
+        return is_named or (not self.is_ported and bool(TEXT_KIND.search(self.kind)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPipeline:
@@ -135,7 +147,7 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
     if pipeline:
         wanted += [INDEX, *_text_files(names, pipeline, text)]
     elif text != "none":
-        wanted += _tower_files(names, text)
+        wanted += _clip_files(names, text)
     wanted = sorted(set(wanted))
     missing = tuple(name for name in wanted if name not in names)
     stems = {name.rpartition("/")[0] for name in missing if name.endswith(".safetensors")}
@@ -150,7 +162,7 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
     )
 
 
-def _tower_files(names: frozenset[str], text: str) -> list[str]:
+def _clip_files(names: frozenset[str], text: str) -> list[str]:
     wanted = [name for name in TOKENIZER if name in names]
     wanted += [] if "tokenizer/tokenizer.json" in names else VOCABULARY
     if text == "emb":
@@ -225,15 +237,28 @@ def _find_pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline 
         _check_one_tower(place)
         return None
     parts = _text_parts(index)
-    kind = index.get("_class_name")
-    check_names(place.what, kind, parts)
-    if _is_stable_diffusion(str(kind), index, parts):
+    kind = str(index.get("_class_name"))
+    check_names(place.what, index.get("_class_name"), parts)
+    if _is_stable_diffusion(kind, index, parts):
         return None
-    needed = LEFT_OUT.get(str(kind), ())
+    if f'"{kind}"' not in _find_diffusers().read_text():
+        raise UsageError(
+            f"{place.what} is {shortened(kind)}, which the diffusers here does not know: install a "
+            "newer one, or add --text none to encode the images alone"
+        )
+    needed = LEFT_OUT.get(kind, ())
     known = {part.name for part in parts}
     parts += [part for part in needed if part.name not in known]
-    check_known(place.what, str(kind))
-    _check_left_out(place, needed)
+    folders = {name.partition("/")[0] for name in place.names()}
+    if lost := [part.name for part in needed if part.name not in folders]:
+        raise UsageError(
+            f"{place.what} leaves out {' and '.join(lost)}, which is Llama 3.1 with terms of its "
+            f"own: accept them at https://huggingface.co/{LLAMA}, then run `hf auth login`; "
+            f'`hf download {PRESETS["hidream"].repo} --exclude "transformer/*" --local-dir hidream`; '
+            f'`hf download {LLAMA} --exclude "original/*" --local-dir hidream/text_encoder_4`; '
+            f'`hf download {LLAMA} --include "*token*" --local-dir hidream/tokenizer_4`; '
+            "and pass --model ./hidream"
+        )
     if not any(part.has_weights for part in parts):
         raise UsageError(
             f"{place.what} ({kind}) has no text encoder: add --text none to encode the images alone"
@@ -243,25 +268,18 @@ def _find_pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline 
         for name, value in index.items()
         if not name.startswith("_") and not _is_part(value)
     }
-    return TextPipeline(kind=str(kind), components=tuple(parts), arguments=plain)
+    return TextPipeline(kind=kind, components=tuple(parts), arguments=plain)
 
 
 def _text_parts(index: Mapping[str, Any]) -> list[Component]:
     used = {name: value for name, value in index.items() if _is_part(value) and all(value)}
-    return [part for name, value in used.items() if _is_of_text(part := Component(name, *value))]
+    return [part for name, value in used.items() if (part := Component(name, *value)).is_of_text]
 
 
 def _is_part(value: object) -> bool:
     """Return whether a value of the index is a part: a library and a class, or two nulls."""
     words = value if isinstance(value, list) else []
     return len(words) == 2 and all(word is None or isinstance(word, str) for word in words)
-
-
-def _is_of_text(part: Component) -> bool:
-    if OTHER_NAME.search(part.name):
-        return False
-    is_foreign = part.library == "transformers" and bool(TEXT_KIND.search(part.kind))
-    return bool(TEXT_NAME.search(part.name)) or is_foreign
 
 
 def _is_stable_diffusion(kind: str, index: Mapping[str, Any], parts: list[Component]) -> bool:
@@ -286,20 +304,6 @@ def _check_one_tower(place: ModelFiles) -> None:
         )
 
 
-def _check_left_out(place: ModelFiles, needed: Iterable[Component]) -> None:
-    folders = {name.partition("/")[0] for name in place.names()}
-    if not (lost := [part.name for part in needed if part.name not in folders]):
-        return
-    raise UsageError(
-        f"{place.what} leaves out {' and '.join(lost)}, which is Llama 3.1 with terms of its own: "
-        f"accept them at https://huggingface.co/{LLAMA}, then run `hf auth login`; "
-        f'`hf download {PRESETS["hidream"].repo} --exclude "transformer/*" --local-dir hidream`; '
-        f'`hf download {LLAMA} --exclude "original/*" --local-dir hidream/text_encoder_4`; '
-        f'`hf download {LLAMA} --include "*token*" --local-dir hidream/tokenizer_4`; '
-        "and pass --model ./hidream"
-    )
-
-
 NETWORKS = ("PreTrainedModel",)
 TOKENIZERS = ("PreTrainedTokenizerBase", "ProcessorMixin")
 PROCESSORS = (*TOKENIZERS, "ImageProcessingMixin", "FeatureExtractionMixin")
@@ -308,24 +312,22 @@ LOADS_OTHERS = re.compile("Pipeline|^Auto")
 """Matches the names of classes that find out from files of the model what to load."""
 
 
-def bases_of(part: "Component") -> tuple[str, ...]:
-    """Return the names of base classes, one of which a part of a pipeline has to have."""
-    if part.has_weights:
-        return NETWORKS
-    return TOKENIZERS if "tokenizer" in part.name else PROCESSORS
-
-
-def check_names(what: str, kind: object, parts: Iterable["Component"]) -> None:
+def check_names(what: str, kind: object, parts: Iterable[Component]) -> None:
     """Raise UsageError if a pipeline or a part has a class that would run code of the model.
 
-    The classes are judged by their names, without an import.
+    The classes are judged by their names, without an import. Allowed are those of transformers, and
+    of a pipeline's package in diffusers: its other classes are not text encoders or tokenizers.
     """
     inside = _find_diffusers().parent / "pipelines"
-    packages = {path.name for path in inside.iterdir() if path.is_dir()}
-    foreign = (
-        [] if isinstance(kind, str | None) else [f"model_index.json names {shortened(str(kind))}"]
-    )
-    foreign += [f"{part.library}.{part.kind}" for part in parts if not _is_allowed(part, packages)]
+    libraries = {"transformers", *(path.name for path in inside.iterdir() if path.is_dir())}
+    foreign = [] if isinstance(kind, str | None) else [f"{INDEX} names {shortened(str(kind))}"]
+    foreign += [
+        f"{part.library}.{part.kind}"
+        for part in parts
+        if part.library not in libraries
+        or not all(map(str.isidentifier, part))
+        or LOADS_OTHERS.search(part.kind)
+    ]
     if foreign:
         raise UsageError(
             f"{what} wants to run code that comes with it (trust_remote_code: "
@@ -333,59 +335,36 @@ def check_names(what: str, kind: object, parts: Iterable["Component"]) -> None:
         )
 
 
-def check_known(what: str, kind: str) -> None:
-    """Raise UsageError if diffusers has no pipeline of this name, without importing it."""
-    if f'"{kind}"' not in _find_diffusers().read_text():
-        raise UsageError(
-            f"{what} is {shortened(kind)}, which the diffusers here does not know: install a newer "
-            "one, or add --text none to encode the images alone"
-        )
-
-
 def _find_diffusers() -> Path:
-    found = find_spec("diffusers")
-    if found is None or found.origin is None:
+    spec = find_spec("diffusers")
+    if spec is None or spec.origin is None:
         raise WorkError("diffusers is not installed here, which has the code of pipelines")
-    return Path(found.origin)
+    return Path(spec.origin)
 
 
-def _is_allowed(part: "Component", packages: set[str]) -> bool:
-    """Return whether a part has a class of transformers, or of a pipeline's package in diffusers.
-
-    Other classes of diffusers are not text encoders or tokenizers. Classes such as Auto*, which
-    find out from files of the model what to load, are not allowed.
-    """
-    is_library = part.library == "transformers" or part.library in packages
-    are_names = all(map(str.isidentifier, part))
-    return is_library and are_names and not LOADS_OTHERS.search(part.kind)
-
-
-def is_ported(part: "Component") -> bool:
-    """Return whether diffusers has the class of a part, in place of code of the model's authors."""
-    return part.library != "transformers"
-
-
-def class_of(part: "Component") -> Any:
+def class_of(part: Component) -> Any:
     """Import and return the class that a pipeline's index names for a part.
 
     Raise WorkError if the libraries here lack the class, and UsageError if it derives from none of
     the base classes for such a part.
     """
-    library = "transformers" if not is_ported(part) else f"diffusers.pipelines.{part.library}"
+    library = f"diffusers.pipelines.{part.library}" if part.is_ported else "transformers"
     try:
-        found = getattr(importlib.import_module(library), part.kind)
-        _ = getattr(found, "from_pretrained", None)  # what stands in for a class says what it lacks
+        kind = getattr(importlib.import_module(library), part.kind)
+        _ = getattr(kind, "from_pretrained", None)  # what stands in for a class says what it lacks
     except (AttributeError, ImportError) as error:
         raise WorkError(
             f"{part.name} is a {shortened(part.kind)} of {part.library}, which the diffusers and "
             "transformers here do not have: install newer ones"
         ) from error
+    bases: tuple[str, ...] = NETWORKS
+    if not part.has_weights:
+        bases = TOKENIZERS if "tokenizer" in part.name else PROCESSORS
     transformers = importlib.import_module("transformers")
-    bases = bases_of(part)
     allowed = tuple(getattr(transformers, name) for name in bases)
-    if not (isinstance(found, type) and issubclass(found, allowed)):
+    if not (isinstance(kind, type) and issubclass(kind, allowed)):
         raise UsageError(
             f"{part.name} is a {part.kind}, not a {' or '.join(bases)}, so it could run code "
             f"that comes with the model, {NO_CODE}"
         )
-    return found
+    return kind

@@ -43,9 +43,12 @@ UNPACKED_FACTOR = 16
 class VaeRule:
     """The facts about a VAE that decide its latents, as its class and config tell."""
 
-    kind: str
+    vae_kind: str
+    """the class; empty if no VAE is wanted, so that the fields after this have no meaning"""
     channels: int
+    """the channels of a latent as it is stored"""
     factor: int
+    """how many pixels of a side become one of a stored latent's"""
     scale: float | tuple[float, ...]
     shift: float | tuple[float, ...] = 0.0
     patch: int = 1
@@ -58,13 +61,13 @@ class VaeRule:
         return self.factor // self.patch
 
 
-NO_VAE = VaeRule(kind="", channels=0, factor=1, scale=1.0, is_sampled=False)
+NO_VAE = VaeRule(vae_kind="", channels=0, factor=1, scale=1.0, is_sampled=False)
 """The rule if no VAE is wanted."""
 
 
 def _kl(config: Config) -> VaeRule:
     return VaeRule(
-        kind="AutoencoderKL",
+        vae_kind="AutoencoderKL",
         channels=config.whole("latent_channels", 4, most=MOST_CHANNELS),
         factor=_factor(config, "block_out_channels"),
         scale=config.above_zero("scaling_factor", SCALE),
@@ -75,7 +78,7 @@ def _kl(config: Config) -> VaeRule:
 
 def _dc(config: Config) -> VaeRule:
     return VaeRule(
-        kind="AutoencoderDC",
+        vae_kind="AutoencoderDC",
         channels=config.whole("latent_channels", most=MOST_CHANNELS),
         factor=_factor(config, "encoder_block_out_channels"),
         scale=config.above_zero("scaling_factor", 1.0),
@@ -85,7 +88,7 @@ def _dc(config: Config) -> VaeRule:
 
 def _flux2(config: Config) -> VaeRule:
     return VaeRule(
-        kind="AutoencoderKLFlux2",
+        vae_kind="AutoencoderKLFlux2",
         channels=config.whole("latent_channels", most=MOST_CHANNELS) * FLUX2_PATCH**2,
         factor=_factor(config, "block_out_channels") * FLUX2_PATCH,
         scale=1.0,
@@ -95,7 +98,7 @@ def _flux2(config: Config) -> VaeRule:
 
 def _hunyuan_image(config: Config) -> VaeRule:
     return VaeRule(
-        kind="AutoencoderKLHunyuanImage",
+        vae_kind="AutoencoderKLHunyuanImage",
         channels=config.whole("latent_channels", most=MOST_CHANNELS),
         factor=config.whole("spatial_compression_ratio", most=MOST_FACTOR),
         scale=config.above_zero("scaling_factor"),
@@ -105,14 +108,14 @@ def _hunyuan_image(config: Config) -> VaeRule:
 def _qwen_image(config: Config) -> VaeRule:
     channels = config.whole("z_dim", most=MOST_CHANNELS)
     factor = 2 ** len(config.list("temperal_downsample", MOST_BLOCKS))
-    rule = VaeRule(kind="AutoencoderKLQwenImage", channels=channels, factor=factor, scale=1.0)
+    rule = VaeRule(vae_kind="AutoencoderKLQwenImage", channels=channels, factor=factor, scale=1.0)
     return _add_channel_scales(rule, config)
 
 
 def _wan(config: Config) -> VaeRule:
     channels = config.whole("z_dim", most=MOST_CHANNELS)
     factor = config.whole("scale_factor_spatial", 8, most=MOST_FACTOR)
-    rule = VaeRule(kind="AutoencoderKLWan", channels=channels, factor=factor, scale=1.0)
+    rule = VaeRule(vae_kind="AutoencoderKLWan", channels=channels, factor=factor, scale=1.0)
     return _add_channel_scales(rule, config)
 
 
@@ -192,7 +195,7 @@ def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
 
 def add_batch_norm(rule: VaeRule, config: Config, pipeline: str, files: Sequence[Path]) -> VaeRule:
     """Return the rule with the batch norm that is among the weights of `AutoencoderKLFlux2`."""
-    if rule.kind != "AutoencoderKLFlux2":
+    if rule.vae_kind != "AutoencoderKLFlux2":
         return rule
     epsilon = NORM_EPSILONS.get(pipeline) or config.real("batch_norm_eps", NORM_EPSILON)
     means, variances = (_find_numbers(files, f"bn.running_{name}") for name in ("mean", "var"))
