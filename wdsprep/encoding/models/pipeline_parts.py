@@ -254,7 +254,8 @@ def _find_pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline 
         raise UsageError(
             f"{place.what} leaves out {' and '.join(lost)}, which is Llama 3.1 with terms of its "
             f"own: accept them at https://huggingface.co/{LLAMA}, then run `hf auth login`; "
-            f'`hf download {PRESETS["hidream"].repo} --exclude "transformer/*" --local-dir hidream`; '
+            f'`hf download {PRESETS["hidream"].repo} --exclude "transformer/*" --local-dir hidream'
+            "`; "
             f'`hf download {LLAMA} --exclude "original/*" --local-dir hidream/text_encoder_4`; '
             f'`hf download {LLAMA} --include "*token*" --local-dir hidream/tokenizer_4`; '
             "and pass --model ./hidream"
