@@ -21,12 +21,12 @@ values, such as rising sizes or shards that are named like their unit, would sta
 takes 30 ms, where `wdsprep --help` takes 105. Look again when it reads such texts.
 """
 
-import functools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, partial
 from itertools import chain
 from operator import itemgetter
 from types import NoneType, UnionType
@@ -55,7 +55,6 @@ OTHER_DIGEST = "its digest does not match what it holds"
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 Record = TypeVar("Record")
 Values = Sequence[Any]
-Check = Callable[[Values], None]
 NOTHING = object()
 LARGEST = 1e300  # so that no sum and no product of two is infinite, or no number
 FEW = 1 << 31
@@ -96,7 +95,7 @@ class ValueRule:
 
     def __call__(self, values: Values) -> None:
         if not self.holds(values):
-            _refuse(values, lambda value: self.holds([value]), self.wanted)
+            raise WrongValueError(next(v for v in values if not self.holds([v])), self.wanted)
 
 
 def between(least: int, end: int, wanted: str) -> ValueRule:
@@ -120,7 +119,7 @@ def matching(pattern: str, wanted: str) -> ValueRule:
     return ValueRule(wanted, holds)
 
 
-@functools.cache
+@cache
 def _compile_many(pattern: str) -> re.Pattern[str]:
     """Compile a pattern that matches many texts, each with a zero character behind it.
 
@@ -224,41 +223,32 @@ def check_record(kind: Any, value: Any, what: str) -> None:
 
 def check_values(kind: Any, values: Values) -> None:
     """Check that all values have this type. Raise a WrongValueError about one of another type."""
-    check_of(kind)(values)
-
-
-@functools.cache
-def check_of(kind: Any) -> Check:
-    """Return the function that raises a WrongValueError unless all its values have this type."""
-    if kind in (Any, object):
-        return lambda _values: None
-    if kind is float:
-        return _check_reals
-    if kind in _PLAIN:
-        return _type_check((kind,), _PLAIN[kind])
     origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _joint_check([check_of(parts[0]), *parts[1:]])
-    if origin is Literal:
-        return ValueRule(
-            f"one of {', '.join(map(str, parts))}", functools.partial(_are_among, parts)
-        )
-    if origin in (Union, UnionType):
-        return functools.partial(_check_any, [check_of(part) for part in parts])
-    if origin is tuple and parts[-1] is not Ellipsis:
-        return _joint_check(
-            [_type_check((list,), "a list"), _fixed_list_check(tuple(map(check_of, parts)))]
-        )
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _joint_check(
-            [_type_check((dict,), "an object"), _mapping_check(*map(check_of, parts))]
-        )
-    if isinstance(origin, type) and issubclass(origin, Collection):
-        return _joint_check([_type_check((list,), "a list"), _list_check(check_of(parts[0]))])
-    record = kind if isinstance(kind, Fields) else _fields_of_class(kind)
-    checks = [_field_check(name, hint, is_needed=True) for name, hint in record.needed.items()]
-    checks += [_field_check(name, hint, is_needed=False) for name, hint in record.optional.items()]
-    return _joint_check([_type_check((dict,), "an object"), *checks, *record.rules])
+    if kind in (Any, object):
+        return
+    if kind is float:
+        _check_types((int, float), values, "a number")
+        _FINITE(values)
+    elif kind in _PLAIN:
+        _check_types((kind,), values, _PLAIN[kind])
+    elif origin is Annotated:
+        check_values(parts[0], values)
+        for rule in parts[1:]:
+            rule(values)
+    elif origin is Literal:
+        ValueRule(f"one of {', '.join(map(str, parts))}", partial(_are_among, parts))(values)
+    elif origin in (Union, UnionType):
+        for value in values:
+            _check_any(parts, value)
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        _check_types((dict,), values, "an object")
+        _check_mappings(*parts, values)
+    elif isinstance(origin, type):
+        _check_types((list,), values, "a list")
+        _check_lists(parts, values)
+    else:
+        _check_types((dict,), values, "an object")
+        _check_objects(kind if isinstance(kind, Fields) else _fields_of_class(kind), values)
 
 
 _PLAIN = {
@@ -269,39 +259,12 @@ _PLAIN = {
     dict: "an object",
     list: "a list",
 }
+_FINITE = ValueRule("a number", lambda values: all(-LARGEST < value < LARGEST for value in values))
 
 
-def _joint_check(checks: Sequence[Check]) -> Check:
-    def check(values: Values) -> None:
-        for each in checks:
-            each(values)
-
-    return check
-
-
-def _refuse(values: Values, is_right: Callable[[Any], bool], wanted: str) -> NoReturn:
-    raise WrongValueError(next(value for value in values if not is_right(value)), wanted)
-
-
-def _type_check(types: tuple[type, ...], wanted: str) -> Check:
-    allowed = frozenset(types)
-
-    def check(values: Values) -> None:
-        if not allowed.issuperset(map(type, values)):
-            _refuse(values, lambda value: type(value) in allowed, wanted)
-
-    return check
-
-
-_check_numbers = _type_check((int, float), "a number")
-_is_finite = ValueRule(
-    "a number", lambda values: all(-LARGEST < value < LARGEST for value in values)
-)
-
-
-def _check_reals(values: Values) -> None:
-    _check_numbers(values)
-    _is_finite(values)
+def _check_types(types: tuple[type, ...], values: Values, wanted: str) -> None:
+    if not {*map(type, values)} <= {*types}:
+        raise WrongValueError(next(v for v in values if type(v) not in types), wanted)
 
 
 def _are_among(known: Sequence[Any], values: Values) -> bool:
@@ -311,56 +274,60 @@ def _are_among(known: Sequence[Any], values: Values) -> bool:
     )
 
 
-def _check_any(checks: Sequence[Check], values: Values) -> None:
-    for value in values:
-        wanted = []
-        for check in checks:
-            try:
-                check([value])
-                break
-            except WrongValueError as error:
-                wanted.append(error)
-        else:
-            raise max(wanted, key=lambda error: len(error.path))
+def _check_any(kinds: Sequence[Any], value: Any) -> None:
+    """Check that a value has one of these types. The error is that of the type that fits most."""
+    errors = []
+    for kind in kinds:
+        try:
+            return check_values(kind, [value])
+        except WrongValueError as error:
+            errors.append(error)
+    raise max(errors, key=lambda error: len(error.path))
 
 
-def _check_at(path: str, check: Check, values: Values) -> None:
+def _check_lists(kinds: Sequence[Any], values: Values) -> None:
+    """Check lists whose items have one type, or those of a tuple of a fixed length."""
+    if kinds[-1] is Ellipsis or len(kinds) == 1:
+        check_values(kinds[0], list(chain.from_iterable(values)))
+        return
+    ValueRule(f"a list of {len(kinds)}", lambda vs: {*map(len, vs)} <= {len(kinds)})(values)
+    for number, kind in enumerate(kinds):
+        check_values(kind, [value[number] for value in values])
+
+
+def _check_mappings(of_name: Any, of_value: Any, values: Values) -> None:
+    check_values(of_name, list({name for value in values for name in value}))
     try:
-        check(values)
+        check_values(of_value, list(chain.from_iterable(value.values() for value in values)))
+    except WrongValueError:
+        for name, item in chain.from_iterable(value.items() for value in values):
+            _check_at(brief(name)[1:-1], of_value, [item])  # which says of which name it is
+
+
+def _check_objects(kind: Fields, values: Values) -> None:
+    for name, needed in kind.needed.items():
+        try:
+            items = list(map(itemgetter(name), values))
+        except KeyError:
+            missing = WrongValueError(NOTHING, "")
+            missing.path = name
+            raise missing from None
+        _check_at(name, needed, items)
+    for name, optional in kind.optional.items():
+        _check_at(name, optional, [value[name] for value in values if name in value])
+    for rule in kind.rules:
+        rule(values)
+
+
+def _check_at(path: str, kind: Any, values: Values) -> None:
+    try:
+        check_values(kind, values)
     except WrongValueError as error:
         error.path = f"{path}.{error.path}".rstrip(".") if path else error.path
         raise
 
 
-def _list_check(check: Check) -> Check:
-    return lambda values: check(list(chain.from_iterable(values)))
-
-
-def _fixed_list_check(checks: tuple[Check, ...]) -> Check:
-    count = len(checks)
-    has_all = ValueRule(f"a list of {count}", lambda values: {*map(len, values)} <= {count})
-
-    def check(values: Values) -> None:
-        has_all(values)
-        for at, each in enumerate(checks):
-            each([value[at] for value in values])
-
-    return check
-
-
-def _mapping_check(check_name: Check, check_value: Check) -> Check:
-    def check(values: Values) -> None:
-        check_name(list({name for value in values for name in value}))
-        try:
-            check_value(list(chain.from_iterable(value.values() for value in values)))
-        except WrongValueError:
-            for value in values:  # which says of which name it is
-                for name, one in value.items():
-                    _check_at(brief(name)[1:-1], check_value, [one])
-
-    return check
-
-
+@cache
 def _fields_of_class(kind: type) -> Fields:
     """Return the fields of a dataclass or a named tuple. It needs those without a default."""
     hints = get_type_hints(kind, include_extras=True)
@@ -370,23 +337,6 @@ def _fields_of_class(kind: type) -> Fields:
         if (field.default, field.default_factory) != (MISSING, MISSING)
     }
     return Fields(hints, optional)
-
-
-def _field_check(name: str, kind: Any, *, is_needed: bool) -> Check:
-    get, check = itemgetter(name), check_of(kind)
-
-    def check_field(values: Values) -> None:
-        try:
-            found = list(map(get, values))
-        except KeyError:
-            if is_needed:
-                missing = WrongValueError(NOTHING, "")
-                missing.path = name
-                raise missing from None
-            found = [value[name] for value in values if name in value]
-        _check_at(name, check, found)
-
-    return check_field
 
 
 # --- sealed files
