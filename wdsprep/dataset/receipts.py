@@ -8,7 +8,7 @@ wants to know of its shards alone.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from operator import eq, itemgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints, overload
 
@@ -39,6 +39,7 @@ from wdsprep.text import brief, one_line, plural, shortened, shown
 
 Part = TypeVar("Part")
 LINES_AT_ONCE = 400
+SHARD_FIELDS = ("name", "samples", "nbytes", "blake3")
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
 RETRIED = "retried"
 """Counts the rows of a unit that later ones have taken over."""
@@ -129,39 +130,22 @@ class Receipt:
 
     def body(self) -> dict[str, Any]:
         """Return the fields of a receipt without dataset and settings, which all receipts share."""
-        return {
+        return {name: getattr(self, name) for name in FIELDS} | {
             "counts": dict(self.counts),
             "files": dict(self.files),
-            "generation": self.generation,
-            "input": self.input,
-            "inputs": self.inputs,
             "rejects": dict(self.rejects),
-            "shards": [
-                {"name": s.name, "nbytes": s.nbytes, "samples": s.samples, "blake3": s.digest}
-                for s in self.shards
-            ],
-            "unit": self.unit,
+            "shards": [dict(zip(SHARD_FIELDS, shard, strict=True)) for shard in self.shards],
         }
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], dataset: str, settings: Settings) -> "Receipt":
-        return cls(
-            dataset=dataset,
-            unit=body["unit"],
-            generation=body["generation"],
-            settings=settings,
-            input=body["input"],
-            inputs=body["inputs"],
-            shards=tuple(_parse_shards(body["shards"])),
-            rejects=body["rejects"],
-            counts=body["counts"],
-            files=body["files"],
-        )
+        values = {name: body[name] for name in FIELDS}
+        values["shards"] = tuple(_parse_shards(body["shards"]))
+        return cls(dataset=dataset, settings=settings, **values)
 
 
 def _parse_shards(said: Iterable[Mapping[str, Any]]) -> Iterator[Shard]:
-    fields = itemgetter("name", "samples", "nbytes", "blake3")
-    return map(Shard._make, map(fields, said))
+    return map(Shard._make, map(itemgetter(*SHARD_FIELDS), said))
 
 
 _SLICE, _STEM = "[0-9]{6,18}", r"[0-9]{1,9}/[^\0]+"
@@ -197,16 +181,13 @@ def _are_large_enough(shards: Sequence[Mapping[str, Any]]) -> bool:
 
 def _have_names(dataset: str, bodies: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether shards are named like their unit. A unit of latents has one shard at most."""
-    if dataset == "latents":
-        both = ((body["unit"], body["shards"]) for body in bodies)
-        return all(
-            not some or [latent_unit(s["name"]) for s in some] == [unit] for unit, some in both
-        )
     for body in bodies:
-        one, several = f"/{body['unit']}.", f"/{body['unit']}_"
-        for shard in body["shards"]:
-            if one not in (name := shard["name"]) and several not in name:
+        unit, names = body["unit"], [shard["name"] for shard in body["shards"]]
+        if dataset == "latents":
+            if names and [*map(latent_unit, names)] != [unit]:
                 return False
+        elif not all(f"/{unit}." in name or f"/{unit}_" in name for name in names):
+            return False
     return True
 
 
@@ -306,10 +287,10 @@ class Receipts(Sequence[Receipt]):
         kind = bodies.needed[name] if name else bodies
         for some in _batches(self._lines):
             try:
-                found = _read_lines(some, name, kind)
+                values = _read_lines(some, name, kind)
             except (ValueError, WrongValueError):
                 raise self._damage_in(some, name, kind) from None
-            yield found
+            yield values
 
     def _damage_in(self, lines: Sequence[bytes], name: str, kind: Any) -> DamageError:
         """Return the error about the first of the lines that is damaged."""
@@ -318,7 +299,8 @@ class Receipts(Sequence[Receipt]):
             try:
                 _read_lines([line], name, kind)
             except (ValueError, WrongValueError) as error:
-                why = f"{name or 'a field'} of unit {_guess_unit(line)}: {error}"
+                unit = line.rpartition(b'"unit":')[2].strip(b'"').decode("utf-8", "replace")
+                why = f"{name or 'a field'} of unit {brief(unit)}: {error}"
                 break
         return DamageError(self._what or "a receipt", why).with_next_step(self._next_step)
 
@@ -372,29 +354,20 @@ def sort_by_unit(lines: Mapping[str, bytes]) -> list[bytes]:
 
 def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
     """Parse one field of each line, or all fields. Raise an error if a line is no receipt."""
-    begin, end = (b',"%s":' % each.encode() for each in _with_next(name)) if name else (b"", b"")
+    following = dict(pairwise(FIELDS)).get(name, "")
+    begin, end = (b',"%s":' % field.encode() for field in (name, following))
 
     def part(line: bytes) -> bytes:
         if not name:
             return START + line + END
         start = line.index(begin) + len(begin) if name != FIELDS[0] else 0
-        return line[start : line.index(end, start) if name != FIELDS[-1] else None]
+        return line[start : line.index(end, start) if following else None]
 
-    found: list[Any] = decode_json(b"[" + b",".join(map(part, lines)) + b"]")
-    if len(found) != len(lines):
+    values: list[Any] = decode_json(b"[" + b",".join(map(part, lines)) + b"]")
+    if len(values) != len(lines):
         raise ValueError("it is not a receipt")
-    check_values(kind, found)
-    return found
-
-
-def _with_next(name: str) -> tuple[str, str]:
-    """Return a field's name and the name after it, which is empty after the last."""
-    return name, (*FIELDS, "")[FIELDS.index(name) + 1]
-
-
-def _guess_unit(line: bytes) -> str:
-    """Return the unit that a damaged line seems to be of."""
-    return brief(line.rpartition(b'"unit":')[2].strip(b'"').decode("utf-8", "replace"))
+    check_values(kind, values)
+    return values
 
 
 def _batches(every: Sequence[Part]) -> Iterator[list[Part]]:
