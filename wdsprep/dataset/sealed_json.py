@@ -242,7 +242,7 @@ def check_values(kind: Any, values: Values) -> None:
             _check_any(parts, value)
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         _check_types((dict,), values, "an object")
-        _check_mappings(*parts, values)
+        _check_mappings(parts, values)
     elif isinstance(origin, type):
         _check_types((list,), values, "a list")
         _check_lists(parts, values)
@@ -295,7 +295,8 @@ def _check_lists(kinds: Sequence[Any], values: Values) -> None:
         check_values(kind, [value[number] for value in values])
 
 
-def _check_mappings(of_name: Any, of_value: Any, values: Values) -> None:
+def _check_mappings(kinds: Sequence[Any], values: Values) -> None:
+    of_name, of_value = kinds
     check_values(of_name, list({name for value in values for name in value}))
     try:
         check_values(of_value, list(chain.from_iterable(value.values() for value in values)))

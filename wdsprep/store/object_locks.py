@@ -32,13 +32,15 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from wdsprep.errors import AccessError, BusyError, ExistsError, NotFoundError, StoreError
+from wdsprep.store.base import FileSink
+from wdsprep.store.remote import OverNetwork
 from wdsprep.text import human_time
 
 LONGEST_PAUSE_S = 1.0
@@ -175,78 +177,80 @@ class Mark:
     age_s: float
 
 
-class MarkedObjects(Protocol):
-    """The requests that locks make to a store, by the keys of its objects.
+class MarkedStore(OverNetwork):
+    """A store over a network whose locks are marks.
 
-    Their errors are StoreErrors.
+    It makes the four requests about marks by the keys of objects; their errors are StoreErrors.
+    Before any request it calls `refresh_locks`, and `check_locks` when the request is about to be
+    sent.
     """
 
-    def tags(self, prefix: str, /) -> Mapping[str, str]:
+    def __init__(self, place: str, folder: str, first_pause_s: float) -> None:
+        super().__init__(place, folder, first_pause_s)
+        self._held = threading.local()
+        """The locks that a thread has, or is about to take, as `locks`."""
+
+    @abstractmethod
+    def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
         """Return the ETags of all objects whose keys begin with `prefix`."""
 
-    def read(self, key: str, /) -> Mark: ...
+    @abstractmethod
+    def read_mark(self, key: str, /) -> Mark: ...
 
-    def make(self, key: str, data: bytes, /) -> str:
+    @abstractmethod
+    def make_mark(self, key: str, data: bytes, /) -> str:
         """Create an object and return its ETag. Raise ExistsError if there is one."""
 
-    def delete(self, key: str, /) -> None: ...
-
-
-class Holds:
-    """The locks that the threads of a process have on names of one store."""
-
-    def __init__(self, objects: MarkedObjects) -> None:
-        self._objects, self._mine = objects, threading.local()
+    @abstractmethod
+    def delete_mark(self, key: str, /) -> None: ...
 
     @contextmanager
-    def hold(self, key: str, shown: str) -> Iterator[None]:
-        with self._hold(key, shown) as hold:
+    def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
+        del giving  # what is stopped in the middle of it is waited for until it counts as dead
+        with self._lock(name) as lock:
             try:
-                hold.begin()
+                lock.begin()
                 yield
             finally:
-                hold.end()
+                lock.end()
 
-    def let_go(self, key: str, shown: str) -> None:
-        with self._hold(key, shown) as hold:
-            if hold.begin_after_a_death():
-                hold.end()
+    def let_go(self, name: str, /) -> None:
+        with self._lock(name) as lock:
+            if lock.begin_after_a_death():
+                lock.end()
 
     @contextmanager
-    def _hold(self, key: str, shown: str) -> Iterator["_Hold"]:
+    def _lock(self, name: str) -> Iterator["_Lock"]:
         """Yield a lock that is yet to be taken.
 
-        While the block lasts, `refresh` and `check` deal with it too, if this thread calls them.
+        While the block lasts, `refresh_locks` and `check_locks` deal with it too, if this thread
+        calls them.
         """
-        hold = _Hold(self._objects, key, shown)
-        held: list[_Hold] = self._mine.__dict__.setdefault("held", [])
-        held.append(hold)
+        lock = _Lock(self, self.key(name), f"{self.url}/{name}")
+        locks: list[_Lock] = self._held.__dict__.setdefault("locks", [])
+        locks.append(lock)
         try:
-            yield hold
+            yield lock
         finally:
-            held.remove(hold)
+            locks.remove(lock)
 
-    def refresh(self) -> None:
-        """Renew the locks of this thread that are old. Raise BusyError if one has been lost.
+    def refresh_locks(self) -> None:
+        """Renew the locks of this thread that are old. Raise BusyError if one has been lost."""
+        for lock in getattr(self._held, "locks", ()):
+            lock.refresh()
 
-        To be called before a request is made.
-        """
-        for hold in getattr(self._mine, "held", ()):
-            hold.refresh()
-
-    def check(self, **_event: object) -> None:
+    def check_locks(self, **_event: object) -> None:
         """Raise BusyError if a lock of this thread is so old that it may have been lost.
 
-        To be called when a request is signed and about to be sent, also as a callback of
-        botocore, whose arguments are ignored.
+        It can be a callback of botocore, whose arguments are ignored.
         """
-        for hold in getattr(self._mine, "held", ()):
-            hold.check()
+        for lock in getattr(self._held, "locks", ()):
+            lock.check()
 
 
-class _Hold:
-    def __init__(self, objects: MarkedObjects, key: str, shown: str) -> None:
-        self._objects, self._key, self._shown = objects, key, shown
+class _Lock:
+    def __init__(self, store: MarkedStore, key: str, shown: str) -> None:
+        self._store, self._key, self._shown = store, key, shown
         self._marks: Marks = {}  # while it is held, the last one is ours
         self._made_at = read_clocks()
         self._is_checked = self._is_renewed = False
@@ -306,7 +310,7 @@ class _Hold:
 
     def _list_marks(self) -> Marks:
         start = len(self._key)
-        ends = {key[start:]: tag for key, tag in self._objects.tags(self._key).items()}
+        ends = {key[start:]: tag for key, tag in self._store.mark_tags(self._key).items()}
         return {int(end[1:] or 0): tag for end, tag in ends.items() if re.fullmatch(r"|\.\d+", end)}
 
     def _living_holder(self, number: int) -> str:
@@ -316,7 +320,7 @@ class _Hold:
         counts as alive, as requests that it sent may still arrive.
         """
         try:
-            mark = self._objects.read(self._name(number))
+            mark = self._store.read_mark(self._name(number))
         except NotFoundError:  # it has just been let go
             return "another run"
         if mark.age_s > DEAD_S:
@@ -351,28 +355,21 @@ class _Hold:
     def _make(self, number: int) -> str:
         """Create the mark of a lock, and return its ETag.
 
-        Return "" if another process has made it already.
+        Return "" if another process has made it already, or it cannot be read.
         """
         me = this_process()
         try:
-            return self._objects.make(self._name(number), me.to_bytes())
+            return self._store.make_mark(self._name(number), me.to_bytes())
         except ExistsError:
-            return self._made_before(number, me)
-
-    def _made_before(self, number: int, me: Holder) -> str:
-        """Return the ETag of a mark that exists, or "" if another process has made it.
-
-        Return "" too if it cannot be read. A request whose answer was lost is sent again, and
-        then finds the mark that it made the first time.
-        """
-        with suppress(StoreError):
-            mark = self._objects.read(self._name(number))
-            return mark.tag if _holder_of(mark) == me else ""
+            # A request whose answer was lost is sent again, and then finds the mark that it made.
+            with suppress(StoreError):
+                mark = self._store.read_mark(self._name(number))
+                return mark.tag if _holder_of(mark) == me else ""
         return ""
 
     def _delete(self, marks: Marks) -> None:
         for number in sorted(marks):
-            self._objects.delete(self._name(number))
+            self._store.delete_mark(self._name(number))
 
 
 def _holder_of(mark: Mark) -> Holder | None:

@@ -15,7 +15,7 @@ is many lines long.
 import contextlib
 import datetime
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,17 +28,16 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.base import Entry, FileSink, Ours, Swept, check_prefix, none_of_ours
+from wdsprep.store.base import Entry, Ours, Swept, check_prefix, none_of_ours
 from wdsprep.store.gcs_azure.library import own_library
 from wdsprep.store.gcs_azure.uploads import PART_NBYTES, PARTS_IN_FLIGHT, WRITER, ObjectSink
-from wdsprep.store.object_locks import Holds, Mark
+from wdsprep.store.object_locks import Mark, MarkedStore
 from wdsprep.store.remote import (
     ATTEMPTS,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     NOT_SUPPORTED,
     Failures,
-    OverNetwork,
     PerProcess,
 )
 
@@ -154,7 +153,7 @@ class _Clients(NamedTuple):
     patient: Any
 
 
-class ObjectStore(OverNetwork):
+class ObjectStore(MarkedStore):
     """A store in a bucket of GCS or a container of Azure, below a prefix."""
 
     failures = FAILURES
@@ -170,7 +169,6 @@ class ObjectStore(OverNetwork):
         super().__init__(f"{self._scheme}://{self._bucket}", prefix, first_pause_s)
         self._part_nbytes = part_nbytes
         self._clients = PerProcess(self._new_clients)
-        self._holds = Holds(_Objects(self))
 
     def __reduce__(self) -> tuple[Callable[..., "ObjectStore"], tuple[str]]:
         options = {"part_nbytes": self._part_nbytes, "first_pause_s": self.first_pause_s}
@@ -189,7 +187,7 @@ class ObjectStore(OverNetwork):
                 patient=make(client_options=HTTP, retry_config=patience),
             )
 
-    def ask(self, act: Callable[[Any, Any], T]) -> T:
+    def _ask(self, act: Callable[[Any, Any], T]) -> T:
         """Return the result of `act`, called with the library and a client.
 
         It is called again after a transient error. Before each attempt, the locks of this thread
@@ -198,8 +196,8 @@ class ObjectStore(OverNetwork):
         own = self._clients.get()
 
         def attempt() -> T:
-            self._holds.refresh()
-            self._holds.check()
+            self.refresh_locks()
+            self.check_locks()
             return act(own.library, own.client)
 
         return self.retrying(attempt)
@@ -211,11 +209,11 @@ class ObjectStore(OverNetwork):
         """
         check_prefix(prefix)
         with self.store_errors(prefix):
-            found = sorted(self.entries(self.prefix + prefix), key=lambda e: e.name.encode())
+            found = sorted(self._entries(self.prefix + prefix), key=lambda e: e.name.encode())
         for entry in found:
             yield entry.below(self.prefix)
 
-    def entries(self, prefix: str) -> Iterator[Entry]:
+    def _entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects whose keys begin with `prefix`, under their whole keys.
 
         Keys that end in a slash are left out. The library lists whole folders only, so a listing
@@ -257,13 +255,13 @@ class ObjectStore(OverNetwork):
                 return memoryview(b"")
 
         with self.store_errors(name):
-            return self.ask(act)
+            return self._ask(act)
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the object is written."""
         key = self.key(name)
         with self.store_errors(name):
-            found = self.ask(lambda loaded, client: loaded.head(client, key))
+            found = self._ask(lambda loaded, client: loaded.head(client, key))
         return f"{found['e_tag']} {found['version']} {found['last_modified'].isoformat()}"
 
     @contextlib.contextmanager
@@ -290,7 +288,7 @@ class ObjectStore(OverNetwork):
     ) -> None:
         if is_whole:
             mode = "create" if exclusive else "overwrite"
-            self.ask(
+            self._ask(
                 lambda loaded, client: loaded.put(
                     client, key, data, attributes=facts, mode=mode, use_multipart=False
                 )
@@ -311,66 +309,44 @@ class ObjectStore(OverNetwork):
         """Return the id that the last writer of an object has left on it, or "" if none has."""
         key = self.key(name)
         with self.store_errors(name):
-            found = self.ask(lambda loaded, client: loaded.get(client, key, options={"head": True}))
+            found = self._ask(
+                lambda loaded, client: loaded.get(client, key, options={"head": True})
+            )
             return str(found.attributes.get(WRITER, ""))
 
     def delete(self, name: str, /) -> None:
-        key = self.key(name)
-        with self.store_errors(name):
-            self.remove(key)
+        self.delete_mark(self.key(name))
 
-    def remove(self, key: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.ask(lambda loaded, client: loaded.delete(client, key))
+    def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
+        with self._key_errors(prefix):
+            return {entry.name: entry.stamp for entry in self._entries(prefix)}
 
-    @contextlib.contextmanager
-    def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
-        del giving  # what is stopped in the middle of it is waited for until it counts as dead
-        with self._holds.hold(self.key(name), f"{self.url}/{name}"):
-            yield
+    def read_mark(self, key: str, /) -> Mark:
+        def act(loaded: Any, client: Any) -> Mark:
+            answer = loaded.get(client, key)
+            data, written = bytes(answer.bytes()), answer.meta["last_modified"]
+            age = datetime.datetime.now(datetime.timezone.utc) - written
+            return Mark(data=data, tag=_tag(answer.meta), age_s=age.total_seconds())
 
-    def let_go(self, name: str, /) -> None:
-        self._holds.let_go(self.key(name), f"{self.url}/{name}")
+        with self._key_errors(key):
+            return self._ask(act)
+
+    def make_mark(self, key: str, data: bytes, /) -> str:
+        create = {"mode": "create", "use_multipart": False}
+        with self._key_errors(key):
+            return self._ask(lambda loaded, client: _tag(loaded.put(client, key, data, **create)))
+
+    def delete_mark(self, key: str, /) -> None:
+        with self._key_errors(key), contextlib.suppress(FileNotFoundError):
+            self._ask(lambda loaded, client: loaded.delete(client, key))
+
+    def _key_errors(self, key: str) -> contextlib.AbstractContextManager[None]:
+        return FAILURES.explained(f"{self.place}/{key}", self.place)
 
     def sweep(self, ours: Ours = none_of_ours) -> Swept:
         """Remove nothing: the library does not tell of unfinished uploads."""
         del ours
         return Swept()
-
-
-class _Objects:
-    """The requests of locks to GCS or Azure (`wdsprep.store.object_locks.MarkedObjects`)."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-
-    def tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self._explained(prefix):
-            return {entry.name: entry.stamp for entry in self._store.entries(prefix)}
-
-    def read(self, key: str, /) -> Mark:
-        def act(loaded: Any, client: Any) -> Mark:
-            found = loaded.get(client, key)
-            data, written = bytes(found.bytes()), found.meta["last_modified"]
-            age = datetime.datetime.now(datetime.timezone.utc) - written
-            return Mark(data=data, tag=_tag(found.meta), age_s=age.total_seconds())
-
-        with self._explained(key):
-            return self._store.ask(act)
-
-    def make(self, key: str, data: bytes, /) -> str:
-        create = {"mode": "create", "use_multipart": False}
-        with self._explained(key):
-            return self._store.ask(
-                lambda loaded, client: _tag(loaded.put(client, key, data, **create))
-            )
-
-    def delete(self, key: str, /) -> None:
-        with self._explained(key):
-            self._store.remove(key)
-
-    def _explained(self, key: str) -> contextlib.AbstractContextManager[None]:
-        return FAILURES.explained(f"{self._store.place}/{key}", self._store.place)
 
 
 def _read_range(

@@ -10,15 +10,15 @@ import contextlib
 import datetime
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NamedTuple
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store.base import Entry, FileSink, Ours, Swept, check_prefix, none_of_ours
-from wdsprep.store.object_locks import Holds, Mark
-from wdsprep.store.remote import FIRST_PAUSE_S, OverNetwork, PerProcess, Range
+from wdsprep.store.base import Entry, Ours, Swept, check_prefix, none_of_ours
+from wdsprep.store.object_locks import Mark, MarkedStore
+from wdsprep.store.remote import FIRST_PAUSE_S, PerProcess, Range
 from wdsprep.store.s3.failures import FAILURES, settings_error
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
@@ -63,7 +63,7 @@ def _checks_of(client: Any) -> BodyChecks:
     return BodyChecks(is_signed=is_signing and config.signature_version == "s3v4")
 
 
-class S3Store(OverNetwork):
+class S3Store(MarkedStore):
     """A store in a bucket of S3, or of a server that speaks like it, below a prefix."""
 
     failures = FAILURES
@@ -77,7 +77,6 @@ class S3Store(OverNetwork):
         super().__init__(f"s3://{self._bucket}", prefix, first_pause_s)
         self._part_nbytes = part_nbytes
         self._clients = PerProcess(self._new_clients)
-        self._holds = Holds(S3Objects(self._ask_checked, self.store_errors))
 
     def __reduce__(self) -> tuple[Callable[..., "S3Store"], tuple[str]]:
         make = partial(S3Store, part_nbytes=self._part_nbytes, first_pause_s=self.first_pause_s)
@@ -109,7 +108,7 @@ class S3Store(OverNetwork):
         except (BotoCoreError, ValueError) as error:
             raise settings_error(error, self.url) from error
         quicken_listings(client)
-        client.meta.events.register("before-send.s3", self._holds.check)
+        client.meta.events.register("before-send.s3", self.check_locks)
         return client
 
     def close(self) -> None:
@@ -117,15 +116,11 @@ class S3Store(OverNetwork):
         if own := self._clients.pop():
             own.client.close()
 
-    def _ask_checked(self, operation: str, **what: Any) -> Any:
-        sums = self._clients.get().checks.headers_for(what["Body"]) if "Body" in what else {}
-        return self._ask(operation, **what, **sums)
-
     def _ask(self, operation: str, **what: Any) -> Any:
         call = getattr(self.client, operation)
 
         def act() -> Any:
-            self._holds.refresh()
+            self.refresh_locks()
             answer = call(Bucket=self._bucket, **what)
             if ANSWERS.get(operation, "ResponseMetadata") not in answer:
                 raise ShortReadError(f"{self.url}: {BROKE_OFF}")
@@ -150,7 +145,7 @@ class S3Store(OverNetwork):
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         ask = self._range(name, start, nbytes)
         with self.store_errors(name):
-            self._holds.refresh()
+            self.refresh_locks()
             reads = self._clients.get().reads
             return self.retrying(lambda: reads.get(ask))[:nbytes]
 
@@ -161,7 +156,7 @@ class S3Store(OverNetwork):
         """
         ask = self._range(name, start, len(buffer))
         with self.store_errors(name):
-            self._holds.refresh()
+            self.refresh_locks()
             reads = self._clients.get().reads
             return self.retrying(lambda: reads.get_into(ask, buffer))
 
@@ -194,15 +189,30 @@ class S3Store(OverNetwork):
         with self.store_errors(name):
             self._ask("delete_object", Key=self.key(name))
 
-    @contextlib.contextmanager
-    def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
-        del giving  # what is stopped in the middle of it is waited for until it counts as dead
-        with self.store_errors(name), self._holds.hold(self.key(name), f"{self.url}/{name}"):
-            yield
+    def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
+        with self.store_errors():
+            answer = self._ask("list_objects_v2", Prefix=prefix)
+        return {entry["Key"]: _tag(entry) for entry in answer.get("Contents", ())}
 
-    def let_go(self, name: str, /) -> None:
-        with self.store_errors(name):
-            self._holds.let_go(self.key(name), f"{self.url}/{name}")
+    def read_mark(self, key: str, /) -> Mark:
+        def read() -> tuple[bytes, Any]:
+            answer = self._ask("get_object", Key=key)
+            return answer["Body"].read(), answer
+
+        with self.store_errors():
+            data, answer = FAILURES.retrying(read)
+        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        age_s = (now - answer["LastModified"]).total_seconds()
+        return Mark(data=data, tag=_tag(answer), age_s=age_s)
+
+    def make_mark(self, key: str, data: bytes, /) -> str:
+        with self.store_errors():
+            sums = self._clients.get().checks.headers_for(data)
+            return _tag(self._ask("put_object", Key=key, Body=data, IfNoneMatch="*", **sums))
+
+    def delete_mark(self, key: str, /) -> None:
+        with self.store_errors():
+            self._ask("delete_object", Key=key)
 
     def sweep(self, ours: Ours = none_of_ours) -> Swept:
         """Abort the unfinished uploads of dead writers, and return how many there were.
@@ -240,43 +250,6 @@ class S3Store(OverNetwork):
                 return
             ask["KeyMarker"] = page["NextKeyMarker"]
             ask["UploadIdMarker"] = page["NextUploadIdMarker"]
-
-
-class S3Objects:
-    """The requests of locks to S3 (`wdsprep.store.object_locks.MarkedObjects`).
-
-    `ask` makes a request to the bucket, for any object. `errors` turns what it raises into a
-    StoreError.
-    """
-
-    def __init__(
-        self, ask: Callable[..., Any], errors: Callable[[], contextlib.AbstractContextManager[None]]
-    ) -> None:
-        self._ask, self._errors = ask, errors
-
-    def tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self._errors():
-            answer = self._ask("list_objects_v2", Prefix=prefix)
-        return {each["Key"]: _tag(each) for each in answer.get("Contents", ())}
-
-    def read(self, key: str, /) -> Mark:
-        def read() -> tuple[bytes, Any]:
-            answer = self._ask("get_object", Key=key)
-            return answer["Body"].read(), answer
-
-        with self._errors():
-            data, answer = FAILURES.retrying(read)
-        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-        age_s = (now - answer["LastModified"]).total_seconds()
-        return Mark(data=data, tag=_tag(answer), age_s=age_s)
-
-    def make(self, key: str, data: bytes, /) -> str:
-        with self._errors():
-            return _tag(self._ask("put_object", Key=key, Body=data, IfNoneMatch="*"))
-
-    def delete(self, key: str, /) -> None:
-        with self._errors():
-            self._ask("delete_object", Key=key)
 
 
 def _tag(answer: Any) -> str:
