@@ -14,7 +14,7 @@ import pytest
 
 from tests.kit.paths import ROOT
 from wdsprep.store.base import Store
-from wdsprep.store.gcs_azure.object_store import ObjectStore
+from wdsprep.store.gcs_azure import ObjectStore
 from wdsprep.store.hub import HubStore
 from wdsprep.store.local import LocalStore
 from wdsprep.store.s3.s3_store import S3Store

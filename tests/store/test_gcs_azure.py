@@ -17,7 +17,7 @@ from tests.kit.stores import names, one_line, uploads
 from wdsprep.errors import AccessError, NotFoundError, StoreError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
-from wdsprep.store.gcs_azure.object_store import ObjectStore
+from wdsprep.store.gcs_azure import ObjectStore
 
 MIB = 1 << 20
 BIG = random.Random(0).randbytes(11 * MIB)

@@ -46,14 +46,14 @@ PLACES = {
         module="wdsprep.store.s3.s3_store", store="S3Store", form="s3://BUCKET/PREFIX"
     ),
     "gs": StorePlace(
-        module="wdsprep.store.gcs_azure.object_store",
+        module="wdsprep.store.gcs_azure",
         store="ObjectStore",
         form="gs://BUCKET/PREFIX",
         needs="obstore",
         extra="gcs",
     ),
     "az": StorePlace(
-        module="wdsprep.store.gcs_azure.object_store",
+        module="wdsprep.store.gcs_azure",
         store="ObjectStore",
         form="az://CONTAINER/PREFIX",
         needs="obstore",

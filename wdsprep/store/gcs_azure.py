@@ -15,8 +15,10 @@ is many lines long.
 import contextlib
 import datetime
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from queue import Full, Queue
 from typing import Any, NamedTuple, TypeVar
 
 from wdsprep.errors import (
@@ -28,19 +30,22 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.base import Entry, Ours, Swept, check_prefix, none_of_ours
-from wdsprep.store.gcs_azure.library import own_library
-from wdsprep.store.gcs_azure.uploads import PART_NBYTES, PARTS_IN_FLIGHT, WRITER, ObjectSink
+from wdsprep.store.base import Entry, Ours, Swept, check_name, check_prefix, none_of_ours
 from wdsprep.store.object_locks import Mark, MarkedStore
+from wdsprep.store.obstore_library import own_library
 from wdsprep.store.remote import (
     ATTEMPTS,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     NOT_SUPPORTED,
     Failures,
+    PartSink,
     PerProcess,
 )
 
+PART_NBYTES = 8 << 20  # GCS takes 10,000 parts: 80 GB
+PARTS_IN_FLIGHT = 3
+WRITER = "wdsprepwriter"  # Azure takes no dashes there, and Ceph gives no underscores back
 STORES = {"gs": "GCSStore", "az": "AzureStore"}
 HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}
 """Settings of the HTTP client. An endpoint without TLS is one that the user has set."""
@@ -167,11 +172,11 @@ class ObjectStore(MarkedStore):
         if not self._bucket:
             raise UsageError(f"{url} has no bucket: give {self._scheme}://BUCKET/PREFIX")
         super().__init__(f"{self._scheme}://{self._bucket}", prefix, first_pause_s)
-        self._part_nbytes = part_nbytes
+        self.part_nbytes = part_nbytes
         self._clients = PerProcess(self._new_clients)
 
     def __reduce__(self) -> tuple[Callable[..., "ObjectStore"], tuple[str]]:
-        options = {"part_nbytes": self._part_nbytes, "first_pause_s": self.first_pause_s}
+        options = {"part_nbytes": self.part_nbytes, "first_pause_s": self.first_pause_s}
         return partial(ObjectStore, **options), (self.url,)  # type: ignore[arg-type]
 
     def _new_clients(self) -> _Clients:
@@ -209,8 +214,8 @@ class ObjectStore(MarkedStore):
         """
         check_prefix(prefix)
         with self.store_errors(prefix):
-            found = sorted(self._entries(self.prefix + prefix), key=lambda e: e.name.encode())
-        for entry in found:
+            entries = sorted(self._entries(self.prefix + prefix), key=lambda e: e.name.encode())
+        for entry in entries:
             yield entry.below(self.prefix)
 
     def _entries(self, prefix: str) -> Iterator[Entry]:
@@ -265,17 +270,10 @@ class ObjectStore(MarkedStore):
         return f"{found['e_tag']} {found['version']} {found['last_modified'].isoformat()}"
 
     @contextlib.contextmanager
-    def write(self, name: str, /, *, exclusive: bool = False) -> Iterator[ObjectSink]:
+    def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["ObjectSink"]:
         with self.store_errors(name):
-            key = self.key(name)
-
-            def put(data: Any, facts: Mapping[str, str], *, is_whole: bool) -> None:
-                with self.store_errors(name):
-                    self._put(key, data, facts, is_whole=is_whole, exclusive=exclusive)
-
-            # The library has no condition for an upload in parts.
-            part_nbytes = 1 << 62 if exclusive else self._part_nbytes
-            sink = ObjectSink(name, put, partial(self._writer, name), part_nbytes)
+            check_name(name)
+            sink = ObjectSink(self, name, exclusive=exclusive)
             try:
                 yield sink
                 sink.finish()
@@ -283,36 +281,27 @@ class ObjectStore(MarkedStore):
                 sink.abort()
                 raise
 
-    def _put(
-        self, key: str, data: Any, facts: Mapping[str, str], *, is_whole: bool, exclusive: bool
-    ) -> None:
-        if is_whole:
-            mode = "create" if exclusive else "overwrite"
-            self._ask(
-                lambda loaded, client: loaded.put(
-                    client, key, data, attributes=facts, mode=mode, use_multipart=False
-                )
-            )
-            return
-        own = self._clients.get()
-        own.library.put(
-            own.patient,
-            key,
-            data,
-            attributes=facts,
-            use_multipart=True,
-            chunk_size=self._part_nbytes,
-            max_concurrency=PARTS_IN_FLIGHT,
-        )
-
-    def _writer(self, name: str) -> str:
-        """Return the id that the last writer of an object has left on it, or "" if none has."""
-        key = self.key(name)
+    def put_whole(self, name: str, facts: Mapping[str, str], data: bytes, mode: str) -> None:
+        """Make an object with one request. With the mode `create`, there must be none."""
+        key, options = self.key(name), {"attributes": facts, "mode": mode, "use_multipart": False}
         with self.store_errors(name):
-            found = self._ask(
-                lambda loaded, client: loaded.get(client, key, options={"head": True})
+            self._ask(lambda loaded, client: loaded.put(client, key, data, **options))
+
+    def put_parts(self, name: str, facts: Mapping[str, str], parts: Iterator[bytes]) -> None:
+        """Make an object of parts, as they come."""
+        own, key = self._clients.get(), self.key(name)
+        options = {"chunk_size": self.part_nbytes, "max_concurrency": PARTS_IN_FLIGHT}
+        with self.store_errors(name):
+            own.library.put(
+                own.patient, key, parts, attributes=facts, use_multipart=True, **options
             )
-            return str(found.attributes.get(WRITER, ""))
+
+    def writer_of(self, name: str) -> str:
+        """Return the id that the last writer of an object has left on it, or "" if none has."""
+        key, head = self.key(name), {"head": True}
+        with self.store_errors(name):
+            answer = self._ask(lambda loaded, client: loaded.get(client, key, options=head))
+            return str(answer.attributes.get(WRITER, ""))
 
     def delete(self, name: str, /) -> None:
         self.delete_mark(self.key(name))
@@ -372,3 +361,121 @@ def _entry(meta: Mapping[str, Any]) -> Entry:
 
 def _tag(meta: Mapping[str, Any]) -> str:
     return str(meta["e_tag"]).strip('"')
+
+
+# --- how a file goes up
+class ObjectSink(PartSink):
+    """A file that is uploaded in parts, in a thread.
+
+    Nobody sees what the server has of it until the last part is there, when the block of the
+    file ends well.
+    """
+
+    def __init__(self, store: "ObjectStore", name: str, *, exclusive: bool) -> None:
+        super().__init__(name)
+        self._store, self._name, self._is_exclusive = store, name, exclusive
+        self._facts = {WRITER: self.writer, **({"Content-Type": self.kind} if self.kind else {})}
+        self._upload: _Upload | None = None
+
+    def part_nbytes(self) -> int:
+        # The library has no condition for an upload in parts.
+        return 1 << 62 if self._is_exclusive else self._store.part_nbytes
+
+    def send_part(self) -> None:
+        if self._upload is None:
+            put = partial(self._store.put_parts, self._name, self._facts)
+            self._upload = _Upload(put)
+        self._upload.send(self.take_pending())
+
+    def end(self, *, waits: bool = False) -> None:
+        if self.pending and (waits or self._upload):
+            self.send_part()
+        if self._upload is not None:
+            self._upload.drain()
+
+    def finish(self) -> None:
+        """Finish the upload, so that the file appears.
+
+        Raise the error of an earlier write, if there was one. A repeated request may be refused
+        because an earlier one, whose answer was lost, has made the file. If the object there is
+        by this writer, the upload counts as a success.
+        """
+        self.check()
+        try:
+            if self._upload is None:
+                mode = "create" if self._is_exclusive else "overwrite"
+                self._store.put_whole(self._name, self._facts, self.take_pending(), mode)
+            else:
+                self.end()
+                self._upload.finish()
+        except (ExistsError, NotFoundError):
+            with contextlib.suppress(StoreError):  # the refusal is the news, not this
+                if self._store.writer_of(self._name) == self.writer:
+                    return
+            raise
+
+    def abort(self) -> None:
+        if self._upload is not None:
+            self._upload.abort()
+
+
+class _AbortedError(Exception):
+    """The error by which the library learns that an upload is given up."""
+
+
+class _Upload:
+    """An upload by the library, in a thread.
+
+    The library takes parts from a generator, and ends or aborts the upload as the generator does.
+    """
+
+    def __init__(self, put: Callable[[Iterator[bytes]], object]) -> None:
+        self._parts: Queue[bytes | BaseException | None] = Queue(1)
+        self._put = put
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="wdsprep-upload", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._put(self._parts_to_send())
+        except BaseException as error:  # noqa: BLE001 (told to who writes)
+            self._failure = error
+            while not self._parts.empty():  # for which `drain` and `send` would wait
+                self._parts.get()
+                self._parts.task_done()
+
+    def _parts_to_send(self) -> Iterator[bytes]:
+        while True:
+            part = self._parts.get()
+            try:
+                if part is None:
+                    return
+                if isinstance(part, BaseException):
+                    raise part
+                yield part
+            finally:
+                self._parts.task_done()
+
+    def send(self, part: bytes | BaseException | None) -> None:
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            with contextlib.suppress(Full):
+                self._parts.put(part, timeout=0.1)
+                return
+
+    def drain(self) -> None:
+        while self._parts.unfinished_tasks and self._failure is None:
+            self._thread.join(0.01)
+
+    def finish(self) -> None:
+        self.send(None)
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def abort(self) -> None:
+        with contextlib.suppress(BaseException):  # the first failure is the news
+            self.send(_AbortedError())
+        self._thread.join()

@@ -14,7 +14,6 @@ import importlib
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -22,30 +21,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from wdsprep.store.remote import PerProcess
+
 NAME = "obstore._obstore"
-_LOADING = threading.Lock()
-_loaded: dict[int, Any] = {}
-"""The library by process. That of a parent is kept, as nothing of it may be freed in a child
-either."""
-
-
-def _unlock() -> None:
-    global _LOADING  # another thread may have had it when this process was forked
-    _LOADING = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock)
 
 
 def own_library() -> Any:
     """Return the extension module of obstore, loaded for this process alone."""
-    process = os.getpid()
-    if process not in _loaded:
-        with _LOADING:
-            if process not in _loaded:
-                is_used = bool(_loaded) or NAME in sys.modules
-                _loaded[process] = _copy() if is_used else importlib.import_module(NAME)
-    return _loaded[process]
+    return _LIBRARY.get()
+
+
+def _load() -> ModuleType:
+    return _copy() if NAME in sys.modules else importlib.import_module(NAME)
+
+
+_LIBRARY = PerProcess(_load)
 
 
 def _copy() -> ModuleType:
