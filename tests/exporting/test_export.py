@@ -20,8 +20,8 @@ from wdsprep.cli import cli
 from wdsprep.dataset.npy_arrays import denormalise, field_of, patchify, values_of
 from wdsprep.errors import FingerprintError, TarError, UsageError
 from wdsprep.exporting import LAYOUTS
-from wdsprep.exporting.energon import path_between
 from wdsprep.exporting.layout import bfloat16_bits
+from wdsprep.exporting.tars import path_between
 
 FLUX = (*LATENTS, *TEXT)
 

@@ -8,9 +8,9 @@ if one of its files is not as it was written.
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -24,16 +24,14 @@ from wdsprep.dataset.settings import columns_of
 from wdsprep.dataset.stored_dataset import check_kind, open_dataset
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
-from wdsprep.exporting import WITH_IMAGES
 from wdsprep.exporting.layout import Exportable, Layout, layout_of, to_json
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.output import CLAIM, MARKS, CheckWork, ExportMark, Output, unit_of_mark
 from wdsprep.exporting.read_samples import ExportUnit, UnitReader, UnitSource
 from wdsprep.options import takes_options
 from wdsprep.runners.base import PROGRESS_S, Unit, Work
-from wdsprep.runners.job import Job, JobListener, check_all_done, job_largest_first
+from wdsprep.runners.job import Job, check_all_done, job_largest_first
 from wdsprep.runners.make_runner import runner_for
-from wdsprep.runners.options import WorkerOptions
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
 from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shown
@@ -78,8 +76,10 @@ def export(options: ExportOptions) -> Exported:
     places = [absolute(options.dataset), *map(absolute, named)]
     target = absolute(options.out) if os.fspath(options.out) else ""
     manifests = [open_dataset(place)[1] for place in places]
-    found = _exportable(places, manifests, to)
-    if to == "energon":
+    chosen = layout_of(to) if to != "energon" else None
+    takes_images = chosen is not None and chosen.takes_images
+    found = _exportable(places, manifests, tower=options.tower, takes_images=takes_images)
+    if chosen is None:
         if named:
             raise UsageError(
                 "--to energon takes no --join, as tars stay as they are: let Energon join datasets"
@@ -89,43 +89,34 @@ def export(options: ExportOptions) -> Exported:
         raise UsageError(f"--to {to} needs a folder to write to: give it after the dataset")
     for place in places:
         check_apart(place, target)
-    layout = layout_of(to, options.tower).check(found)
-    plan = ExportPlan(
-        to=to,
+    layout = chosen.check(found)
+    claim = {
+        "form": FORM,
+        "join": [manifest.settings for manifest in manifests[1:]],
+        "layout": repr(layout),
+        "settings": manifests[0].settings,
+        "to": to,
+    }
+    return _Export(
         dataset=found,
         layout=layout,
         units=tuple(_units(places, manifests, layout)),
-        claim={
-            "form": FORM,
-            "join": [manifest.settings for manifest in manifests[1:]],
-            "layout": repr(layout),
-            "settings": manifests[0].settings,
-            "to": to,
-        },
-    )
-    return _Export(plan, target, options.heard_by).run(options)
+        claim=to_json(claim),
+        store=open_store(target),
+        options=options,
+    ).run()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportPlan:
-    """The plan of an export: the dataset, the layout, and the shards as units of work."""
-
-    to: str
-    dataset: Exportable
-    layout: Layout
-    units: tuple[ExportUnit, ...]
-    claim: Mapping[str, Any]
-    """The settings that decide the bytes of files, beside the shards themselves."""
-
-
-def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -> Exportable:
+def _exportable(
+    places: Sequence[str], manifests: Sequence[Manifest], *, tower: str, takes_images: bool
+) -> Exportable:
     """Return the dataset to export, with what is joined to it.
 
     Arrays of the same name come from the last dataset that has them, and all arrays of text from
     the last dataset with text. Raise UsageError if the datasets cannot be joined.
     """
     first, *joined = manifests
-    has_images = to in WITH_IMAGES and [m.dataset for m in joined].count("images") == 1
+    has_images = takes_images and [m.dataset for m in joined].count("images") == 1
     for place, manifest in zip(places[1:], joined, strict=True):
         if not (has_images and manifest.dataset == "images"):
             check_kind(open_store(place), manifest.dataset, "latents")
@@ -154,6 +145,7 @@ def _exportable(places: Sequence[str], manifests: Sequence[Manifest], to: str) -
         fields=tuple(fields),
         settings=(with_latents or [first])[-1].settings,
         model=str((of_texts or [first])[-1].extra.get("model", "")),
+        tower=tower,
         shards=tuple((shard.name, shard.samples) for shard in first.shards),
         has_images=has_images,
         columns={n: holds for m in manifests for n, holds in columns_of(m.settings).items()},
@@ -176,15 +168,11 @@ def _arrays_by_dataset(manifests: Sequence[Manifest]) -> list[set[str]]:
     """
     taken: list[set[str]] = []
     for manifest in manifests:
-        own = {item.name for item in _fields_of(manifest)}
-        texts = (
-            [_text_names(before) for before in manifests[: len(taken)]]
-            if _text_names(manifest)
-            else []
-        )
-        for number, before in enumerate(taken):
-            taken[number] = before - own - (texts[number] if texts else set())
-        taken.append(own)
+        names = {item.name for item in _fields_of(manifest)}
+        has_text = bool(_text_names(manifest))
+        for number, earlier in enumerate(manifests[: len(taken)]):
+            taken[number] -= names | (_text_names(earlier) if has_text else set())
+        taken.append(names)
     return taken
 
 
@@ -197,8 +185,8 @@ def _units(
     """
     taken = _arrays_by_dataset(manifests)
     first, *others = manifests
-    made_of = [_images_of(m) for m in manifests] if others else []
     joins = manifests if others else []
+    made_of = [_images_of(m) for m in joins]
     moved = [{r.unit: r for r in m.receipts if may_have_moved(r)} for m in joins] or [{}]
     beside = [{latent_unit(shard.name): shard for shard in m.shards} for m in manifests]
     for shard in first.shards:
@@ -242,7 +230,7 @@ def _images_of(manifest: Manifest) -> dict[str, str]:
 
 def _export_metadata(dataset: Exportable, target: str) -> Exported:
     """Write metadata for a reader that takes the tars of wdsprep as they are."""
-    from wdsprep.exporting.energon import metadata_beside
+    from wdsprep.exporting.tars import metadata_beside
 
     store, files = open_store(target), metadata_beside(dataset, target)
     for name, data in files.items():
@@ -293,36 +281,41 @@ class ExportWork:
         return mark
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Export:
-    """A run of an export, with the marks of the shards that are done."""
+    """A run of an export: the dataset, the layout, and the shards as units of work.
 
-    plan: ExportPlan
-    out: str
-    listener: JobListener
-    _done: dict[str, ExportMark] = field(default_factory=dict)
+    `claim` has the settings that decide the bytes of files, beside the shards themselves.
+    """
 
-    def run(self, options: WorkerOptions) -> Exported:
-        store = open_store(self.out)
-        there = self._claim_folder(store, options)
+    dataset: Exportable
+    layout: Layout
+    units: tuple[ExportUnit, ...]
+    claim: bytes
+    store: Store
+    options: ExportOptions
+
+    def run(self) -> Exported:
+        store, layout = self.store, self.layout
+        there = {entry.name: entry.nbytes for entry in store.list()}
+        done = {mark.name: mark for mark in self._claim_folder(there)}
         store.sweep(lambda name: name in there or name.startswith(MARKS))
-        before = len(self._done)
-        pending = [unit for unit in self.plan.units if unit.name not in self._done]
-        index = tuple(self.plan.layout.index(()))
+        before = len(done)
+        pending = [unit for unit in self.units if unit.name not in done]
+        index = tuple(layout.index(()))
         if pending:
             for name in index:
                 store.delete(name)
-            work = ExportWork(out=self.out, layout=self.plan.layout)
-            for unit, mark in self._run_workers(options, work, pending, "exported"):
-                self._done[unit.name] = mark
-        marks = [self._done[unit.name] for unit in self.plan.units]
+            work = ExportWork(out=store.url, layout=layout)
+            done |= {unit.name: mark for unit, mark in self._run(work, pending, "exported")}
+        marks = [done[unit.name] for unit in self.units]
         files = [file for mark in marks for file in mark.files]
-        for name, data in chain(self.plan.layout.index(files).items(), self._empty_captions()):
+        for name, data in chain(layout.index(files).items(), self._empty_captions()):
             if pending or there.get(name) != len(data) or store.read(name) != data:
                 write_bytes(store, name, data)
         return Exported(
-            to=self.plan.to,
-            out=self.out,
+            to=self.options.to,
+            out=store.url,
             samples=sum(file.samples for file in files),
             left_out=sum(mark.left_out for mark in marks),
             files=len(files),
@@ -332,81 +325,72 @@ class _Export:
             index=index,
         )
 
-    def _claim_folder(self, store: Store, options: WorkerOptions) -> dict[str, int]:
-        """Claim the folder for this export, and return the sizes of the files in it by name.
+    def _claim_folder(self, there: Mapping[str, int]) -> Iterator[ExportMark]:
+        """Claim the folder for this export, and yield the marks of shards exported before.
 
-        Shards that were exported before go into `_done`. Files of shards whose inputs changed, or
-        whose files are not as they were written, are deleted, but are among the result. Raise
-        UsageError if the folder holds other files, and FingerprintError if it holds another export.
+        `there` has the sizes of the files in it. Files of shards whose inputs changed, or whose
+        files are not as they were written, are deleted. Raise UsageError if the folder holds other
+        files, and FingerprintError if it holds another export.
         """
-        there = {entry.name: entry.nbytes for entry in store.list()}
-        claim = to_json(self.plan.claim)
+        store = self.store
         if CLAIM not in there:
-            self._check_free(store, there)
-            write_bytes(store, CLAIM, claim)
-            return there
+            others = (name for name in there if not is_hidden(name) and name not in HUB_FILES)
+            if some := [shown(name) for name in islice(others, EXAMPLES + 1)]:
+                raise UsageError(
+                    f"{store.url} holds other files ({examples(some)}): give an empty or new "
+                    "folder for the export"
+                )
+            write_bytes(store, CLAIM, self.claim)
+            return
         try:
             said = read_record(dict[str, Any], store.read(CLAIM), f"{store.url}/{CLAIM}")
         except FormatError as error:
             raise FormatError(f"{error}: give another folder, or remove it first") from None
-        if changed := differences(said, json.loads(claim)):
+        if changed := differences(said, json.loads(self.claim)):
             names = ", ".join(line.partition(":")[0] for line in changed)
             raise FingerprintError(
                 f"{store.url} holds another export ({names} differ): give another folder, or "
                 "remove it first"
             )
-        wanted = {unit.name: unit for unit in self.plan.units}
+        wanted = {unit.name: unit.inputs for unit in self.units}
         units = sorted(filter(None, map(unit_of_mark, there)))
         current = []
         for mark in filter(None, read_each(partial(ExportMark.read, store), units, store.readers)):
-            unit = wanted.get(mark.name)
             is_here = all(there.get(file.name) == file.nbytes for file in mark.files)
-            if unit is not None and list(mark.inputs) == unit.inputs and is_here:
+            if list(mark.inputs) == wanted.get(mark.name) and is_here:
                 current.append(mark)
             else:
-                _delete(store, mark)
+                self._delete(mark)
         if current:
-            self.listener.told(f"checking {plural(len(current), 'shard')} exported before")
-            work = CheckWork(self.out)
-            for mark, is_sound in self._run_workers(options, work, current, "checked"):
+            told = f"checking {plural(len(current), 'shard')} exported before"
+            self.options.heard_by.told(told)
+            for mark, is_sound in self._run(CheckWork(store.url), current, "checked"):
                 if is_sound:
-                    self._done[mark.name] = mark
+                    yield mark
                 else:
-                    _delete(store, mark)
-        return there
+                    self._delete(mark)
 
-    def _check_free(self, store: Store, there: Iterable[str]) -> None:
-        others = (name for name in there if not is_hidden(name) and name not in HUB_FILES)
-        if some := [shown(name) for name in islice(others, EXAMPLES + 1)]:
-            raise UsageError(
-                f"{store.url} holds other files ({examples(some)}): give an empty or new folder "
-                "for the export"
-            )
+    def _delete(self, mark: ExportMark) -> None:
+        """Delete the mark of a shard, and then the files that it lists."""
+        for name in (mark.file_name, *(file.name for file in mark.files)):
+            self.store.delete(name)
 
     def _empty_captions(self) -> Iterator[tuple[str, bytes]]:
         """Yield the name and bytes of the empty caption's file for each exported array of text."""
-        for source in self.plan.units[0].sources if self.plan.units else ():
+        for source in self.units[0].sources if self.units else ():
             for name in source.arrays or ():
-                if self.plan.dataset.is_text(name):
+                if self.dataset.is_text(name):
                     with suppress(NotFoundError):
                         yield empty_name(name), shared_store(source.url).read(empty_name(name))
 
-    # --- the workers
-    def _run_workers(
-        self, options: WorkerOptions, work: Work, units: Sequence[Unit], done: str
-    ) -> Iterator[tuple[Any, Any]]:
+    def _run(self, work: Work, units: Sequence[Unit], done: str) -> Iterator[tuple[Any, Any]]:
         """Yield each unit with its result. Raise WorkError at the end if a unit failed.
 
         `done` is the word in its message for what could not be done.
         """
-        make_runner = partial(runner_for, options, told=self.listener.told, name="export")
-        job: Job[Any, Any] = job_largest_first(make_runner, work, units, heard=self.listener.status)
+        listener = self.options.heard_by
+        make_runner = partial(runner_for, self.options, told=listener.told, name="export")
+        job: Job[Any, Any] = job_largest_first(make_runner, work, units, heard=listener.status)
         with closing(job):
             yield from job.results()
         check_all_done(job.quarantined, "shard", done, "run the same command again")
-
-
-def _delete(store: Store, mark: ExportMark) -> None:
-    """Delete the mark of a shard, and then the files that it lists."""
-    for name in (mark.file_name, *(file.name for file in mark.files)):
-        store.delete(name)

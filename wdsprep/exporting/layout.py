@@ -1,20 +1,17 @@
 """The interface of layouts: what they receive of a dataset, and what they return for an export.
 
-What several of them need is here too: arrays in the types and shapes that readers expect, and tars
-whose members have other names.
+What several of them need is here too: JSON, arrays as bfloat16, and arrays of one length.
 """
 
 import importlib
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
     Field,
-    field_of,
     is_of_text,
     text_fields,
     to_bfloat16,
@@ -22,8 +19,9 @@ from wdsprep.dataset.npy_arrays import (
 )
 from wdsprep.dataset.settings import SCORES, is_scored
 from wdsprep.dataset.shapes import shapes_of
-from wdsprep.dataset.tar.write import Buffer, TarWriter
+from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, UsageError
+from wdsprep.exporting import LAYOUTS
 from wdsprep.exporting.output import ExportedFile, Output
 
 if TYPE_CHECKING:
@@ -43,6 +41,8 @@ class Exportable:
     fields: tuple[Field, ...]
     settings: Mapping[str, Any]
     model: str = ""
+    tower: str = ""
+    """The name of a text tower, for layouts that name columns after it."""
     shards: tuple[tuple[str, int], ...] = ()
     """The shards by name, with the number of samples of each."""
     has_images: bool = False
@@ -113,40 +113,41 @@ class ExportSample:
 Writing = Generator[None, None, None]
 
 
-class Layout(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Layout:
     """The layout of an export: it checks the dataset, writes each shard, and writes the index.
 
-    It can be pickled, as workers get it.
+    It can be pickled, as workers get it. What it is made of decides the bytes of files.
     """
 
-    @property
-    def heads(self) -> bool:
-        """Return whether tar headers are enough, so that no image and no array is read."""
-
-    @property
-    def arrays(self) -> tuple[str, ...]:
-        """Return the names of the arrays that the layout writes."""
+    heads: ClassVar[bool] = False
+    """True if tar headers are enough, so that no image and no array is read."""
+    takes_images: ClassVar[bool] = False
+    """True for a layout of latents to which images may be joined."""
+    arrays: tuple[str, ...] = ()
+    """The names of the arrays that the layout writes."""
 
     def check(self, dataset: Exportable) -> "Layout":
         """Return the layout for a dataset. Raise UsageError if the dataset does not fit."""
+        raise NotImplementedError
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         """Write the files that a shard becomes. Yield after each sample."""
+        raise NotImplementedError
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         """Return, by name, the bytes of the files that are written after those of all shards.
 
-        `files` are those that the shards became.
+        There are none unless a layout says so. `files` are those that the shards became.
         """
+        del files
+        return {}
 
 
-def layout_of(to: str, tower: str) -> Layout:
-    """Return the layout with the name `to`. Only the module of that layout is imported.
-
-    `tower` is the name of a text tower, for layouts that name columns after it.
-    """
-    module = importlib.import_module(f"wdsprep.exporting.{to}")
-    found: Layout = module.layout(tower=tower)
+def layout_of(to: str) -> Layout:
+    """Return the layout with the name `to`. Only the module of that layout is imported."""
+    module, _, name = LAYOUTS[to].partition(":")
+    found: Layout = getattr(importlib.import_module(f"wdsprep.exporting.{module}"), name)()
     return found
 
 
@@ -172,55 +173,3 @@ def pad_to(array: "NDArray[Any]", length: int) -> "NDArray[Any]":
     if not short:
         return array
     return np.concatenate([array, np.zeros((short, *array.shape[1:]), array.dtype)])
-
-
-def split_npy(name: str, data: Buffer, count: int) -> list[Buffer]:
-    """Split an `.npy` file along the first axis of its array into `count` files."""
-    if count == 1:
-        return [data]
-    field = field_of(name, data)
-    part = replace(field, shape=(field.shape[0] // count, *field.shape[1:]))
-    starts = range(len(field.header), len(data), part.array_nbytes)
-    return [part.header + data[start : start + part.array_nbytes] for start in starts]
-
-
-def npy_bytes(array: "NDArray[Any]") -> bytes:
-    """Return the `.npy` file of an array."""
-    import io
-
-    import numpy as np
-
-    out = io.BytesIO()
-    np.save(out, np.ascontiguousarray(array))
-    return out.getvalue()
-
-
-Members = list[tuple[str, Buffer]]
-
-
-def write_tar(
-    out: Output,
-    unit: str,
-    samples: Iterator[ExportSample],
-    members: Callable[[ExportSample], Members],
-    *,
-    indexed: bool = False,
-) -> Writing:
-    """Write one tar, with its index if `indexed`. Yield after each sample.
-
-    Nothing is written if there is no sample.
-    """
-    name = f"{unit}.tar"
-    first = next(samples, None)
-    if first is None:
-        return
-    with out.open(name) as file, TarWriter(file, hashed=False) as tar:
-        tar.add(first.key, members(first))
-        yield
-        for sample in samples:
-            tar.add(sample.key, members(sample))
-            yield
-        written = tar.finish()
-        file.samples = written.samples
-    if indexed:
-        out.write(index_name(name), written.index)

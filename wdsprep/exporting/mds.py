@@ -54,12 +54,6 @@ SIZES = ("height", "width")
 ORIGINAL = ("original_height", "original_width")
 
 
-def layout(*, tower: str) -> "MdsLayout":
-    if not tower.isprintable():
-        raise UsageError(f"--tower {tower!r}: give a name, such as t5")
-    return MdsLayout(tower=tower)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
     """A column of an MDS file.
@@ -104,7 +98,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MdsLayout:
+class MdsLayout(Layout):
     """The layout of MDS shards."""
 
     tower: str = ""
@@ -112,16 +106,16 @@ class MdsLayout:
     columns: tuple[Column, ...] = ()
     length: int = 0
     """The length of a mask beside embeddings of variable length."""
-    heads: bool = False
-    arrays: tuple[str, ...] = ()
 
     def check(self, dataset: Exportable) -> Layout:
+        if not dataset.tower.isprintable():
+            raise UsageError(f"--tower {dataset.tower!r}: give a name, such as t5")
         if dataset.settings.get("latents") == "given":
             raise UsageError(
                 f"{dataset.url} has imported latents of unknown scale, and --to mds needs latents "
                 "as the VAE gives them: encode the images, or give another --to"
             )
-        named = replace(self, tower=self.tower or dataset.model, settings=dataset.settings)
+        named = replace(self, tower=dataset.tower or dataset.model, settings=dataset.settings)
         columns = named._images() if dataset.kind == "images" else named._arrays(dataset)
         varying = [field for field in dataset.fields if field.is_variable and field.name == EMB]
         return replace(

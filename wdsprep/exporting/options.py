@@ -28,7 +28,7 @@ class ExportOptions(WorkerOptions, ListenedOptions):
             "(SimpleTuner), MosaicML's streaming (PRX), datasets (MLPerf), programs for folders of "
             "images (diffusers' scripts, OneTrainer, ai-toolkit), or kohya's sd-scripts.",
             LAYOUT,
-            choices=LAYOUTS,
+            choices=tuple(LAYOUTS),
         )
     )
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(

@@ -8,6 +8,7 @@ those that are damaged, cut or gone.
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from typing import ClassVar
 
 from blake3 import blake3
 
@@ -40,21 +41,30 @@ class ExportedFile:
 class OutputFile:
     """A file that is being written; its bytes are counted and hashed.
 
-    The layout sets `samples` and `digests` before it ends the file.
+    The layout sets `samples` and `digests` before it ends the file. It has the interface of a file,
+    as pyarrow wants it.
     """
 
     sink: Sink
     samples: int = 0
     digests: Mapping[str, str] = field(default_factory=dict)
     nbytes: int = 0
+    closed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.hash = blake3()
 
-    def write(self, data: bytes | memoryview, /) -> None:
-        self.hash.update(data)
-        self.nbytes += len(data)
-        self.sink.write(data)
+    def write(self, data: Buffer, /) -> None:
+        self.writelines([data if isinstance(data, memoryview) else bytes(data)])
+
+    def tell(self) -> int:
+        return self.nbytes
+
+    def flush(self) -> None:
+        """Do nothing, since the store has the bytes already."""
+
+    def close(self) -> None:
+        """Do nothing, since the store closes its own file."""
 
     def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
         for piece in pieces:
@@ -89,7 +99,7 @@ class Output:
     def write(self, name: str, data: Buffer, *, samples: int = 0) -> None:
         """Write a whole file."""
         with self.open(name) as file:
-            file.write(bytes(data))
+            file.write(data)
             file.samples = samples
 
 

@@ -9,6 +9,7 @@ moments become `mean` and `logvar` too, beside the other arrays.
 Nothing is compressed: images and arrays would hardly become smaller, at the cost of speed.
 """
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -16,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, field_of
 from wdsprep.dataset.settings import NUMBER, TEXT, WHOLE
+from wdsprep.dataset.tar.write import Buffer
 from wdsprep.exporting.layout import (
     Exportable,
     ExportSample,
     Layout,
     Writing,
     bfloat16_bits,
-    npy_bytes,
-    split_npy,
     to_json,
 )
-from wdsprep.exporting.output import ExportedFile, Output, OutputFile
+from wdsprep.exporting.output import Output
 
 if TYPE_CHECKING:
     import pyarrow
+    from numpy.typing import NDArray
 
 GROUP_NBYTES = 64 << 20
 """The bytes of the rows that are kept in memory and written together."""
@@ -44,21 +45,14 @@ FLUX = {LATENT, EMB, POOLED}
 MOMENTS = {LATENT: ("mean", "logvar"), FLIPPED: ("mean_flipped", "logvar_flipped")}
 
 
-def layout(*, tower: str) -> "ParquetLayout":
-    del tower
-    return ParquetLayout()
-
-
 @dataclass(frozen=True, kw_only=True)
-class ParquetLayout:
+class ParquetLayout(Layout):
     """The layout of Parquet tables."""
 
     kind: str = ""
     """What rows hold: images, arrays, moments or mlperf."""
-    arrays: tuple[str, ...] = ()
     scores: tuple[tuple[str, str], ...] = ()
     """The columns of scores, with the kind of value that each holds."""
-    heads: bool = False
 
     def check(self, dataset: Exportable) -> Layout:
         names = tuple(field.name for field in dataset.fields)
@@ -75,7 +69,7 @@ class ParquetLayout:
         """
         if self.kind == "moments" and name in MOMENTS:
             return MOMENTS[name]
-        return (without_npy(name),)
+        return (name.removesuffix(".npy"),)
 
     def _schema(self) -> "pyarrow.Schema":
         import pyarrow as pa
@@ -105,7 +99,7 @@ class ParquetLayout:
         rows, nbytes, count = [self.row(first)], 0, 1
         with out.open(name) as written:
             with ParquetWriter(
-                _FileOfArrow(written),
+                written,
                 schema,
                 compression="NONE",
                 use_dictionary=False,
@@ -145,10 +139,6 @@ class ParquetLayout:
             "height": sample.number("height"),
         }
 
-    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
-        del files  # readers list the folder
-        return {}
-
 
 def mlperf_row(sample: ExportSample) -> dict[str, Any]:
     bits = {name: bfloat16_bits(field_of(name, d), d) for name, d in sample.members.items()}
@@ -157,9 +147,23 @@ def mlperf_row(sample: ExportSample) -> dict[str, Any]:
     return {"__key__": sample.key, **{name: npy_bytes(array) for name, array in arrays.items()}}
 
 
-def without_npy(name: str) -> str:
-    """Return the name of an array without `.npy`."""
-    return name.removesuffix(".npy")
+def split_npy(name: str, data: Buffer, count: int) -> list[Buffer]:
+    """Split an `.npy` file along the first axis of its array into `count` files."""
+    if count == 1:
+        return [data]
+    field = field_of(name, data)
+    part = replace(field, shape=(field.shape[0] // count, *field.shape[1:]))
+    starts = range(len(field.header), len(data), part.array_nbytes)
+    return [part.header + data[start : start + part.array_nbytes] for start in starts]
+
+
+def npy_bytes(array: "NDArray[Any]") -> bytes:
+    """Return the `.npy` file of an array."""
+    import numpy as np
+
+    out = io.BytesIO()
+    np.save(out, np.ascontiguousarray(array))
+    return out.getvalue()
 
 
 def _features() -> dict[str, Any]:
@@ -197,25 +201,3 @@ def _column(values: Sequence[Any], kind: "pyarrow.DataType") -> "pyarrow.Array":
     ends = np.cumsum([0, *map(len, values)], dtype="<i4")
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]
     return pa.Array.from_buffers(kind, len(values), buffers)
-
-
-class _FileOfArrow:
-    """A file that is being written, with the interface that pyarrow wants."""
-
-    closed = False
-
-    def __init__(self, file: OutputFile) -> None:
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        self._file.write(bytes(data))
-        return len(data)
-
-    def tell(self) -> int:
-        return self._file.nbytes
-
-    def flush(self) -> None:
-        """Do nothing, since the store has the bytes already."""
-
-    def close(self) -> None:
-        """Do nothing, since the store closes its own file."""

@@ -10,7 +10,7 @@ remote store.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from wdsprep.dataset.damage import (
@@ -29,12 +29,28 @@ from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shard_reader import HashedTape, ScoreReader, open_shard
 from wdsprep.dataset.stored_dataset import read_shard
 from wdsprep.dataset.tar.members import Tape, members, split_member, truncated
-from wdsprep.dataset.tar.read import open_tape
+from wdsprep.dataset.tar.read import TarSample, open_tape
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import shared_store
+from wdsprep.store.base import Store
 from wdsprep.tables.read_positions import read_positions
+
+TEXTS = frozenset(("json", "txt"))
+
+
+@dataclass(slots=True)
+class ReadSample:
+    """A sample of a shard: the fields that were read, and of a tar the places of all members."""
+
+    key: str
+    fields: dict[str, Buffer]
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    end: int = 0
+
+
+Samples = Iterator[ReadSample]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +66,112 @@ class UnitSource:
     """The settings of a dataset of scores, whose columns are added to the sample."""
     receipt: Receipt | None = None
     """The receipt, if samples may have other positions than in the image shard."""
+
+    @property
+    def store(self) -> Store:
+        return shared_store(self.url)
+
+    def damage(self, cause: str, key: str = "") -> DamageError:
+        return DamageError(f"{self.url}/{self.shard.name}", cause, key)
+
+    def wants(self, name: str) -> bool:
+        return self.arrays is None or name in self.arrays or name in TEXTS
+
+    def read(self, *, heads: bool) -> Samples:
+        """Yield the samples of the shard; with `heads` their json and caption alone.
+
+        Raise DamageError at the end if its receipt has another number of samples.
+        """
+        tar = self._read_headers() if heads else self._read_hashed()
+        samples = tar if self.scores is None else self._read_scores(tar)
+        count = 0
+        for count, sample in enumerate(samples, 1):  # noqa: B007  counts them
+            yield sample
+        if count != self.shard.samples:
+            raise self.damage(UNLIKE_RECEIPT)
+
+    def _read_hashed(self) -> Samples:
+        """Yield the samples of the tar, and read every byte of it.
+
+        Raise DamageError at the end if its receipt has another digest.
+        """
+        with HashedTape(self.store, self.shard) as tape:
+            yield from self._read_tar(tape.at, tape.view, self.wants)
+            tape.check(self.shard.digest)
+
+    def _read_headers(self) -> Samples:
+        """Yield the samples of the tar with their json and caption, and the places of all members.
+
+        A tar in a remote store is read whole: many small ranges would take longer.
+        """
+        with open_tape(self.store, self.shard.name) as at:
+            yield from self._read_tar(at, at, TEXTS.__contains__)
+
+    def _read_tar(
+        self, at: Tape, view: Callable[[int, int], Buffer], wants: Callable[[str], bool]
+    ) -> Samples:
+        """Yield the samples of a tar with the members that `wants` accepts.
+
+        Large members are views: to copy them takes as long as to hash them.
+        """
+        with naming_place(f"{self.url}/{self.shard.name}"):
+            sample: ReadSample | None = None
+            for path, _start, data, nbytes, target in members(at):
+                split = split_member(path)
+                if split is None or target:
+                    continue
+                key, name = split
+                if sample is None or key != sample.key:
+                    if sample is not None:
+                        yield sample
+                    sample = ReadSample(key, {})
+                sample.places[name] = (data, nbytes)
+                sample.end = data + nbytes
+                if wants(name):
+                    read = view if nbytes >= LARGE_NBYTES else at
+                    content = sample.fields[name] = read(data, nbytes)
+                    if len(content) < nbytes:
+                        raise truncated(data, path)
+            if sample is not None:
+                yield sample
+
+    def _read_scores(self, tar: Samples) -> Samples:
+        """Yield the samples of a shard of scores, with their rows as json.
+
+        Arrays come from `tar`, the samples of its tar, if it has one. Raise DamageError if that has
+        other keys than the table.
+        """
+        rows = ScoreReader(self.store, self.shard, self.scores or {}).facts()
+        if is_table(self.shard.name):
+            tar = (ReadSample(row[KEY], {}) for row in rows)
+        for sample, row in zip(tar, rows, strict=True):
+            if sample.key != row[KEY]:
+                raise self.damage(UNLIKE_RECEIPT)
+            sample.fields["json"] = facts_bytes(row)
+            yield sample
+
+    def read_joined(self, first: "UnitSource") -> Iterator[TarSample | None]:
+        """Yield the sample for each sample of the first shard, or None if it has none."""
+        positions = first.positions().positions
+        numbers = self.positions().numbers(int(positions.max(initial=0)) + 1)[positions]
+        with open_shard(self.store, self.shard, self.scores or {}) as shard:
+            samples = shard.samples(numbers[numbers != NOWHERE].tolist())
+            for number in numbers.tolist():
+                yield None if number == NOWHERE else next(samples)
+
+    def positions(self) -> ImagePositions:
+        """Return the positions of the samples of the shard in its image shard."""
+        if self.receipt is None:
+            return ImagePositions.plain(self.shard.samples)
+        with naming_repair(self.store):  # an error in the first dataset would name another
+            return read_positions(self.store, self.receipt)
+
+    def facts(self, sample: ReadSample | TarSample) -> Mapping[str, Any]:
+        facts = parse_object(bytes(sample.fields.get("json", b"{}")))
+        if facts is None:
+            damage = self.damage("its json is not an object", sample.key)
+            raise damage.with_next_step(repair_step(self.url))
+        return facts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,190 +201,49 @@ class UnitReader:
     def __init__(self, unit: ExportUnit, *, heads: bool = False) -> None:
         self._first, *self._joined = unit.sources
         self._heads = heads
-        self.nbytes = self.left_out = self.samples = 0
+        self.nbytes = self.left_out = 0
 
     def __iter__(self) -> Iterator[ExportSample]:
-        found = _read_headers(self._first) if self._heads else self._read_hashed()
-        if self._first.scores is not None:
-            found = _read_scores(self._first, found)
-        found = read_shard(shared_store(self._first.url), self._first.shard, found)
+        first = self._first
+        samples = read_shard(first.store, first.shard, first.read(heads=self._heads))
         joined = [
-            read_shard(shared_store(source.url), source.shard, _read_joined(self._first, source))
+            read_shard(source.store, source.shard, source.read_joined(first))
             for source in self._joined
         ]
-        for one in found:
-            others = [next(each) for each in joined]
-            if any(other is None for other in others):
+        for sample in samples:
+            others = [other for other in map(next, joined) if other is not None]
+            if len(others) < len(joined):
                 self.left_out += 1
                 continue
-            self.samples += 1
-            yield _sample(one, [other for other in others if other], self._first, self._joined)
-            self.nbytes = max(self.nbytes, one.end)
+            yield self._join(sample, others)
+            self.nbytes = max(self.nbytes, sample.end)
 
-    def _read_hashed(self) -> Iterator["_TarSample"]:
-        """Yield the samples of the first shard, and read every byte of it.
+    def _join(self, sample: ReadSample, others: Sequence[TarSample]) -> ExportSample:
+        """Join a sample with those of other datasets.
 
-        Raise DamageError at the end if its receipt has another digest or number of samples.
+        Its caption is that of the last dataset with arrays made of captions. Raise UsageError if
+        the keys differ.
         """
-        source, count = self._first, 0
-        with HashedTape(shared_store(source.url), source.shard) as tape:
-            for one in _read_tar(tape.at, tape.view, source, _member_names(source)):
-                count += 1
-                yield one
-            tape.check(source.shard.digest)
-        if count != source.shard.samples:
-            raise _unlike_receipt(source)
-
-
-@dataclass(slots=True)
-class _TarSample:
-    """A sample as a tar has it: the members that were read, and the places of all members."""
-
-    key: str
-    members: dict[str, Buffer]
-    places: dict[str, tuple[int, int]]
-    end: int = 0
-
-
-def _member_names(source: UnitSource) -> frozenset[str] | None:
-    return None if source.arrays is None else frozenset((*source.arrays, "json", "txt"))
-
-
-def _read_tar(
-    at: Tape,
-    view: Callable[[int, int], Buffer],
-    source: UnitSource,
-    wanted: frozenset[str] | None,
-) -> Iterator[_TarSample]:
-    """Yield the samples of a tar with the `wanted` members, or with all members if that is None.
-
-    Large members are views: to copy them takes as long as to hash them.
-    """
-    with naming_place(f"{source.url}/{source.shard.name}"):
-        one: _TarSample | None = None
-        for path, _start, data, nbytes, target in members(at):
-            split = split_member(path)
-            if split is None or target:
-                continue
-            key, name = split
-            if one is None or key != one.key:
-                if one is not None:
-                    yield one
-                one = _TarSample(key, {}, {})
-            one.places[name] = (data, nbytes)
-            one.end = data + nbytes
-            if wanted is None or name in wanted:
-                read = view if nbytes >= LARGE_NBYTES else at
-                found = one.members[name] = read(data, nbytes)
-                if len(found) < nbytes:
-                    raise truncated(data, path)
-        if one is not None:
-            yield one
-
-
-def _read_scores(source: UnitSource, tar: Iterator[_TarSample]) -> Iterator[_TarSample]:
-    """Yield the samples of a shard of scores, with their rows as json.
-
-    Arrays come from `tar`, the samples of its tar, if it has one. Raise DamageError if that has
-    other keys than the table.
-    """
-    rows = ScoreReader(shared_store(source.url), source.shard, source.scores or {}).facts()
-    if is_table(source.shard.name):
-        tar = (_TarSample(row[KEY], {}, {}) for row in rows)
-    for one, row in zip(tar, rows, strict=True):
-        if one.key != row[KEY]:
-            raise _unlike_receipt(source)
-        one.members["json"] = facts_bytes(row)
-        yield one
-
-
-def _read_headers(source: UnitSource) -> Iterator[_TarSample]:
-    """Yield the samples of a shard with their json and caption, and the places of all members.
-
-    A tar in a remote store is read whole: many small ranges would take longer.
-    """
-    store, name = shared_store(source.url), source.shard.name
-    wanted = frozenset(("json", "txt"))
-    with open_tape(store, name) as at:
-        count = 0
-        for one in _read_tar(at, at, source, wanted):
-            count += 1
-            yield one
-    if count != source.shard.samples:
-        raise _unlike_receipt(source)
-
-
-def _sample(
-    one: _TarSample,
-    others: Sequence[_TarSample],
-    source: UnitSource,
-    joined: Sequence[UnitSource],
-) -> ExportSample:
-    """Join a sample with those of other datasets.
-
-    Its caption is that of the last dataset with arrays made of captions. Raise UsageError if the
-    keys differ.
-    """
-    found = {name: data for name, data in one.members.items() if name not in ("json", "txt")}
-    facts = _facts(one, source)
-    caption = one.members.get("txt", b"")
-    for other, where in zip(others, joined, strict=True):
-        if other.key != one.key:
-            raise UsageError(
-                f"{where.url}/{where.shard.name} has {other.key} where {source.url} has {one.key}: "
-                f"{verify_step(where.url, source.url)}"
-            )
-        found |= {n: data for n, data in other.members.items() if n not in ("json", "txt")}
-        if where.scores is not None:
-            facts = {**_facts(other, where), **facts}
-        if where.gives_caption:
-            caption = other.members.get("txt", caption)
-    return ExportSample(
-        key=one.key,
-        members=found,
-        facts=facts,
-        caption=bytes(caption).decode("utf-8", "replace"),
-        places=one.places,
-    )
-
-
-def _facts(one: _TarSample, source: UnitSource) -> Mapping[str, Any]:
-    facts = parse_object(bytes(one.members.get("json", b"{}")))
-    if facts is None:
-        damage = DamageError(
-            f"{source.url}/{source.shard.name}", "its json is not an object", one.key
+        first = self._first
+        files = {name: data for name, data in sample.fields.items() if name not in TEXTS}
+        facts = first.facts(sample)
+        caption = sample.fields.get("txt", b"")
+        for other, source in zip(others, self._joined, strict=True):
+            if other.key != sample.key:
+                raise UsageError(
+                    f"{source.url}/{source.shard.name} has {other.key} where {first.url} has "
+                    f"{sample.key}: {verify_step(source.url, first.url)}"
+                )
+            wanted = (name for name in other.fields if source.wants(name) and name not in TEXTS)
+            files |= {name: other.fields[name] for name in wanted}
+            if source.scores is not None:
+                facts = {**source.facts(other), **facts}
+            if source.gives_caption:
+                caption = other.fields.get("txt", caption)
+        return ExportSample(
+            key=sample.key,
+            members=files,
+            facts=facts,
+            caption=bytes(caption).decode("utf-8", "replace"),
+            places=sample.places,
         )
-        raise damage.with_next_step(repair_step(source.url))
-    return facts
-
-
-def _unlike_receipt(source: UnitSource) -> DamageError:
-    return DamageError(f"{source.url}/{source.shard.name}", UNLIKE_RECEIPT)
-
-
-# --- joined datasets
-def _positions(source: UnitSource) -> ImagePositions:
-    """Return the positions of the samples of a shard in its image shard."""
-    if source.receipt is None:
-        return ImagePositions.plain(source.shard.samples)
-    store = shared_store(source.url)
-    with naming_repair(store):  # an error in the first dataset would name another
-        return read_positions(store, source.receipt)
-
-
-def _read_joined(first: UnitSource, source: UnitSource) -> Iterator[_TarSample | None]:
-    """Yield the sample of a joined dataset for each sample of the first, or None if it has none."""
-    positions = _positions(first).positions
-    numbers = _positions(source).numbers(int(positions.max(initial=0)) + 1)[positions]
-    wanted = _member_names(source)
-    with open_shard(shared_store(source.url), source.shard, source.scores or {}) as shard:
-        found = shard.samples(numbers[numbers != NOWHERE].tolist())
-        for number in numbers.tolist():
-            if number == NOWHERE:
-                yield None
-                continue
-            sample = next(found)
-            members = sample.fields.items()
-            yield _TarSample(
-                sample.key, {n: d for n, d in members if wanted is None or n in wanted}, {}
-            )

@@ -1,19 +1,12 @@
-"""Images with the caches of kohya's sd-scripts beside them: of latents, and of text.
+"""Image files with captions beside them, which most programs that train LoRAs read, and caches.
 
-sd-scripts looks beside an image for `NAME_0832x1216_sdxl.npz`. It takes the size in that name for
-the image's, and so sorts the image into the bucket of the latent without opening it. Latents of SD
-and SDXL are as the VAE gives them, those of Flux as the transformer takes them. In the box of
-`crop_ltrb` and in `original_size` widths come first. The text embeddings that sd-scripts would make
-of a caption are in `NAME_te_outputs.npz` (SDXL) and `NAME_flux_te.npz`; it keeps no such file for
-SD.
-
-Written after what its `library/strategy_base.py`, `strategy_sd.py`, `strategy_sdxl.py` and
-`strategy_flux.py` read in February 2026 (commit 48d368fa).
+Each shard becomes a folder, or a folder for each number of `repeats` in it. The caption of an
+image is in a text file with the same name, for sd-scripts, OneTrainer and ai-toolkit.
 """
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +20,15 @@ from wdsprep.dataset.npy_arrays import (
     values_of,
 )
 from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
+from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.exporting.imagefolder import folder_of, stem_of, write_captioned
-from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Writing
-from wdsprep.exporting.output import ExportedFile, Output
+from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Writing, to_json
+from wdsprep.exporting.output import Output
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+METADATA = "metadata.jsonl"
 Arrays = dict[str, "NDArray[Any]"]
 FAMILIES = {
     "StableDiffusionPipeline": "sd",
@@ -44,20 +38,81 @@ FAMILIES = {
 LATENTS = {LATENT: "latents", FLIPPED: "latents_flipped"}
 
 
-def layout(*, tower: str) -> "KohyaLayout":
-    del tower
-    return KohyaLayout()
-
-
 @dataclass(frozen=True, kw_only=True)
-class KohyaLayout:
-    """The layout of images with the caches of sd-scripts."""
+class ImageFolderLayout(Layout):
+    """The layout of folders with images and captions.
 
+    The number before the underscore in the name of a folder tells sd-scripts how often to show each
+    image in an epoch. `metadata.jsonl` has the captions of a folder once more, for the
+    `imagefolder` of Hugging Face `datasets`, which the scripts of diffusers load.
+    """
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("imagefolder", "images")
+        return self
+
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        lines: dict[str, list[bytes]] = {}
+        for sample in samples:
+            folder = folder_of(unit, sample)
+            ((kind, data),) = sample.members.items()
+            write_captioned(out, folder, sample, kind, data)
+            row = {"file_name": f"{stem_of(sample)}.{kind}", "text": caption_line(sample)}
+            lines.setdefault(folder, []).append(to_json(row) + b"\n")
+            yield
+        for folder, rows in lines.items():
+            out.write(f"{folder}/{METADATA}", b"".join(rows))
+
+
+def folder_of(unit: str, sample: ExportSample) -> str:
+    """Return the folder for a sample of a unit, which says how often an epoch has the sample."""
+    repeats = sample.facts.get("repeats")
+    times = int(repeats) if isinstance(repeats, int) and repeats > 0 else 1
+    return f"{times}_{unit.replace('/', '-')}"
+
+
+def stem_of(sample: ExportSample) -> str:
+    return sample.key.replace("/", "_")
+
+
+def caption_line(sample: ExportSample) -> str:
+    """Return the caption on one line: some readers take further lines for other captions."""
+    return " ".join(sample.caption.split("\n")).replace("\r", "").strip()
+
+
+def write_captioned(
+    out: Output, folder: str, sample: ExportSample, kind: str, image: Buffer
+) -> None:
+    """Write an image and its caption.
+
+    The caption file ends with a line break even if it is empty: sd-scripts fails on empty files.
+    """
+    name = f"{folder}/{stem_of(sample)}"
+    text = f"{caption_line(sample)}\n".encode()
+    out.write(f"{name}.{kind}", image, samples=1)
+    out.write(f"{name}.txt", text)
+
+
+# --- with caches
+@dataclass(frozen=True, kw_only=True)
+class KohyaLayout(Layout):
+    """The layout of images with the caches of sd-scripts: of latents, and of text.
+
+    sd-scripts looks beside an image for `NAME_0832x1216_sdxl.npz`. It takes the size in that name
+    for the image's, and so sorts the image into the bucket of the latent without opening it.
+    Latents of SD and SDXL are as the VAE gives them, those of Flux as the transformer takes them.
+    In the box of `crop_ltrb` and in `original_size` widths come first. The text embeddings that
+    sd-scripts would make of a caption are in `NAME_te_outputs.npz` (SDXL) and `NAME_flux_te.npz`;
+    it keeps no such file for SD.
+
+    Written after what its `library/strategy_base.py`, `strategy_sd.py`, `strategy_sdxl.py` and
+    `strategy_flux.py` read in February 2026 (commit 48d368fa).
+    """
+
+    takes_images = True
     family: str = ""
     """sd, sdxl or flux."""
     settings: Mapping[str, Any] | None = None
-    heads: bool = False
-    arrays: tuple[str, ...] = ()
 
     def check(self, dataset: Exportable) -> Layout:
         dataset.check("kohya", "latents")
@@ -126,10 +181,6 @@ class KohyaLayout:
         }
         # Flux's file may hold an image at several resolutions.
         return found if is_raw else {f"{n}_{height}x{width}": v for n, v in found.items()}
-
-    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
-        del files  # sd-scripts lists folders
-        return {}
 
 
 def text_of_sdxl(values: Arrays) -> Arrays:

@@ -1,0 +1,285 @@
+"""Tars as other programs read them, and metadata for programs that read ours where they are."""
+
+import io
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wdsprep.dataset.file_names import index_name, is_table
+from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED, field_of
+from wdsprep.dataset.shapes import cut_size
+from wdsprep.dataset.tar.write import Buffer, TarWriter
+from wdsprep.errors import UsageError
+from wdsprep.exporting.layout import (
+    Exportable,
+    ExportSample,
+    Layout,
+    Writing,
+    bfloat16_bits,
+    pad_to,
+    to_json,
+)
+from wdsprep.exporting.output import ExportedFile, Output
+from wdsprep.store.base import local_path
+from wdsprep.store.schemes import root_and_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NV_META = ".nv-meta"
+_BRACES = re.compile(r"([\\{},])")
+META = "wids-meta.json"
+DECODED = ("jpg", "png")
+TEXTS = {EMB: "prompt_embeds.pth", POOLED: "pooled_prompt_embeds.pth"}
+
+
+Members = list[tuple[str, Buffer]]
+
+
+def write_tar(
+    out: Output,
+    unit: str,
+    samples: Iterator[ExportSample],
+    members: Callable[[ExportSample], Members],
+    *,
+    indexed: bool = False,
+) -> Writing:
+    """Write one tar, with its index if `indexed`. Yield after each sample.
+
+    Nothing is written if there is no sample.
+    """
+    name = f"{unit}.tar"
+    first = next(samples, None)
+    if first is None:
+        return
+    with out.open(name) as file, TarWriter(file, hashed=False) as tar:
+        tar.add(first.key, members(first))
+        yield
+        for sample in samples:
+            tar.add(sample.key, members(sample))
+            yield
+        written = tar.finish()
+        file.samples = written.samples
+    if indexed:
+        out.write(index_name(name), written.index)
+
+
+# --- Energon
+def metadata_beside(dataset: Exportable, out: str) -> dict[str, bytes]:
+    """Return the files by which Energon reads the tars of a dataset where they are, by name.
+
+    `.nv-meta` lists the tars, the number of samples of each, and which of them are for training. It
+    says that a sample is a dict of its members (`CrudeWebdataset`). Energon finds a tar by its path
+    from the folder that has `.nv-meta`. So that folder may be the dataset itself, or one from which
+    a relative path leads there. `energon prepare` also makes a table of all members of all tars,
+    for datasets that Energon joins; its `--tar-index-only` makes it.
+
+    Raise UsageError if the dataset has no tars.
+    """
+    if any(is_table(name) for name, _ in dataset.shards):
+        raise UsageError(
+            f"{dataset.url} has scores without embeddings, so no tars for Energon: give --to mds "
+            "or --to parquet"
+        )
+    way = path_between(out, dataset.url)
+    return metadata_files({f"{way}{name}": samples for name, samples in dataset.shards}, {})
+
+
+def path_between(out: str, dataset: str) -> str:
+    """Return the relative path from a place to a dataset, with a slash at its end.
+
+    It is "" if both are the same place. Raise UsageError if no path leads there.
+    """
+    places = [local_path(url) for url in (out, dataset)]
+    if None in places:
+        (ours, to), (theirs, at) = root_and_name(out), root_and_name(dataset)
+        if ours != theirs:
+            raise UsageError(
+                f"Energon finds tars by their paths from its metadata, and none leads from {out} "
+                f"to {dataset}: give a place on the same disk or in the same bucket, or none, for "
+                "the dataset itself"
+            )
+        places = [f"/{to}", f"/{at}"]
+    way = os.path.relpath(str(places[1]), str(places[0]))
+    return "" if way == "." else f"{way}/"
+
+
+def metadata_files(counts: Mapping[str, int], subflavors: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the bytes of the metadata files by name. They are JSON, which is also YAML.
+
+    `counts` has the number of samples of each tar, by its path.
+    """
+    named = [_BRACES.sub(r"\\\1", name) for name in counts]
+    config = {"__class__": "CrudeWebdataset", "__module__": "megatron.energon"}
+    parts = {"split_parts": {"test": [], "train": named, "val": []}}
+    return {
+        f"{NV_META}/dataset.yaml": _file({**config, "subflavors": dict(subflavors)}),
+        f"{NV_META}/split.yaml": _file(parts),
+        f"{NV_META}/.info.json": _file({"shard_counts": dict(counts)}),
+    }
+
+
+def _file(body: object) -> bytes:
+    return to_json(body) + b"\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimusLayout(Layout):
+    """The layout of tars for AMD's Primus: Energon tars of tensors that `torch.save` wrote.
+
+    Primus needs latents, a prompt embedding and a pooled embedding, as Flux has them, in bfloat16.
+    If the moments of latents were kept, it gets `mean` and `logvar` instead, and samples the
+    latents itself. It stacks arrays into batches, so an embedding of variable length is padded with
+    zeros.
+    """
+
+    has_moments: bool = False
+    length: int = 0
+    """The length of the prompt embedding."""
+    arrays: tuple[str, ...] = (LATENT, EMB, POOLED)
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("primus", "latents")
+        dataset.check_arrays("primus", self.arrays)
+        if dataset.has_shapes:
+            raise UsageError(
+                f"{dataset.url} has latents of several shapes, and Primus stacks samples into "
+                "batches whatever their shape: encode without --shapes"
+            )
+        emb = dataset.field(EMB)
+        return replace(
+            self, has_moments=dataset.has_moments, length=emb.shape[0] if emb is not None else 0
+        )
+
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        return write_tar(out, unit, samples, self.members, indexed=True)
+
+    def members(self, sample: ExportSample) -> Members:
+        found = {"latents": bits_of(sample, LATENT)}
+        if self.has_moments:
+            mean, logvar = found["latents"].reshape(2, -1, *found["latents"].shape[1:])
+            found = {"mean": mean, "logvar": logvar}
+        saved = [(f"{name}.pth", save_tensor(array)) for name, array in found.items()]
+        emb = pad_to(bits_of(sample, EMB), self.length)
+        saved.append((TEXTS[EMB], save_tensor(emb)))
+        saved.append((TEXTS[POOLED], save_tensor(bits_of(sample, POOLED))))
+        return [*saved, ("caption.txt", sample.caption.encode())]
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        tars = {file.name: file.samples for file in files if file.samples}
+        return metadata_files(tars, {"encoding": "preencoded"})
+
+
+def bits_of(sample: ExportSample, name: str) -> "NDArray[Any]":
+    """Return an array of a sample as bfloat16, whose bits are in unsigned integers."""
+    data = sample.members[name]
+    return bfloat16_bits(field_of(name, data), data)
+
+
+def save_tensor(bits: "NDArray[Any]") -> bytes:
+    """Return the file that torch.save writes of a bfloat16 tensor."""
+    import torch
+
+    out = io.BytesIO()
+    torch.save(torch.from_numpy(bits.copy()).view(torch.bfloat16), out)
+    return out.getvalue()
+
+
+# --- wids and webshart
+@dataclass(frozen=True, kw_only=True)
+class WidsLayout(Layout):
+    """The layout of tars with an index for `wids`, webdataset's reader with random access.
+
+    It has what Sana needs: Sana takes the caption of a sample from `prompt` of its json, and its
+    size from `height` and `width`: for latents this is the size in pixels of the crop that was
+    encoded. Latents stay `.npy` files, and images stay as they are, but `wids` does not decode
+    WebP.
+    """
+
+    is_of_latents: bool = False
+    arrays: tuple[str, ...] = (LATENT,)
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("wids", "images", "latents")
+        if dataset.has_moments:
+            raise UsageError(
+                f"{dataset.url} has moments, and wids takes one latent of each sample: encode with "
+                "--latents sample or mean"
+            )
+        return replace(self, is_of_latents=dataset.what == "latents")
+
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        return write_tar(out, unit, samples, self.members)
+
+    def members(self, sample: ExportSample) -> Members:
+        facts = {**sample.facts, "prompt": sample.caption}
+        if self.is_of_latents:
+            data = ("npy", sample.members[LATENT])
+            facts["width"], facts["height"] = cut_size(sample.facts)
+        else:
+            data = next(iter(sample.members.items()))
+            if data[0] not in DECODED:
+                raise UsageError(
+                    f"{sample.key} is a {data[0]}, which wids does not decode: pack with "
+                    "--reencode jpg:95"
+                )
+        return [("json", to_json(facts)), data]
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        shards = [{"filesize": f.nbytes, "nsamples": f.samples, "url": f.name} for f in files]
+        return {META: to_json({"shardlist": shards, "wids_version": 1}) + b"\n"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebshartLayout(Layout):
+    """The layout of indexes for webshart, with which SimpleTuner reads image tars.
+
+    An index is a JSON with the name of its tar. It says where each member begins and how long it
+    is, and the size and captions of each image. So webshart reads nothing but images from the tars,
+    which stay where they are. It gets the place of the indexes as `metadata=`. Of a local tar only
+    headers and texts are read for an index.
+    """
+
+    heads = True
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("webshart", "images")
+        return self
+
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        files: dict[str, dict[str, Any]] = {}
+        count = end = 0
+        for sample in samples:
+            files |= entries(sample)
+            count += 1
+            end = max(offset + nbytes for offset, nbytes in sample.places.values())
+            yield
+        body = {
+            "files": files,
+            "filesize": -(-end // 512) * 512 + 1024,
+            "includes_image_geometry": True,
+            "path": f"{unit}.tar",
+        }
+        out.write(f"{unit}.json", to_json(body), samples=count)
+
+
+def entries(sample: ExportSample) -> dict[str, dict[str, Any]]:
+    """Return the entries of an index for the image and the json of a sample.
+
+    Captions are in the entry of the image, where webshart itself puts them: some of its versions
+    take a text file beside an image for a sample.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, (offset, nbytes) in sample.places.items():
+        if name == "txt":
+            continue
+        entry: dict[str, Any] = {"length": nbytes, "offset": offset}
+        if name != "json":
+            width, height = sample.number("width"), sample.number("height")
+            several = sample.facts.get("captions")
+            entry |= {"aspect": width / height, "height": height, "width": width}
+            entry["captions"] = several if several and len(several) > 1 else sample.caption
+        found[f"{sample.key}.{name}"] = entry
+    return found
