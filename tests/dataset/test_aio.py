@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsprep.changes.shard_plan import offsets_without, spans
+from wdsprep.changes.copy_samples import offsets_without, spans
 from wdsprep.dataset import aio
 from wdsprep.dataset.aio import READS_AT_ONCE, address_of, read_all
 from wdsprep.dataset.thread_map import IDLE, map_ahead, read_each

@@ -6,11 +6,13 @@ that they are those of the sample with its key. A thread reads ahead of the writ
 makes the digest.
 """
 
+import sys
+from array import array
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wdsprep.changes.find_samples import image_digests
-from wdsprep.changes.shard_plan import SamplesToCopy, Span, spans
+from wdsprep.changes.shard_plan import SamplesToCopy
 from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.draft import Draft, DraftShard
@@ -55,7 +57,6 @@ from wdsprep.errors import (
 )
 from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, shared_store
-from wdsprep.store.base import Store
 from wdsprep.tables.read_positions import read_positions
 from wdsprep.tables.stored_tables import read_sound_columns
 
@@ -105,12 +106,10 @@ class CopyWork:
 class PlacedPart(NamedTuple):
     """Samples of one source shard that stand together in the new shard, and their new rows."""
 
-    origin: int
-    shard: Shard
-    offsets: NDArray[np.int64]
+    source: "_Source"
     numbers: Numbers
     rows: pa.Table
-    shape: str = ""
+    shape: str
 
 
 class Copier:
@@ -126,59 +125,23 @@ class Copier:
         A shard that has a receipt already is not written again. Raise FingerprintError if a source
         shard has changed.
         """
-        work, store = self._work, self._edition.store
-        if done := find_receipt(store, unit.name, unit.input, work.settings):
+        store = self._edition.store
+        if done := find_receipt(store, unit.name, unit.input, self._work.settings):
             return done
-        sources = [_Source(work, piece) for piece in unit.pieces]
+        sources = [_Source(self._work, piece) for piece in unit.pieces]
         with Draft(self._edition, unit.name) as draft:
-            name = unit.shard
-            if work.dataset == "latents":
-                name = latent_shard(unit.name, work.settings)
-            made = _NewShard(draft, name, work)
+            shard = _NewShard(draft, unit, self._work)
             try:
-                parts, rejects = place_parts(sources, self._work.settings)
-                for reject in rejects:
-                    draft.rejects.add(reject)
-                for part in parts:
-                    yield from self._copy(made, part, unit)
+                yield from shard.fill(sources)
             except (FormatError, StoreError, TarError):
                 for source in sources:
                     source.check_same()
                 raise
-            shards = (made.tar.finish(),) if made.tar else ()
-            receipt = Receipt(
-                dataset=work.dataset,
-                unit=unit.name,
-                generation=0,
-                settings=work.settings,
-                input=unit.input,
-                inputs=made.samples + draft.rejects.counts.total(),
-                shards=shards,
-                rejects=dict(draft.rejects.counts),
-                counts=dict(made.counts),
-                files={rejects_name(unit.name): draft.rejects.digest, **work.empty},
-            )
+            receipt = shard.receipt()
             for source in sources:
                 source.check_same()
             inputs = {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
-            return draft.finish(receipt, inputs if work.dataset == "images" else {})
-
-    def _copy(
-        self, made: "_NewShard", part: PlacedPart, unit: CopyUnit
-    ) -> Generator[RunProgress, None, None]:
-        store = shared_store(self._work.origins[part.origin])
-        prefix = self._work.prefixes[part.origin]
-        with naming_repair(store):
-            for found in read_part(store, part):
-                made.leave_out_removed(found, prefix)
-                made.add(found, prefix)
-                made.count(found, part.shape)
-                yield RunProgress(
-                    samples=made.samples,
-                    nbytes=made.nbytes,
-                    share=min(1.0, made.nbytes / max(1, unit.nbytes)),
-                    rejects=dict(made.draft.rejects.counts),
-                )
+            return draft.finish(receipt, inputs if receipt.dataset == "images" else {})
 
 
 # --- the samples to copy
@@ -187,12 +150,14 @@ class _Source:
 
     def __init__(self, work: CopyWork, piece: SamplesToCopy) -> None:
         self.store, self.piece = shared_store(work.origins[piece.origin]), piece
-        self._by_images, self._prefix = work.by_images, work.prefixes[piece.origin]
+        self.prefix, self._by_images = work.prefixes[piece.origin], work.by_images
         self.receipt = self._read()
-
-    @property
-    def shard(self) -> str:
-        return self.piece.shard.name
+        unit = latent_unit(piece.shard.name)
+        # It has no samples if all were rejected.
+        self.shard = next(
+            (shard for shard in self.receipt.shards if latent_unit(shard.name) == unit),
+            Shard(piece.shard.name, samples=0, nbytes=0, digest=""),
+        )
 
     def _read(self) -> Receipt:
         """Return the receipt of the unit. Raise FingerprintError if the shard has changed."""
@@ -201,8 +166,8 @@ class _Source:
         except NotFoundError:
             raise self._changed() from None
         digests = {shard.name: shard.digest for shard in receipt.shards}
-        made = receipt.input if self._by_images else digests.get(self.piece.shard.name, "")
-        if made != self.piece.shard.digest:
+        name, digest = self.piece.shard.name, self.piece.shard.digest
+        if digest != (receipt.input if self._by_images else digests.get(name, "")):
             raise self._changed()
         return receipt
 
@@ -213,39 +178,28 @@ class _Source:
 
     def _changed(self) -> FingerprintError:
         return FingerprintError(
-            f"{self.store.url} has changed while samples were copied ({self.shard}): let the run "
-            "that changes it finish, then run the same command again"
+            f"{self.store.url} has changed while samples were copied ({self.piece.shard.name}): "
+            "let the run that changes it finish, then run the same command again"
         )
 
-    @cached_property
-    def _own_shard(self) -> Shard:
-        """Return the shard as the receipt states it: without samples if all were rejected."""
-        unit, shards = latent_unit(self.shard), self.receipt.shards
-        return next(
-            (one for one in shards if latent_unit(one.name) == unit),
-            Shard(self.shard, samples=0, nbytes=0, digest=""),
-        )
-
-    @property
-    def samples(self) -> int:
-        return self._own_shard.samples
+    def damage(self) -> DamageError:
+        """Return the error for a shard whose index leads to no sample."""
+        return index_damage(f"{self.store.url}/{self.shard.name}")
 
     @cached_property
-    def _offsets(self) -> NDArray[np.int64]:
-        if is_table(self._own_shard.name):
-            return np.empty(0, np.int64)
-        return np.array(ShardReader(self.store, self._own_shard).offsets, np.int64)
+    def offsets(self) -> NDArray[np.int64]:
+        return np.array(ShardReader(self.store, self.shard).offsets, np.int64)
 
     @cached_property
     def _rows(self) -> pa.Table:
         columns = table_columns(self.receipt.dataset, self.receipt.settings)
-        return read_sound_columns(self.store, self.receipt, self._own_shard, columns)
+        return read_sound_columns(self.store, self.receipt, self.shard, columns)
 
     @cached_property
     def _rejects(self) -> list[Reject]:
         """Return the rejects of the unit, in the order of their keys."""
-        found = rejects_in(self.store, self.receipt.unit) if self.receipt.rejects else []
-        return sorted(found, key=lambda reject: key_order(reject.key))
+        rejects = rejects_in(self.store, self.receipt.unit) if self.receipt.rejects else []
+        return sorted(rejects, key=lambda reject: key_order(reject.key))
 
     @cached_property
     def _positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -254,17 +208,18 @@ class _Source:
         Without `by_images` samples have the positions 0, 1, 2 and so on, and rejects have none.
         Raise DamageError if samples and rejects do not add up to the inputs of the unit.
         """
+        samples, none = self.shard.samples, np.empty(0, np.int64)
         if not self._by_images:
-            return np.arange(self.samples), np.empty(0, np.int64)
-        if self.receipt.inputs != self.samples + len(self._rejects):
-            raise _index_damage(self.store, self.shard)
-        if not self.samples:
-            return np.empty(0, np.int64), np.arange(self.receipt.inputs)
-        found = read_positions(self.store, self.receipt)
-        rest = found.others(self.receipt.inputs)
+            return np.arange(samples), none
+        if self.receipt.inputs != samples + len(self._rejects):
+            raise self.damage()
+        if not samples:
+            return none, np.arange(self.receipt.inputs)
+        stored = read_positions(self.store, self.receipt)
+        rest = stored.others(self.receipt.inputs)
         if len(rest) != len(self._rejects):
-            raise _index_damage(self.store, self.shard)
-        return found.positions.astype(np.int64), rest
+            raise self.damage()
+        return stored.positions.astype(np.int64), rest
 
     def rejects(self) -> list[Reject]:
         """Return the rejects among the selected samples.
@@ -273,10 +228,12 @@ class _Source:
         """
         if not self._by_images:
             return []
-        _, places = self._positions
-        chosen = np.isin(places, self.piece.numbers).tolist()
-        some = (one for one, is_in in zip(self._rejects, chosen, strict=True) if is_in)
-        return [replace(one, key=f"{self._prefix}{one.key}") for one in some]
+        is_selected = np.isin(self._positions[1], self.piece.numbers).tolist()
+        return [
+            replace(reject, key=f"{self.prefix}{reject.key}")
+            for reject, selected in zip(self._rejects, is_selected, strict=True)
+            if selected
+        ]
 
     def part(self, before: int, among: range | None = None, shape: str = "") -> PlacedPart:
         """Return the selected samples; with `among`, those whose numbers here are in that range.
@@ -291,10 +248,8 @@ class _Source:
         rows = self._rows.take(numbers)
         if self.receipt.dataset == "latents":
             ranks = np.searchsorted(self.piece.numbers, positions[numbers]) + before
-            columns = [column for column in rows.column_names if column != ROW]
-            rows = rows.select(columns).append_column(ROW, pa.array(ranks))
-        some = numbers.astype(np.uint32)
-        return PlacedPart(self.piece.origin, self._own_shard, self._offsets, some, rows, shape)
+            rows = rows.drop_columns([ROW]).append_column(ROW, pa.array(ranks))
+        return PlacedPart(self, numbers.astype(np.uint32), rows, shape)
 
 
 def place_parts(
@@ -305,18 +260,15 @@ def place_parts(
     A part is the samples of one source and one shape. They are in the order of the shard: by shape,
     as `shape_ranges` sorts these, then by source.
     """
-    before, ends = [], 0
-    for source in sources:
-        before.append(ends)
-        ends += len(source.piece.numbers)
+    befores = [0, *accumulate(len(source.piece.numbers) for source in sources)]
     ranges = [shape_ranges(settings, source.receipt.counts) for source in sources]
     names = list(shape_ranges(settings, Counter(chain.from_iterable(ranges))))
-    parts = []
+    parts: list[PlacedPart] = []
     for name in names or [""]:
-        for source, start, among in zip(sources, before, ranges, strict=True):
-            if source.samples and (not names or name in among):
+        for source, before, among in zip(sources, befores, ranges, strict=False):
+            if source.shard.samples and (not names or name in among):
                 with naming_repair(source.store):
-                    parts.append(source.part(start, among.get(name), name))
+                    parts.append(source.part(before, among.get(name), name))
     rejects: list[Reject] = []
     for source in sources:
         with naming_repair(source.store):
@@ -324,39 +276,73 @@ def place_parts(
     return [part for part in parts if len(part.numbers)], rejects
 
 
-def _index_damage(store: Store, name: str) -> DamageError:
-    """Return the error for a shard whose index leads to no sample."""
-    return DamageError(f"{store.url}/{name}", "no sample is where its index says")
-
-
 # --- the bytes of samples
-def read_part(store: Store, part: PlacedPart) -> Iterator["CopiedSamples"]:
+def read_part(part: PlacedPart) -> Iterator["CopiedSamples"]:
     """Yield the samples of a part in their order, several at a time."""
-    most = AHEAD if store.root else AHEAD_S3
-    name = part.shard.name
+    source, store = part.source, part.source.store
+    name = source.shard.name
     if is_table(name):
-        return iter([CopiedSamples(store, name, part.rows)])
+        return iter([CopiedSamples(f"{store.url}/{name}", part.rows)])
 
     def bring(span: Span) -> CopiedSamples:
         data = store.read(name, start=span.start, nbytes=span.end - span.start)
         if len(data) < span.end - span.start:
-            raise _index_damage(store, name)
-        some = part.numbers[span.first : span.last]
-        begin, end = ((part.offsets[n] - span.start).tolist() for n in (some, some + 1))
-        rows = part.rows.slice(span.first, len(some))
-        return CopiedSamples(store, name, rows, data, list(zip(begin, end, strict=True)))
+            raise source.damage()
+        numbers = part.numbers[span.first : span.last]
+        begin, end = ((source.offsets[n] - span.start).tolist() for n in (numbers, numbers + 1))
+        rows = part.rows.slice(span.first, len(numbers))
+        return CopiedSamples(f"{store.url}/{name}", rows, data, [*zip(begin, end, strict=True)])
 
+    most = AHEAD if store.root else AHEAD_S3
     gap_nbytes = GAP_NBYTES if store.root else GAP_NBYTES_S3
-    near = spans(part.offsets, part.numbers, gap_nbytes=gap_nbytes, most_nbytes=READ_NBYTES)
+    near = spans(source.offsets, part.numbers, gap_nbytes=gap_nbytes, most_nbytes=READ_NBYTES)
     return map_ahead(bring, near, most, most=most)
 
 
-class Member(NamedTuple):
-    """A member of a sample: its name, and where its bytes are."""
+class Span(NamedTuple):
+    """The bytes of samples that lie together in a tar, from `start` to `end`.
 
-    name: str
+    `first` and `last` are places in the list of sample numbers that were asked for. The span
+    has the samples from `first` up to, but not including, `last`.
+    """
+
+    first: int
+    last: int
     start: int
     end: int
+
+
+def spans(
+    offsets: NDArray[np.int64],
+    numbers: NDArray[np.uint32],
+    *,
+    gap_nbytes: int = 0,
+    most_nbytes: int = sys.maxsize,
+) -> Iterator[Span]:
+    """Yield the byte ranges in a tar that hold the samples with these numbers, which rise.
+
+    Samples share a range if the gap between them has at most `gap_nbytes`. No range has more
+    than `most_nbytes`, unless a single sample has more.
+    """
+    starts, ends = (offsets[which].tolist() for which in (numbers, numbers + 1))
+    first = 0
+    for at in range(1, len(starts)):
+        if starts[at] - ends[at - 1] > gap_nbytes or ends[at] - starts[first] > most_nbytes:
+            yield Span(first, at, starts[first], ends[at - 1])
+            first = at
+    if starts:
+        yield Span(first, len(starts), starts[first], ends[-1])
+
+
+def offsets_without(offsets: NDArray[np.int64], numbers: Sequence[int]) -> "array[int]":
+    """Return the offsets that a tar has after the samples with these numbers are taken out."""
+    sizes = np.delete(np.diff(offsets), np.asarray(numbers, np.int64))
+    left = np.concatenate([offsets[:1], sizes]).cumsum()
+    return array("Q", left.astype("u8").tobytes())
+
+
+def index_damage(place: str) -> DamageError:
+    return DamageError(place, "no sample is where its index says")
 
 
 class CopiedSamples:
@@ -367,22 +353,20 @@ class CopiedSamples:
 
     def __init__(
         self,
-        store: Store,
-        shard: str,
+        place: str,
         rows: pa.Table,
         data: bytes = b"",
         reach: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.rows, self.data, self.reach = rows, data, reach
-        self._store, self._shard = store, shard
-        self.keys = rows.column(KEY).to_pylist()
-        self.members = [
+        self.place, self.rows, self.data, self.reach = place, rows, data, reach
+        self.keys: list[str] = rows.column(KEY).to_pylist()
+        self._members = [
             self._read_members(key, *span) for key, span in zip(self.keys, reach, strict=False)
         ]
 
     def fields(self, number: int) -> dict[str, bytes]:
         """Return the members of a sample with their bytes."""
-        members = self.members[number] if self.members else ()
+        members = self._members[number] if self._members else ()
         return {name: self.data[start:end] for name, start, end in members}
 
     def renamed(self, number: int, key: str) -> dict[str, bytes]:
@@ -391,8 +375,7 @@ class CopiedSamples:
         if "json" in fields:
             facts = parse_object(fields["json"])
             if facts is None:
-                what = f"{self._store.url}/{self._shard}"
-                raise DamageError(what, "its json is no object", self.keys[number])
+                raise DamageError(self.place, "its json is no object", self.keys[number])
             fields["json"] = facts_bytes({**facts, KEY: key})
         return fields
 
@@ -402,7 +385,7 @@ class CopiedSamples:
         self.keys = [self.keys[n] for n in numbers]
         if self.reach:
             self.reach = [self.reach[n] for n in numbers]
-            self.members = [self.members[n] for n in numbers]
+            self._members = [self._members[n] for n in numbers]
 
     def blocks(self) -> list[bytes | memoryview]:
         """Return the bytes of the samples, in one piece if no byte between them is left out."""
@@ -411,8 +394,8 @@ class CopiedSamples:
         view = memoryview(self.data)
         return [view[begin:end] for begin, end in self.reach]
 
-    def _read_members(self, key: str, at: int, end: int) -> list[Member]:
-        """Return the members of a sample, from its tar headers.
+    def _read_members(self, key: str, at: int, end: int) -> list[tuple[str, int, int]]:
+        """Return the name, first byte and end of each member of a sample, from its tar headers.
 
         Raise DamageError if these bytes are not those of exactly one sample with this key.
         """
@@ -425,69 +408,102 @@ class CopiedSamples:
             except ValueError:
                 nbytes = -1
             if split is None or split[0] != key or nbytes < 0:
-                raise _index_damage(self._store, self._shard)
+                raise index_damage(self.place)
             at += BLOCK
-            members.append(Member(split[1], at, at + nbytes))
+            members.append((split[1], at, at + nbytes))
             at += padded(nbytes)
         if at != end or not members:
-            raise _index_damage(self._store, self._shard)
+            raise index_damage(self.place)
         return members
 
 
-@dataclass(slots=True)
 class _NewShard:
     """A new shard that is being written. Its tar opens with its first sample, so none is empty."""
 
-    draft: Draft
-    name: str
-    work: CopyWork
-    tar: DraftShard | None = None
-    samples: int = 0
-    nbytes: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
+    def __init__(self, draft: Draft, unit: CopyUnit, work: CopyWork) -> None:
+        self._draft, self._unit, self._work = draft, unit, work
+        self._tar: DraftShard | None = None
+        self._samples = self._nbytes = 0
+        self._counts = Counter[str]()
 
-    def leave_out_removed(self, found: CopiedSamples, prefix: str) -> None:
-        """Leave out of `found` the samples that were removed from the new dataset before.
+    def fill(self, sources: Sequence[_Source]) -> Iterator[RunProgress]:
+        """Add the samples and rejects of the sources, and yield progress."""
+        rejects = self._draft.rejects
+        parts, rejected = place_parts(sources, self._work.settings)
+        for reject in rejected:
+            rejects.add(reject)
+        for part in parts:
+            with naming_repair(part.source.store):
+                for samples in read_part(part):
+                    self._leave_out_removed(samples, part.source.prefix)
+                    if samples.keys:
+                        self._add(samples, part.source.prefix)
+                        self._count(samples, part.shape)
+                    yield RunProgress(
+                        samples=self._samples,
+                        nbytes=self._nbytes,
+                        share=min(1.0, self._nbytes / max(1, self._unit.nbytes)),
+                        rejects=dict(rejects.counts),
+                    )
 
-        They become rejects.
-        """
-        if not (removed := self.draft.removed):
+    def receipt(self) -> Receipt:
+        """End the tar, and return the receipt of the unit."""
+        rejects, name = self._draft.rejects, self._unit.name
+        return Receipt(
+            dataset=self._work.dataset,
+            unit=name,
+            generation=0,
+            settings=self._work.settings,
+            input=self._unit.input,
+            inputs=self._samples + rejects.counts.total(),
+            shards=(self._tar.finish(),) if self._tar else (),
+            rejects=dict(rejects.counts),
+            counts=dict(self._counts),
+            files={rejects_name(name): rejects.digest, **self._work.empty},
+        )
+
+    def _leave_out_removed(self, samples: CopiedSamples, prefix: str) -> None:
+        """Make rejects of samples that were removed from the new dataset before."""
+        if not (removed := self._draft.removed):
             return
-        kept = [n for n in range(len(found.keys)) if not _is_removed(removed, found, n)]
-        for number in {*range(len(found.keys))} - {*kept}:
-            key = f"{prefix}{found.keys[number]}"
-            self.draft.rejects.add(Reject(key=key, source="", code=Code.REMOVED))
-        found.keep(kept)
+        numbers = range(len(samples.keys))
+        gone = {number for number in numbers if _is_removed(removed, samples, number)}
+        for number in gone:
+            key = f"{prefix}{samples.keys[number]}"
+            self._draft.rejects.add(Reject(key=key, source="", code=Code.REMOVED))
+        samples.keep([number for number in numbers if number not in gone])
 
-    def add(self, found: CopiedSamples, prefix: str) -> None:
+    def _add(self, samples: CopiedSamples, prefix: str) -> None:
         """Add samples of a part. A prefix is put before their keys, in their json too."""
-        if not found.keys:
-            return
-        columns = table_columns(self.work.dataset, self.work.settings)
-        tar = self.tar = self.tar or self.draft.shard(self.name, columns)
+        work = self._work
+        if not self._tar:
+            is_of_images = work.dataset == "images"
+            name = latent_shard(self._unit.name, work.settings)
+            columns = table_columns(work.dataset, work.settings)
+            self._tar = self._draft.shard(self._unit.shard if is_of_images else name, columns)
         if not prefix:
-            sizes = [end - begin for begin, end in found.reach]
-            tar.add_tarred(found.keys, sizes, found.blocks())
-            tar.add_rows(found.rows)
+            sizes = [end - begin for begin, end in samples.reach]
+            self._tar.add_tarred(samples.keys, sizes, samples.blocks())
+            self._tar.add_rows(samples.rows)
             return
-        keys = pc.binary_join_element_wise(prefix, found.rows.column(KEY), "")
+        keys = pc.binary_join_element_wise(prefix, samples.rows.column(KEY), "")
         for number, key in enumerate(keys.to_pylist()):
-            tar.add(key, [*found.renamed(number, key).items()])
-        tar.add_rows(found.rows.drop_columns([KEY]).append_column(KEY, keys))
+            self._tar.add(key, [*samples.renamed(number, key).items()])
+        self._tar.add_rows(samples.rows.drop_columns([KEY]).append_column(KEY, keys))
 
-    def count(self, found: CopiedSamples, shape: str) -> None:
+    def _count(self, samples: CopiedSamples, shape: str) -> None:
         """Add samples to the totals, and to the counts that a receipt states."""
-        self.samples += len(found.keys)
-        self.nbytes += sum(end - begin for begin, end in found.reach)
-        kind = counted_as(self.work.dataset, self.work.settings)
-        columns = [name for name in COUNTED if name in found.rows.column_names]
-        for facts in found.rows.select(columns).to_pylist():
-            count_sample(self.counts, kind, facts, shape)
+        self._samples += len(samples.keys)
+        self._nbytes += sum(end - begin for begin, end in samples.reach)
+        kind = counted_as(self._work.dataset, self._work.settings)
+        columns = [name for name in COUNTED if name in samples.rows.column_names]
+        for facts in samples.rows.select(columns).to_pylist():
+            count_sample(self._counts, kind, facts, shape)
 
 
-def _is_removed(removed: Removed, found: CopiedSamples, number: int) -> bool:
+def _is_removed(removed: Removed, samples: CopiedSamples, number: int) -> bool:
     """Return whether a sample has the source, the URL or an image digest of a removed sample."""
-    (facts,) = found.rows.slice(number, 1).to_pylist()
+    (facts,) = samples.rows.slice(number, 1).to_pylist()
     known = any(removed.has(kind, facts.get(kind) or "") for kind in ("source", "url"))
-    digests = image_digests(found.fields(number), facts)
+    digests = image_digests(samples.fields(number), facts)
     return known or any(removed.has("sha256", digest) for digest in digests)

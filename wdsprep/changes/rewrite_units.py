@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from wdsprep.changes.shard_plan import offsets_without
+from wdsprep.changes.copy_samples import offsets_without
 from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import (

@@ -27,25 +27,58 @@
    written again.
 """
 
+import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from wdsprep.changes.copy_samples import CopyUnit, CopyWork
+from wdsprep.changes.merged_datasets import (
+    NAME,
+    SPLIT,
+    Group,
+    JoinedColumns,
+    find_columns,
+    group_datasets,
+    subsets_of,
+)
 from wdsprep.changes.options import SelectOptions
-from wdsprep.errors import UsageError
+from wdsprep.changes.selected_samples import (
+    OriginShards,
+    Parts,
+    WantedKeys,
+    draw_samples,
+    select_keys,
+    select_where,
+    split_samples,
+)
+from wdsprep.changes.shard_plan import PlannedShard, SamplesToCopy, cut_into_shards
+from wdsprep.dataset.damage import naming_repair
+from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.sealed_json import canonical_json, hex_digest
+from wdsprep.dataset.shapes import buckets_encoded
+from wdsprep.dataset.shard_reader import ShardReader
+from wdsprep.dataset.stored_dataset import dated_manifest, find_claim, refresh_manifest
+from wdsprep.dataset.unit_locks import Edition
+from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
 from wdsprep.options import as_places, takes_options
-from wdsprep.runners.job import JobListener
-from wdsprep.runners.options import WorkerOptions, WorkerRangeOptions, with_runner
-from wdsprep.store.base import check_apart
-from wdsprep.text import NotebookTable, plural
-
-if TYPE_CHECKING:
-    from wdsprep.changes.selected_datasets import SelectRequest
-    from wdsprep.changes.selected_samples import Parts
-    from wdsprep.runners.run import Outcome
+from wdsprep.runners.make_runner import runner_for
+from wdsprep.runners.options import with_runner
+from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
+from wdsprep.runners.track import track_run
+from wdsprep.store import open_store
+from wdsprep.store.base import Store, absolute, check_apart, local_path, write_bytes
+from wdsprep.text import NotebookTable, human_bytes, plural
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -54,7 +87,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 class Selected(NotebookTable):
     """The result of a selection: the outcome of each dataset that was written, by its place."""
 
-    outcomes: "Mapping[str, Outcome]"
+    outcomes: Mapping[str, Outcome]
 
     def table_rows(self) -> Iterator[tuple[str, object]]:
         yield from ((place, repr(outcome)) for place, outcome in self.outcomes.items())
@@ -83,33 +116,21 @@ def select(options: SelectOptions) -> Selected:
     The options are those of `wdsprep select`; `keys` may also be a list of keys. After an
     interrupt or a kill, the same call goes on where it was.
     """
-    from wdsprep.changes.selected_datasets import SelectRequest
-    from wdsprep.changes.selected_samples import WantedKeys
-
-    keys = options.keys
-    asked = SelectRequest(
-        where=options.where,
-        keys=None if isinstance(keys, str) and not keys else WantedKeys(keys),
-        count=options.count,
-        seed=options.seed,
-        parts=parse_split(options.split),
-        samples=options.samples_per_shard,
-        nbytes=options.max_shard_nbytes,
-        prefix=options.prefix,
-    )
-    return _select(
-        options.places,
-        os.fspath(options.out),
-        asked,
-        options.part(WorkerRangeOptions),
-        options.overwrite,
-        options.track,
-        options.heard_by,
-        join=[os.fspath(place) for place in as_places(options.join)],
-    )
+    keys, parts, out = options.keys, parse_split(options.split), os.fspath(options.out)
+    wanted = None if isinstance(keys, str) and not keys else WantedKeys(keys)
+    if parts and SPLIT not in out:
+        raise UsageError(f"--split makes several datasets: put {SPLIT} into OUT, as {out}/{SPLIT}")
+    if SPLIT in out and not parts:
+        raise UsageError(f"{out} has {SPLIT} in it: give a --split, such as train=0.9,val=0.1")
+    groups = group_datasets(options.places, out)
+    join = [os.fspath(place) for place in as_places(options.join)]
+    columns = find_columns(groups, join, options.where)
+    return _Selection(
+        options=options, keys=wanted, parts=parts, groups=groups, columns=columns
+    ).copy()
 
 
-def parse_split(split: "str | Mapping[str, float]") -> "Parts":
+def parse_split(split: "str | Mapping[str, float]") -> Parts:
     """Parse the shares of a split: "train=0.9,val=0.1", or a mapping."""
     if isinstance(split, Mapping):
         words = [(str(name), str(share)) for name, share in split.items()]
@@ -130,50 +151,349 @@ def parse_split(split: "str | Mapping[str, float]") -> "Parts":
     return found
 
 
-# --- the run
-def _select(
-    given: "Sequence[str | os.PathLike[str]]",
-    out: str,
-    asked: "SelectRequest",
-    options: WorkerOptions,
-    overwrite: bool,
-    track: str,
-    listener: JobListener,
-    *,
-    join: Sequence[str],
-) -> Selected:
-    from wdsprep.changes.merged_datasets import SPLIT, find_columns, group_datasets
-    from wdsprep.changes.selected_datasets import SelectedDataset, check_room, plan_shards
+@dataclass(frozen=True, kw_only=True)
+class _Selection:
+    """Which samples are selected from which datasets, and how they are put into shards."""
 
-    if asked.parts and SPLIT not in out:
-        raise UsageError(f"--split makes several datasets: put {SPLIT} into OUT, as {out}/{SPLIT}")
-    if SPLIT in out and not asked.parts:
-        raise UsageError(f"{out} has {SPLIT} in it: give a --split, such as train=0.9,val=0.1")
-    groups = group_datasets(given, out)
-    asked = replace(asked, columns=find_columns(groups, join, asked.where))
-    outs = [
-        SelectedDataset(group=group, part=part, asked=asked, overwrite=overwrite, track=track)
-        for part in asked.parts or [""]
-        for group in groups
-    ]
-    for each in outs:
-        for origin in (origin for group in groups for origin in group.origins):
-            check_apart(origin.url, each.place)
-        each.check()
-    if all(each.is_done for each in outs) and not overwrite:
-        return Selected(outcomes={each.shown: each.finish() for each in outs})
-    cuts = plan_shards(groups[0], asked)
-    planned = [(each, cuts[each.part]) for each in outs]
-    check_room(planned)
-    options = with_runner(options, listener.told)
-    outcomes: dict[str, Outcome] = {}
-    of = sum(origin.manifest.samples for origin in groups[0].origins)
-    for each, own in planned:
-        samples = sum(one.samples for one in own)
-        listener.told(f"{each.shown}: {samples:,} of {plural(of, 'sample')} selected")
-        follows = each.group.follows
-        images = outcomes[follows.place_of(each.part)] if follows else None
-        if images is not None and images.quarantined:
-            continue  # its image shards are not complete
-        outcomes[each.shown] = each.fill(own, images, options, listener)
-    return Selected(outcomes=outcomes)
+    options: SelectOptions
+    keys: WantedKeys | None
+    parts: Parts
+    groups: Sequence[Group]
+    columns: JoinedColumns
+    """The columns that the condition may use beside the json."""
+
+    def copy(self) -> Selected:
+        listener = self.options.heard_by
+        outs = [
+            _SelectedDataset(group=group, part=part, selection=self)
+            for part in self.parts or [""]
+            for group in self.groups
+        ]
+        for out in outs:
+            for origin in (origin for group in self.groups for origin in group.origins):
+                check_apart(origin.url, out.place)
+            out.check()
+        if all(out.is_done for out in outs) and not self.options.overwrite:
+            return Selected(outcomes={out.shown: out.write([], None, None) for out in outs})
+        cuts = self.plan_shards()
+        _check_room(outs, cuts)
+        options = with_runner(self.options, listener.told)
+        outcomes: dict[str, Outcome] = {}
+        of = sum(origin.manifest.samples for origin in self.groups[0].origins)
+        for out in outs:
+            samples = sum(shard.samples for shard in cuts[out.part])
+            listener.told(f"{out.shown}: {samples:,} of {plural(of, 'sample')} selected")
+            follows = out.group.follows
+            images = outcomes[follows.place_of(out.part)] if follows else None
+            if images is not None and images.quarantined:
+                continue  # its image shards are not complete
+            outcomes[out.shown] = out.write(cuts[out.part], images, options)
+        return Selected(outcomes=outcomes)
+
+    def settings(self, part: str) -> dict[str, Any]:
+        """Return the settings that decide the bytes, beside the datasets.
+
+        Options that were not given are not among them.
+        """
+        options = self.options
+        given = {
+            "count": options.count,
+            "join": self.columns.digest,
+            "keys": self.keys.digest if self.keys else "",
+            "part": part,
+            "prefix": options.prefix,
+            "split": [[name, str(share)] for name, share in self.parts.items()],
+            "where": options.where,
+        }
+        return {
+            **{name: value for name, value in given.items() if value},
+            **({"seed": options.seed} if options.count or self.parts else {}),
+            "max_shard_size": options.max_shard_nbytes,
+            "samples_per_shard": options.samples_per_shard,
+        }
+
+    def prefixes(self, group: Group) -> tuple[str, ...]:
+        """Return the prefix of the keys of each dataset; empty texts without --prefix."""
+        many = len(group.origins)
+        if not self.options.prefix:
+            return ("",) * many
+        return tuple(f"{number:0{len(str(many - 1))}d}" for number in range(many))
+
+    def plan_shards(self) -> dict[str, list[PlannedShard]]:
+        """Return the planned shards of each part of the selection, by the name of the part.
+
+        Without a split there is one part, with an empty name. Raise UsageError if nothing is
+        selected, or nothing for a part.
+        """
+        group, options = self.groups[0], self.options
+        shards = OriginShards(origins=group.origins)
+        samples = shards.all_samples
+        if self.keys:
+            samples = select_keys(samples, shards, self.keys)
+        if options.where:
+            subsets = subsets_of(group.origins, self.columns, options.where)
+            samples = select_where(samples, shards, subsets)
+        if not samples.samples:
+            shown = " and ".join(origin.shown for origin in group.origins)
+            raise UsageError(
+                f"nothing is selected, as no sample of {shown} meets all conditions: give fewer"
+            )
+        if options.count:
+            samples = draw_samples(samples, shards, options.count, options.seed)
+        parts = {"": samples}
+        if self.parts:
+            parts = split_samples(samples, shards, self.parts, options.seed)
+        if empty := [name for name, part in parts.items() if not part.samples]:
+            total = plural(samples.samples, "sample")
+            raise UsageError(
+                f"--split leaves none of {total} for {empty[0]}: give it a larger share"
+            )
+        prefixes, rise = self.prefixes(group), group.dataset == "images"
+        return {
+            name: [*cut_into_shards(part, shards, options, prefixes=prefixes, rise=rise)]
+            for name, part in parts.items()
+        }
+
+
+def _check_room(
+    outs: "Sequence[_SelectedDataset]", cuts: Mapping[str, Sequence[PlannedShard]]
+) -> None:
+    """Raise FullError, before anything is written, if local disks lack room for the selection."""
+    wanted: dict[str, int] = {}
+    for out in outs:
+        if (path := local_path(out.place)) is not None:
+            while not Path(path).exists():
+                path = str(Path(path).parent)
+            wanted[path] = wanted.get(path, 0) + out.nbytes_left(cuts[out.part])
+    for path, nbytes in wanted.items():
+        if nbytes > (free := shutil.disk_usage(path).free):
+            raise FullError(
+                f"{path} has {human_bytes(free)} free, and {human_bytes(nbytes)} are selected: "
+                "free some space, choose another place, or select less"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SelectedDataset:
+    """A dataset to write: a group of datasets, or a part of it."""
+
+    group: Group
+    part: str
+    selection: _Selection
+
+    @property
+    def shown(self) -> str:
+        return self.group.place_of(self.part)
+
+    @property
+    def place(self) -> str:
+        return absolute(self.shown)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        if self.group.dataset == "latents":
+            return dict(self.group.settings)
+        origins = self.group.origins
+        return {
+            **self.selection.settings(self.part),
+            "buckets": self.group.settings["buckets"],
+            "max_area": max(origin.manifest.settings["max_area"] for origin in origins),
+            "of": self.group.content,
+            "source": SELECTION,
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a digest of everything that decides what is in the dataset."""
+        of = self.group.follows or self.group
+        known = [of.content, self.group.content, self.selection.settings(self.part)]
+        return hex_digest(canonical_json(known))
+
+    def check(self) -> None:
+        """Raise FingerprintError, before anything is written, if the place has another dataset."""
+        overwrite = self.selection.options.overwrite
+        store = open_store(self.place)
+        claim = find_claim(store, self.group.dataset, self.settings, overwrite=overwrite)
+        if claim.is_there and claim.manifest.extra.get("selection", self.digest) != self.digest:
+            raise self._conflict()
+
+    def _conflict(self) -> FingerprintError:
+        return FingerprintError(
+            f"{self.shown} holds another selection, or one of other images: give another place, "
+            "or start over with --overwrite"
+        )
+
+    @cached_property
+    def _present(self) -> Manifest | None:
+        """Return the manifest in the place, or None if there is none or it is overwritten."""
+        store = open_store(self.place)
+        there = None if self.selection.options.overwrite else dated_manifest(store)
+        return refresh_manifest(store, there) if there else None
+
+    @property
+    def is_done(self) -> bool:
+        there = self._present
+        return bool(there and there.extra.get("selection") == self.digest and there.complete)
+
+    def nbytes_left(self, cuts: Sequence[PlannedShard]) -> int:
+        """Return about how many bytes are left to write.
+
+        For latents that follow images, this is the size of their datasets times the share of
+        samples that are left to write.
+        """
+        done = set(self._present.ledger.units()) if self._present else set()
+        left = [shard for shard in cuts if self._unit_name(shard) not in done]
+        if not self.group.follows:
+            return sum(shard.nbytes for shard in left)
+        manifests = [origin.manifest for origin in self.group.origins]
+        of = sum(manifest.inputs for manifest in manifests)
+        samples = sum(shard.samples for shard in left if shard.bucket in self._buckets)
+        return int(sum(manifest.nbytes for manifest in manifests) * samples / max(1, of))
+
+    @cached_property
+    def _buckets(self) -> frozenset[int]:
+        """Return the buckets of images that latents were made of; none if they follow no images."""
+        images = self.group.follows
+        if images is None:
+            return frozenset()
+        return frozenset(buckets_encoded(self.group.settings, images.settings["buckets"]))
+
+    def _unit_name(self, shard: PlannedShard) -> str:
+        return shard.slice if self.group.dataset == "images" else latent_unit(shard.name)
+
+    def _units(self, cuts: Sequence[PlannedShard], images: Outcome | None) -> Iterator[CopyUnit]:
+        """Yield a unit for each planned shard that is to be written.
+
+        Latents have units only for the image shards that were written.
+        """
+        written = {shard.name: shard for shard in images.manifest.shards} if images else {}
+        for cut in cuts:
+            image = written.get(cut.name)
+            if self.group.follows and (cut.bucket not in self._buckets or image is None):
+                continue
+            yield CopyUnit(
+                name=self._unit_name(cut),
+                shard=cut.name,
+                pieces=self._pieces(cut, image) if image else cut.pieces,
+                input=image.digest if image else hex_digest(cut.inputs),
+                nbytes=cut.nbytes,
+            )
+
+    def _pieces(self, cut: PlannedShard, image: Shard) -> tuple[SamplesToCopy, ...]:
+        """Return the pieces of a planned shard of latents, with the names of their units.
+
+        Samples that the new `image` shard lacks, because they were removed there, are left out.
+        """
+        images, pieces = self.group.follows or self.group, cut.pieces
+        if image.samples < cut.samples:
+            keys = {*_keys_of(open_store(absolute(images.place_of(self.part))), image)}
+            pieces = tuple(self._with_keys(images, keys, pieces))
+        return tuple(replace(piece, unit=latent_unit(piece.shard.name)) for piece in pieces)
+
+    def _with_keys(
+        self, images: Group, keys: set[str], pieces: Sequence[SamplesToCopy]
+    ) -> Iterator[SamplesToCopy]:
+        """Yield the pieces of images without samples whose keys are not among `keys`."""
+        prefixes = self.selection.prefixes(images)
+        for piece in pieces:
+            all_keys = _keys_of(images.origins[piece.origin].store, piece.shard)
+            prefix = prefixes[piece.origin]
+            left = [n for n in piece.numbers.tolist() if prefix + all_keys[n] in keys]
+            if left:
+                yield replace(piece, numbers=np.array(left, np.uint32))
+
+    def write(
+        self,
+        cuts: Sequence[PlannedShard],
+        images: Outcome | None,
+        options: SelectOptions | None,
+    ) -> Outcome:
+        """Copy the samples of the planned shards, and return the outcome.
+
+        `images` is the outcome of the images that latents follow. Without `options` for workers the
+        dataset is complete already. Raise FingerprintError if the place has units of another
+        selection.
+        """
+        listener = self.selection.options.heard_by
+        units = [*self._units(cuts, images)]
+        edition, manifest = open_dataset_to_write(
+            self.place,
+            self.group.dataset,
+            self.settings,
+            overwrite=self.selection.options.overwrite,
+        )
+        ledger = manifest.ledger
+        done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
+        wanted = {unit.name: unit.input for unit in units}
+        if options and any(wanted.get(unit) != of for unit, of in done.items()):
+            raise self._conflict()
+        pending = [unit for unit in units if unit.name not in done]
+        work = CopyWork(
+            dataset=self.group.dataset,
+            origins=tuple(origin.url for origin in self.group.origins),
+            prefixes=self.selection.prefixes(self.group),
+            out=self.place,
+            edition=edition.mark,
+            settings=self.settings,
+            by_images=self.group.follows is not None,
+            empty=self._empty(edition),
+        )
+        run = Run(edition, manifest, count=len(pending), extra=self._extra)
+        runner = None
+        if pending and options:
+            nbytes = sum(unit.nbytes for unit in pending)
+            runner = runner_for(
+                options, len(pending), nbytes, told=lambda _line: None, name="select"
+            )
+        with track_run(
+            self.selection.options.track if runner else "",
+            [self.place],
+            listener,
+            settings=manifest.settings,
+            before=manifest.samples,
+        ) as status:
+            (outcome,) = do_runs([run], runner, work, pending, status=status)
+        return outcome
+
+    def _extra(self) -> dict[str, Any]:
+        """Return what the manifest states beside settings: the model, and the selection."""
+        extra = self.group.origins[0].manifest.extra
+        model = {name: extra[name] for name in ("model",) if name in extra}
+        return {**model, "selection": self.digest}
+
+    def _empty(self, edition: Edition) -> dict[str, str]:
+        """Copy the files for the empty caption from the first dataset; return their digests.
+
+        Raise UsageError if the datasets have different ones.
+        """
+        if self.group.dataset == "images":
+            return {}
+        found: dict[str, set[str]] = {}
+        for origin in self.group.origins:
+            for files in origin.manifest.ledger.column("files"):
+                for name, digest in files.items():
+                    if name.startswith(empty_name("")):
+                        found.setdefault(name, set()).add(digest)
+        for name, digests in found.items():
+            if len(digests) > 1:
+                shown = " and ".join(origin.shown for origin in self.group.origins)
+                raise UsageError(
+                    f"{shown} have different {name}, so they cannot become one dataset: give each "
+                    f"a place, such as OUT/{NAME}"
+                )
+            _copy_file(self.group.origins[0].store, edition, name)
+        return {name: digests.pop() for name, digests in sorted(found.items())}
+
+
+def _keys_of(store: Store, shard: Shard) -> list[str]:
+    with naming_repair(store), ShardReader(store, shard) as reader:
+        return [*reader.keys()]
+
+
+def _copy_file(store: Store, edition: Edition, name: str) -> None:
+    try:
+        edition.store.read(name, nbytes=0)
+    except NotFoundError:
+        data = store.read(name)
+        with edition.holding(name), contextlib.suppress(ExistsError):
+            write_bytes(edition.store, name, data, exclusive=True)

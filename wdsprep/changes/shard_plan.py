@@ -2,18 +2,11 @@
 
 A shard has samples of one bucket. It also ends where the next key does not rise, which is usually
 between two datasets. So keys rise in each shard, as `verify` and `inspect` expect.
-
-`spans` has the byte ranges of samples in a tar, and `offsets_without` the index of a tar that lacks
-some of its samples. Their offsets are those of an index: where each sample begins, and where the
-last one ends.
 """
 
-import sys
-from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +21,7 @@ from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
+from wdsprep.packing.options import ShardSizes
 
 MOST_TWICE = 1_000
 """Hashes of keys that several datasets have of which keys are compared: not all are different."""
@@ -87,35 +81,51 @@ class PlannedShard:
         return b"".join(piece.line() for piece in self.pieces)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardLimits:
-    """The limits on the samples and the bytes of a shard."""
-
-    samples: int
-    nbytes: int
-
-
 def cut_into_shards(
     selection: SampleSelection,
     shards: OriginShards,
-    limits: ShardLimits,
+    limits: ShardSizes,
     *,
     prefixes: Sequence[str],
     rise: bool,
-) -> list[PlannedShard]:
+) -> Iterator[PlannedShard]:
     """Divide the selected samples into shards.
 
     `prefixes` are put before the keys of each dataset. Without them, raise UsageError if two
     datasets have the same key. With `rise`, for images, a shard also ends where keys do not rise.
     """
-    cutter = _Cutter(shards=shards, limits=limits, prefixes=prefixes, rise=rise)
-    sizes = map_ahead(partial(_read_sizes, shards), selection.per_shard(), shards.readers)
-    for own, (samples, keys) in zip(sizes, shards.read_keys(selection), strict=True):
-        cutter.add(samples, own, keys)
-    cutter.end()
     if len(shards.origins) > 1 and not any(prefixes):
         _check_apart(selection, shards)
-    return cutter.done
+    number, nbytes, pieces = 0, 0, list[SamplesToCopy]()
+    last = key_order("")
+
+    def shard() -> PlannedShard:
+        bucket = pieces[0].shard.bucket
+        return PlannedShard(number=number, bucket=bucket, pieces=tuple(pieces), nbytes=nbytes)
+
+    all_sizes = map_ahead(partial(_read_sizes, shards), selection.per_shard(), shards.readers)
+    for sizes, (samples, keys) in zip(all_sizes, shards.read_keys(selection), strict=True):
+        at, old = shards.shards[samples.shard]
+        first, end = (key_order(prefixes[at] + key) for key in (keys[0], keys[-1]))
+        unit, numbers = shards.origins[at].units[old.name], samples.numbers
+        falls = rise and last >= first
+        is_next = bool(pieces) and (falls or pieces[0].shard.bucket != old.bucket)
+        while len(numbers):
+            room = limits.samples_per_shard - sum(len(piece.numbers) for piece in pieces)
+            ends = sizes[:room].cumsum()
+            left = limits.max_shard_nbytes - nbytes
+            fit = 0 if is_next else int(np.searchsorted(ends, left, side="right"))
+            if not fit and pieces:
+                yield shard()
+                number, nbytes, pieces, is_next = number + 1, 0, [], False
+                continue
+            fit = max(1, fit)
+            pieces.append(SamplesToCopy(at, unit, old, numbers[:fit]))
+            nbytes += int(sizes[:fit].sum())
+            numbers, sizes = numbers[fit:], sizes[fit:]
+        last = end
+    if pieces:
+        yield shard()
 
 
 def _read_sizes(shards: OriginShards, samples: ShardSamples) -> NDArray[np.int64]:
@@ -124,56 +134,6 @@ def _read_sizes(shards: OriginShards, samples: ShardSamples) -> NDArray[np.int64
         return np.full(len(samples.numbers), shard.nbytes // shard.samples)
     with naming_repair(origin.store):
         return ShardReader(origin.store, shard).sizes[samples.numbers]
-
-
-@dataclass(kw_only=True, slots=True)
-class _Cutter:
-    """The state of dividing samples into shards: those that are done, and the open one."""
-
-    shards: OriginShards
-    limits: ShardLimits
-    prefixes: Sequence[str]
-    rise: bool
-    done: list[PlannedShard] = field(default_factory=list)
-    _pieces: list[SamplesToCopy] = field(default_factory=list)
-    _samples: int = 0
-    _nbytes: int = 0
-    _last: tuple[int, str] = (0, "")
-
-    def add(self, samples: ShardSamples, sizes: NDArray[np.int64], keys: Sequence[str]) -> None:
-        """Add the selected samples of a shard, given their sizes and their keys."""
-        origin, shard = self.shards.shards[samples.shard]
-        first, last = (key_order(self.prefixes[origin] + keys[at]) for at in (0, -1))
-        falls = self.rise and self._last >= first
-        if self._pieces and (falls or self._pieces[-1].shard.bucket != shard.bucket):
-            self.end()
-        numbers = samples.numbers
-        unit = self.shards.origins[origin].units[shard.name]
-        while len(numbers):
-            fit = self._count_fitting(sizes)
-            if not fit and self._pieces:
-                self.end()
-                continue
-            fit = max(1, fit)
-            self._pieces.append(SamplesToCopy(origin, unit, shard, numbers[:fit]))
-            self._samples += fit
-            self._nbytes += int(sizes[:fit].sum())
-            numbers, sizes = numbers[fit:], sizes[fit:]
-        self._last = last
-
-    def end(self) -> None:
-        if self._pieces:
-            bucket, pieces = self._pieces[0].shard.bucket, tuple(self._pieces)
-            made = PlannedShard(
-                number=len(self.done), bucket=bucket, pieces=pieces, nbytes=self._nbytes
-            )
-            self.done.append(made)
-        self._pieces, self._samples, self._nbytes = [], 0, 0
-
-    def _count_fitting(self, sizes: NDArray[np.int64]) -> int:
-        """Return how many samples, of these sizes and in this order, fit into the open shard."""
-        ends = sizes[: self.limits.samples - self._samples].cumsum()
-        return int(np.searchsorted(ends, self.limits.nbytes - self._nbytes, side="right"))
 
 
 def _check_apart(selection: SampleSelection, shards: OriginShards) -> None:
@@ -198,45 +158,3 @@ def _check_apart(selection: SampleSelection, shards: OriginShards) -> None:
                     f"{both} both have the key {key}: give --prefix, which puts the number of "
                     "its dataset (0, 1, ...) before each key"
                 )
-
-
-class Span(NamedTuple):
-    """The bytes of samples that lie together in a tar, from `start` to `end`.
-
-    `first` and `last` are places in the list of sample numbers that were asked for. The span
-    has the samples from `first` up to, but not including, `last`.
-    """
-
-    first: int
-    last: int
-    start: int
-    end: int
-
-
-def spans(
-    offsets: NDArray[np.int64],
-    numbers: NDArray[np.uint32],
-    *,
-    gap_nbytes: int = 0,
-    most_nbytes: int = sys.maxsize,
-) -> Iterator[Span]:
-    """Yield the byte ranges in a tar that hold the samples with these numbers, which rise.
-
-    Samples share a range if the gap between them has at most `gap_nbytes`. No range has more
-    than `most_nbytes`, unless a single sample has more.
-    """
-    starts, ends = (offsets[which].tolist() for which in (numbers, numbers + 1))
-    first = 0
-    for at in range(1, len(starts)):
-        if starts[at] - ends[at - 1] > gap_nbytes or ends[at] - starts[first] > most_nbytes:
-            yield Span(first, at, starts[first], ends[at - 1])
-            first = at
-    if starts:
-        yield Span(first, len(starts), starts[first], ends[-1])
-
-
-def offsets_without(offsets: NDArray[np.int64], numbers: Sequence[int]) -> "array[int]":
-    """Return the offsets that a tar has after the samples with these numbers are taken out."""
-    sizes = np.delete(np.diff(offsets), np.asarray(numbers, np.int64))
-    left = np.concatenate([offsets[:1], sizes]).cumsum()
-    return array("Q", left.astype("u8").tobytes())
