@@ -37,7 +37,7 @@ from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.reindex import can_make_table
 from wdsprep.dataset.rejects import UNSETTLED
-from wdsprep.dataset.removed_samples import NONE_REMOVED, Removed, UnitRemoval, removed_from
+from wdsprep.dataset.removed_samples import NONE_REMOVED, UnitRemoval, removed_from
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotAFileError, NotFoundError, StoreError
@@ -107,24 +107,33 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
     edition = Edition.from_store(store)
     there = {entry.name: entry for entry in store.list()}
     manifest, complaint = _read_manifest(store)
-    read = _Receipts(store, there, manifest)
-    read.all(heard)
-    if manifest is None and not read.sound:
+    sound, broken = _read_receipts(store, there, manifest, heard)
+    if manifest is None and not sound:
         raise NotFoundError(
             f"{shown} holds no dataset, since it has neither a sound {MANIFEST} nor a sound "
             f"receipt: give the folder or URL that pack or encode wrote{did_you_mean_place(shown)}"
         )
-    said = manifest or read.sound[0]
-    maker = maker_of(said.dataset, said.settings)
-    removed, broken_list = _read_removed(store)
+    known = manifest or sound[0]
+    maker = maker_of(known.dataset, known.settings)
+    removed, broken_list = NONE_REMOVED, ""
+    try:
+        removed = removed_from(store)
+    except DamageError as error:
+        broken_list = damage_text(error)
+    by_unit = {receipt.unit: receipt for receipt in sound}
     found = DatasetSurvey(
-        place=CheckedDataset(url=store.url, shown=shown, dataset=said.dataset, maker=maker),
+        place=CheckedDataset(url=store.url, shown=shown, dataset=known.dataset, maker=maker),
         edition=edition,
         files=there,
-        receipts=sorted_receipts(read.sound),
+        receipts=sorted_receipts(sound),
         manifest=manifest,
         removing={unit.unit: unit for unit in removed.units},
-        begun=_begun_units(removed, read),
+        begun=frozenset(
+            unit.unit
+            for unit in removed.units
+            if unit.unit not in broken
+            if unit.unit not in by_unit or not unit.is_ahead_of(by_unit[unit.unit])
+        ),
     )
     if broken_list:
         found.add_finding(REMOVED, Kind.REMOVED, broken_list)
@@ -132,13 +141,13 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
         samples = plural(sum(unit.samples for unit in removed.units), "sample")
         what = f"a removal of {samples} is running, or was killed"
         found.add_finding(REMOVED, Kind.REMOVING, what)
-    for unit, what in read.broken.items():
+    for unit, what in broken.items():
         found.add_finding(receipt_name(unit), Kind.DAMAGED, what, unit)
     if complaint:
         found.add_finding(MANIFEST, Kind.MANIFEST, complaint)
-    _check_manifest(found, read.broken)
-    _check_presence(found, store)
-    _check_unexpected(found, store, read.broken)
+    _check_manifest(found, broken)
+    _check_presence(found)
+    _check_unexpected(found, broken)
     return found
 
 
@@ -159,66 +168,40 @@ def damage_text(error: DamageError) -> str:
     return f"it is damaged: {error.cause}"
 
 
-def _read_removed(store: Store) -> tuple[Removed, str]:
-    """Return the list of removed samples, and what is wrong with it, or "" if nothing is."""
-    try:
-        return removed_from(store), ""
-    except DamageError as error:
-        return NONE_REMOVED, damage_text(error)
+def _read_receipts(
+    store: Store, there: Iterable[str], manifest: Manifest | None, heard: Callable[[int], None]
+) -> tuple[list[Receipt], dict[str, str]]:
+    """Return the sound receipts, and by unit what is wrong with the others.
 
+    Sound receipts have the settings of the manifest. Without a manifest the settings that most
+    receipts have are the right ones. `heard` gets the number of receipts read.
+    """
+    broken: dict[str, str] = {}
 
-def _begun_units(removed: Removed, read: "_Receipts") -> frozenset[str]:
-    """Return the units of a removal whose files it may have changed in part."""
-    sound = {receipt.unit: receipt for receipt in read.sound}
-    return frozenset(
-        unit.unit
-        for unit in removed.units
-        if unit.unit not in read.broken
-        if unit.unit not in sound or not unit.is_ahead_of(sound[unit.unit])
-    )
-
-
-class _Receipts:
-    """A reader of all receipts: the sound ones, and by unit what is wrong with the others."""
-
-    def __init__(self, store: Store, there: Iterable[str], manifest: Manifest | None) -> None:
-        self._store, self._manifest = store, manifest
-        self._units = list(filter(None, map(unit_of_receipt, there)))
-        self.sound: list[Receipt] = []
-        self.broken: dict[str, str] = {}
-
-    def all(self, heard: Callable[[int], None]) -> None:
-        found = read_each(self._read, self._units, self._store.readers, heard)
-        self._sort_out([receipt for receipt in found if receipt is not None])
-
-    def _read(self, unit: str) -> Receipt | None:
+    def read(unit: str) -> Receipt | None:
         try:
-            receipt = Receipt.from_bytes(self._store.read(receipt_name(unit)), unit)
+            receipt = Receipt.from_bytes(store.read(receipt_name(unit)), unit)
         except DamageError as error:
-            self.broken[unit] = damage_text(error)
+            broken[unit] = damage_text(error)
         except NotFoundError:
-            self.broken[unit] = "it was removed while it was checked"
+            broken[unit] = "it was removed while it was checked"
         else:
             if receipt.unit == unit:
                 return receipt
-            self.broken[unit] = f"it is the receipt of {receipt.unit}"
+            broken[unit] = f"it is the receipt of {receipt.unit}"
         return None
 
-    def _sort_out(self, found: list[Receipt]) -> None:
-        """Keep the receipts with the settings of the manifest; the others are broken.
+    def mark(record: Receipt | Manifest) -> tuple[str, str]:
+        return record.dataset, repr(sorted(record.settings.items()))
 
-        Without a manifest the settings that most receipts have are the right ones.
-        """
-        marks = [(r.dataset, repr(sorted(r.settings.items()))) for r in found]
-        ours = Counter(marks).most_common(1)[0][0] if marks else None
-        if self._manifest is not None:
-            settings = repr(sorted(self._manifest.settings.items()))
-            ours = (self._manifest.dataset, settings)
-        for receipt, mark in zip(found, marks, strict=True):
-            if mark == ours:
-                self.sound.append(receipt)
-            else:
-                self.broken[receipt.unit] = "it belongs to another dataset, with other settings"
+    units = list(filter(None, map(unit_of_receipt, there)))
+    receipts = list(filter(None, read_each(read, units, store.readers, heard)))
+    marks = [mark(receipt) for receipt in receipts]
+    ours = mark(manifest) if manifest else Counter(marks).most_common(1)[0][0] if marks else None
+    for receipt, own in zip(receipts, marks, strict=True):
+        if own != ours:
+            broken[receipt.unit] = "it belongs to another dataset, with other settings"
+    return [receipt for receipt in receipts if receipt.unit not in broken], broken
 
 
 def _check_manifest(found: DatasetSurvey, broken: Mapping[str, str]) -> None:
@@ -256,34 +239,25 @@ def _is_of_a_retry(receipt: Receipt) -> bool:
     return RETRIED in receipt.counts or is_retry(receipt.unit)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpectedFile:
-    """A file that a receipt lists; `nbytes` is -1 if the receipt does not state its size."""
+def expected_files(receipt: Receipt) -> Iterator[tuple[str, Kind, int]]:
+    """Yield the files that a finished unit has left in the dataset.
 
-    name: str
-    unit: str
-    nbytes: int = -1
-    kind: Kind = Kind.DAMAGED
-
-
-def expected_files(receipt: Receipt) -> Iterator[ExpectedFile]:
-    """Yield the files that a finished unit has left in the dataset."""
+    Each comes with the kind of its finding if it is not as it was, and with its size, or -1 if the
+    receipt does not state that.
+    """
     unit = receipt.unit
-    yield ExpectedFile(name=receipt_name(unit), unit=unit)
-    yield ExpectedFile(name=rejects_name(unit), unit=unit)
+    yield receipt_name(unit), Kind.DAMAGED, -1
+    yield rejects_name(unit), Kind.DAMAGED, -1
     if receipt.dataset == "images":
-        yield ExpectedFile(name=inputs_name(unit), unit=unit)
+        yield inputs_name(unit), Kind.DAMAGED, -1
     if (captions := captions_name(unit)) in receipt.files:
-        yield ExpectedFile(name=captions, unit=unit)
+        yield captions, Kind.DAMAGED, -1
     for shard in receipt.shards:
-        yield ExpectedFile(name=shard.name, unit=unit, nbytes=shard.nbytes)
-        if is_table(shard.name):
-            continue
-        index_nbytes = 8 * (shard.samples + 1)
-        index = index_name(shard.name)
-        yield ExpectedFile(name=index, unit=unit, nbytes=index_nbytes, kind=Kind.INDEX)
-        kind = Kind.INDEX if can_make_table(receipt) else Kind.DAMAGED
-        yield ExpectedFile(name=table_name(shard.name), unit=unit, kind=kind)
+        yield shard.name, Kind.DAMAGED, shard.nbytes
+        if not is_table(shard.name):
+            yield index_name(shard.name), Kind.INDEX, 8 * (shard.samples + 1)
+            kind = Kind.INDEX if can_make_table(receipt) else Kind.DAMAGED
+            yield table_name(shard.name), kind, -1
 
 
 def _is_obstructed(store: Store, name: str) -> bool:
@@ -299,21 +273,18 @@ def _is_obstructed(store: Store, name: str) -> bool:
     return False
 
 
-def _check_presence(found: DatasetSurvey, store: Store) -> None:
+def _check_presence(found: DatasetSurvey) -> None:
     for receipt in found.receipts:
-        for file in expected_files(receipt):
-            entry = found.files.get(file.name)
-            if entry is None:
-                kind = file.kind if file.kind is Kind.INDEX else Kind.MISSING
-                if _is_obstructed(store, file.name):
-                    what = "a folder, a pipe or a device stands in its place"
-                    found.add_finding(file.name, Kind.FOREIGN, what, file.unit)
-                else:
-                    found.add_finding(file.name, kind, "it is missing", file.unit)
-            elif file.nbytes not in (-1, entry.nbytes):
-                found.add_finding(
-                    file.name, file.kind, _other_size(file.nbytes, entry.nbytes), file.unit
-                )
+        for name, kind, nbytes in expected_files(receipt):
+            entry = found.files.get(name)
+            if entry is None and _is_obstructed(found.edition.store, name):
+                what = "a folder, a pipe or a device stands in its place"
+                found.add_finding(name, Kind.FOREIGN, what, receipt.unit)
+            elif entry is None:
+                kind = kind if kind is Kind.INDEX else Kind.MISSING
+                found.add_finding(name, kind, "it is missing", receipt.unit)
+            elif nbytes not in (-1, entry.nbytes):
+                found.add_finding(name, kind, _other_size(nbytes, entry.nbytes), receipt.unit)
         if UNSETTLED in receipt.files:
             what = "a retry took some of its lines over, and was killed before it removed them here"
             found.add_finding(rejects_name(receipt.unit), Kind.UNSETTLED, what, receipt.unit)
@@ -347,19 +318,23 @@ def smallest_unit(found: DatasetSurvey) -> str:
     return min(found.receipts, key=lambda receipt: (receipt.inputs, receipt.unit)).unit
 
 
-def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str]) -> None:
-    ours = {MANIFEST, EDITION, REMOVED, *HUB_FILES}
-    known = {*ours, *empty_names(found), *map(receipt_name, broken)}
+def _check_unexpected(found: DatasetSurvey, broken: Iterable[str]) -> None:
+    """Add findings about files that no finished unit lists.
+
+    A run that is under way, or was killed, leaves such files.
+    """
+    store = found.edition.store
+    known = {MANIFEST, EDITION, REMOVED, *HUB_FILES}
+    known |= {*empty_names(found), *map(receipt_name, broken)}
     if (found.manifest or found.receipts[0]).settings.get("captions"):
         waits = () if found.is_complete else found.files  # captions that encode has laid out
         known |= {CAPTION_TABLE, *(name for name in waits if name.startswith(CAPTIONS))}
-    known.update(file.name for receipt in found.receipts for file in expected_files(receipt))
+    known.update(name for receipt in found.receipts for name, *_ in expected_files(receipt))
     stated = found.manifest.receipts if found.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}
     for name in sorted(found.files.keys() - known):
-        if unit_of_file(name, found.place.dataset) in gone:
-            continue  # there is a finding about the receipt
-        _note_unexpected(found, name)
+        if unit_of_file(name, found.place.dataset) not in gone:  # their receipts have a finding
+            found.add_finding(name, *_explain_unexpected(found, name))
     if store.root:
         for path in store.root.rglob(".wdsprep-*.tmp"):
             if TEMPORARY.fullmatch(path.name):
@@ -367,21 +342,15 @@ def _check_unexpected(found: DatasetSurvey, store: Store, broken: Iterable[str])
                 found.add_finding(path.relative_to(store.root).as_posix(), Kind.LEFTOVER, what)
 
 
-def _note_unexpected(found: DatasetSurvey, name: str) -> None:
-    """Add a finding about a file that no finished unit lists.
-
-    A run that is under way, or was killed, leaves such files.
-    """
+def _explain_unexpected(found: DatasetSurvey, name: str) -> tuple[Kind, str]:
+    """Return the kind of a finding about a file that no finished unit lists, and what it says."""
     _receipt, ours = OURS[found.place.dataset]
     if retry_of_inputs(name):
-        found.add_finding(name, Kind.UNFINISHED, "it lists rejects that are to be tried again")
-    elif held_name(name):
-        what = "a run is changing this unit, or was killed while it did"
-        found.add_finding(name, Kind.LEFTOVER, what)
-    elif is_hidden(name):
-        found.add_finding(name, Kind.LEFTOVER, "it is hidden, and wdsprep did not write it")
-    elif ours.fullmatch(name) and not found.is_complete:
-        what = "no receipt lists it, as a run is under way or was killed"
-        found.add_finding(name, Kind.LEFTOVER, what)
-    else:
-        found.add_finding(name, Kind.FOREIGN, "no receipt lists it")
+        return Kind.UNFINISHED, "it lists rejects that are to be tried again"
+    if held_name(name):
+        return Kind.LEFTOVER, "a run is changing this unit, or was killed while it did"
+    if is_hidden(name):
+        return Kind.LEFTOVER, "it is hidden, and wdsprep did not write it"
+    if ours.fullmatch(name) and not found.is_complete:
+        return Kind.LEFTOVER, "no receipt lists it, as a run is under way or was killed"
+    return Kind.FOREIGN, "no receipt lists it"

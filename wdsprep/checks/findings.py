@@ -1,7 +1,7 @@
 """Findings: the faults of files that checks find, of which each has a kind and a next step."""
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from wdsprep.dataset.damage import repair_step
@@ -88,15 +88,3 @@ _NEXT = {
     Kind.UNSETTLED: 'run the same "{maker}" again, or "wdsprep repair {url}"',
     Kind.LEFTOVER: "nothing to do",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitFindings:
-    """The result of checking one unit of work.
-
-    `keys` has a digest of the keys of each shard. It stands under the name by which a latent shard
-    states that shard as its input (see `verify`).
-    """
-
-    findings: tuple[Finding, ...] = ()
-    keys: dict[str, str] = field(default_factory=dict)

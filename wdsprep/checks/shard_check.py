@@ -8,8 +8,7 @@ The rules for the members of a sample are those of images, of latents, or of lat
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Protocol
 
 from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported, is_of_text
@@ -262,120 +261,104 @@ _MODE, _TIME, _REST = _MODEL[100:124], _MODEL[136:148], _MODEL[156:345]
 SHOWN = 2
 
 
-@dataclass
-class CheckedShard:
-    """The content of a shard, as far as it was checked.
+class ShardCheck:
+    """The check of a shard: its content, as far as it was checked, and what is wrong with it.
 
     `table` gets the rows of its sound samples; their positions, if it has any, are 0, 1, 2 and so
-    on. `count` is the number of problems that its samples have, and `problems` are the first of
-    them. `stopped` is why the check ended before the end of the tar.
+    on.
     """
 
-    columns: Columns
-    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
-    keys: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    count: int = 0
-    stopped: str = ""
-
-    @cached_property
-    def table(self) -> TableWriter:
-        return TableWriter(self.columns)
-
-    def note(self, problem: str) -> None:
-        self.count += 1
-        if self.count <= SHOWN:
-            self.problems.append(problem)
+    def __init__(self, columns: Columns, rules: CheckRules) -> None:
+        self.table = TableWriter(columns)
+        self.keys: list[str] = []
+        self._rules, self._has_rows = rules, ROW in columns
+        self._offsets = array("Q")
+        self._problems: list[str] = []
+        self._count = 0
+        self._key, self._number = "", rules.members
+        self._texts: dict[str, bytes] = {}
 
     @property
     def index(self) -> bytes:
-        return encode_index(self.offsets)
+        return encode_index(self._offsets)
 
-    def __str__(self) -> str:
-        shown = [*self.problems, *([self.stopped] if self.stopped else [])]
-        more = self.count - len(self.problems)
-        return "; ".join(shown) + (f"; and {more:,} more" if more else "")
+    @property
+    def problem(self) -> str:
+        """Return the first problems of the samples, and why the check ended if it ended early."""
+        more = self._count - SHOWN
+        return "; ".join([*self._problems, *([f"and {more:,} more"] if more > 0 else [])])
 
+    def _note(self, problem: str) -> None:
+        self._count += 1
+        if self._count <= SHOWN:
+            self._problems.append(problem)
 
-def check_shard(tape: HashedTape, rules: CheckRules, found: CheckedShard) -> Iterator[int]:
-    """Check the samples of a tar, and note in `found` their keys, offsets and problems.
+    def read(self, tape: HashedTape) -> Iterator[int]:
+        """Check the members of all samples of a tar, one after another.
 
-    Yield now and then how many bytes have been read so far. Raise nothing for a tar that is damaged
-    or ends early: `found.stopped` says why the check ended.
-    """
-    told = 0
-    try:
-        for _ in _ShardChecker(tape, rules, found).go():
-            if tape.nbytes > told:
-                told = tape.nbytes
-                yield told
-    except BadSampleError as error:
-        found.stopped = str(error)
+        Yield now and then how many bytes have been read so far. Raise nothing for a tar that is
+        damaged or ends early.
+        """
+        told = 0
+        try:
+            for _ in self._read_samples(tape):
+                if tape.nbytes > told:
+                    told = tape.nbytes
+                    yield told
+        except BadSampleError as error:
+            self._problems.append(str(error))
 
-
-class _ShardChecker:
-    """A check of the members of a shard, one after another."""
-
-    def __init__(self, tape: HashedTape, rules: CheckRules, found: CheckedShard) -> None:
-        self._tape, self._rules, self.found = tape, rules, found
-        self._key = ""
-        self._number = rules.members
-        self._texts: dict[str, bytes] = {}
-
-    def go(self) -> Iterator[None]:
+    def _read_samples(self, tape: HashedTape) -> Iterator[None]:
         end = 0
-        for path, start, data_start, nbytes, _target in members(self._tape.at):
+        for path, start, data_start, nbytes, _target in members(tape.at):
             if not path:
                 break
-            if data_start - start != BLOCK or not _is_plain(self._tape.at(start, BLOCK)):
-                self.found.note(f"the header of {path} is not as wdsprep writes it")
+            if data_start - start != BLOCK or not _is_plain(tape.at(start, BLOCK)):
+                self._note(f"the header of {path} is not as wdsprep writes it")
             key, name = split_member(path) or (path, "")
             if key != self._key or not end:
                 self._close()
                 self._open(key, start)
                 yield
-            if problem := self._member(name, data_start, nbytes):
-                self.found.note(f"{key}: {problem}")
+            if problem := self._member(tape, name, data_start, nbytes):
+                self._note(f"{key}: {problem}")
             self._number += 1
             end = data_start + padded(nbytes)
         self._close()
-        self.found.offsets.append(end)
+        self._offsets.append(end)
 
     def _open(self, key: str, start: int) -> None:
         self._key, self._number = key, 0
         self._texts.clear()
-        self._rules.begin(len(self.found.keys))
-        self.found.keys.append(key)
-        self.found.offsets.append(start)
+        self._rules.begin(len(self.keys))
+        self.keys.append(key)
+        self._offsets.append(start)
 
     def _close(self) -> None:
         """Note what is wrong with a sample as a whole, after its last member."""
+        key, texts = self._key, self._texts
         if self._number < self._rules.members:
-            self.found.note(f"{self._key}: it has {self._number} of {self._rules.members} members")
-        elif len(self._texts) == 2:
-            self._close_texts(self._texts["json"], self._texts["txt"])
+            self._note(f"{key}: it has {self._number} of {self._rules.members} members")
+        elif len(texts) == 2:
+            facts = read_facts(texts["json"])
+            if isinstance(facts, str):
+                self._note(f"{key}: {facts}")
+            elif problem := text_problem(key, facts, texts["json"], texts["txt"], self._rules):
+                self._note(f"{key}: {problem}")
+            else:
+                row = {ROW: len(self.keys) - 1} if self._has_rows else {}
+                self.table.add(key, {**facts, **row})
 
-    def _close_texts(self, json_data: bytes, txt: bytes) -> None:
-        facts = read_facts(json_data)
-        if isinstance(facts, str):
-            self.found.note(f"{self._key}: {facts}")
-        elif problem := text_problem(self._key, facts, json_data, txt, self._rules):
-            self.found.note(f"{self._key}: {problem}")
-        elif ROW in self.found.columns:
-            self.found.table.add(self._key, {**facts, ROW: len(self.found.keys) - 1})
-        else:
-            self.found.table.add(self._key, facts)
-
-    def _member(self, name: str, start: int, nbytes: int) -> str:
+    def _member(self, tape: HashedTape, name: str, start: int, nbytes: int) -> str:
         if self._number >= self._rules.members:
             return f"{name} is one member too many"
         if problem := self._rules.check_place(self._number, name):
             return problem
         if name not in ("json", "txt"):
-            return self._rules.check_member(name, self._tape.view, start, nbytes)
+            return self._rules.check_member(name, tape.view, start, nbytes)
         if nbytes > MAX_TEXT_NBYTES:
             return f"{name} has more than {MAX_TEXT_NBYTES:,} bytes"
-        self._texts[name] = data = self._tape.at(start, nbytes)
+        self._texts[name] = data = tape.at(start, nbytes)
         if len(data) < nbytes:
             raise truncated(start, name)
         return ""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_unit
-from wdsprep.checks.findings import CheckedDataset, Finding, Kind, UnitFindings
-from wdsprep.checks.shard_check import CheckedShard, array_problem, check_shard, rules_of
+from wdsprep.checks.findings import CheckedDataset, Finding, Kind
+from wdsprep.checks.shard_check import ShardCheck, array_problem, rules_of
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import (
     SELECTION,
@@ -54,6 +54,8 @@ from wdsprep.store import shared_store
 from wdsprep.store.base import Store
 from wdsprep.text import plural
 
+OTHER = "its BLAKE3 is not what its receipt says"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckUnit:
@@ -78,38 +80,48 @@ class CheckUnit:
     def nbytes(self) -> int:
         return sum(shard.nbytes for shard in self.receipt.shards)
 
+    def finding(self, name: str, kind: Kind, what: str) -> Finding:
+        unit = self.receipt.unit
+        return Finding(place=self.place, name=name, kind=kind, what=what, unit=unit)
+
+
+Checked = tuple[list[Finding], dict[str, str]]
+"""The findings about a unit, and digests of the keys of its shards."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checking:
     """The check of units, as the work that a runner gives to its workers."""
 
-    def open(self) -> Callable[[CheckUnit], Generator[int, None, UnitFindings]]:
+    def open(self) -> Callable[[CheckUnit], Generator[int, None, Checked]]:
         return check_unit
 
 
-def check_unit(unit: CheckUnit) -> Generator[int, None, UnitFindings]:
+def check_unit(unit: CheckUnit) -> Generator[int, None, Checked]:
     """Check all files of a unit of work, and return the findings.
 
-    Yield now and then how many bytes of its shards have been read so far. If a removal has begun
-    to change the unit, only check that the removal can finish.
+    Also return a digest of the keys of each shard, under the name by which a latent shard states
+    that shard as its input (see `verify`). Yield now and then how many bytes of its shards have
+    been read so far. If a removal has begun to change the unit, only check that the removal can
+    finish.
     """
     if unit.begun:
-        found = _check_begun(unit, unit.begun)
+        findings = _check_begun(unit, unit.begun)
         yield unit.nbytes
-        return UnitFindings(findings=found)
-    checker = _Checker(unit, shared_store(unit.place.url))
+        return findings, {}
+    check = _UnitCheck(unit, shared_store(unit.place.url))
     before = 0
     for shard in unit.receipt.shards:
         if shard.name not in unit.known:
-            for nbytes in checker.check_shard(shard):
+            for nbytes in check.read_shard(shard):
                 yield before + nbytes
         before += shard.nbytes
         yield before
-    checker.check_small_files()
-    return UnitFindings(findings=tuple(checker.findings), keys=checker.digests())
+    check.check_small_files()
+    return check.findings, check.digests()
 
 
-def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> tuple[Finding, ...]:
+def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> list[Finding]:
     """Return a finding about damage that keeps a removal from finishing a unit, or nothing."""
     from wdsprep.changes.rewrite_units import UnitChange  # which needs numpy
 
@@ -117,17 +129,11 @@ def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> tuple[Finding, ...]:
     try:
         UnitChange(Edition.from_store(store), removal, removed_from(store)).check_begun()
     except NotFoundError:  # it has just been finished, with nothing left
-        return ()
+        return []
     except DamageError as error:
-        finding = Finding(
-            place=unit.place,
-            name=error.place.removeprefix(f"{without_secrets(store.url)}/"),
-            kind=Kind.DAMAGED,
-            what=damage_text(error),
-            unit=unit.receipt.unit,
-        )
-        return (finding,)
-    return ()
+        name = error.place.removeprefix(f"{without_secrets(store.url)}/")
+        return [unit.finding(name, Kind.DAMAGED, damage_text(error))]
+    return []
 
 
 def check_empty(found: DatasetSurvey) -> None:
@@ -150,7 +156,9 @@ def check_empty(found: DatasetSurvey) -> None:
             found.add_finding(name, Kind.WRONG, problem, unit)
 
 
-class _Checker:
+class _UnitCheck:
+    """The check of one unit: its findings, and the keys of its sound shards."""
+
     def __init__(self, unit: CheckUnit, store: Store) -> None:
         self._unit, self._receipt, self._store = unit, unit.receipt, store
         self._columns = table_columns(unit.receipt.dataset, unit.receipt.settings)
@@ -160,12 +168,7 @@ class _Checker:
         self.findings: list[Finding] = []
 
     def _find(self, name: str, kind: Kind, what: str) -> None:
-        place, unit = self._unit.place, self._receipt.unit
-        self.findings.append(Finding(place=place, name=name, kind=kind, what=what, unit=unit))
-
-    @property
-    def _other(self) -> str:
-        return "its BLAKE3 is not what its receipt says"
+        self.findings.append(self._unit.finding(name, kind, what))
 
     def _note_unreadable(self, name: str, error: StoreError) -> None:
         """Note that a file cannot be read, or raise the error.
@@ -180,7 +183,7 @@ class _Checker:
         else:
             self._find(name, Kind.UNREADABLE, f"it cannot be read ({error})")
 
-    def check_shard(self, shard: Shard) -> Iterator[int]:
+    def read_shard(self, shard: Shard) -> Iterator[int]:
         """Check a tar in one pass, then its index, and add findings about them.
 
         Yield now and then how many bytes have been read so far. Of a damaged tar the index is not
@@ -188,24 +191,27 @@ class _Checker:
         """
         if is_table(shard.name):
             return
-        walked = CheckedShard(self._columns)
+        check = ShardCheck(self._columns, rules_of(self._receipt, shard))
         try:
             with HashedTape(self._store, shard) as tape:
-                yield from check_shard(tape, rules_of(self._receipt, shard), walked)
+                yield from check.read(tape)
                 yield from tape.rest()
                 digest = tape.digest()
         except StoreError as error:
             self._note_unreadable(shard.name, error)
             return
-        also = f" ({walked})" if str(walked) else ""
+        also = f" ({check.problem})" if check.problem else ""
         if digest != shard.digest:
-            self._find(shard.name, Kind.DAMAGED, f"{self._other}{also}")
-        elif problem := str(walked) or self._find_keys_problem(shard, walked.keys):
+            self._find(shard.name, Kind.DAMAGED, f"{OTHER}{also}")
+        elif problem := check.problem or self._find_keys_problem(shard, check.keys):
             self._find(shard.name, Kind.WRONG, problem)
         else:
-            self._keys[shard.name] = walked.keys
-            self._index(index_name(shard.name), walked.index)
-            self._tables[shard.name] = walked.table.finish()
+            self._keys[shard.name] = check.keys
+            self._tables[shard.name] = check.table.finish()
+            name = index_name(shard.name)
+            index = None if name in self._unit.known else self._read(name, Kind.INDEX)
+            if index not in (None, check.index):
+                self._find(name, Kind.INDEX, "it is not the index of its tar")
 
     def _find_keys_problem(self, shard: Shard, keys: list[str]) -> str:
         """Return what is wrong with the keys of a sound shard, or "" if nothing is."""
@@ -216,10 +222,6 @@ class _Checker:
         if self._runs(shard.samples)[-1].stop != shard.samples:
             return "its receipt does not state the shape of each of its samples"
         return "" if len(set(keys)) == len(keys) else "it has a key twice"
-
-    def _index(self, name: str, index: bytes) -> None:
-        if name not in self._unit.known and self._read(name, Kind.INDEX) not in (None, index):
-            self._find(name, Kind.INDEX, "it is not the index of its tar")
 
     def _read(self, name: str, missing: Kind = Kind.MISSING) -> bytes | None:
         try:
@@ -265,7 +267,7 @@ class _Checker:
         data = None if name in self._unit.known else self._read(name)
         if data is None or hex_digest(data) in wanted:
             return data
-        self._find(name, Kind.DAMAGED, self._other)
+        self._find(name, Kind.DAMAGED, OTHER)
         return None
 
     def _check_rejects(self, name: str, data: bytes) -> None:
@@ -291,7 +293,7 @@ class _Checker:
         if name in self._unit.known or (data := self._read(name, kind)) is None:
             return
         if hex_digest(data) != self._receipt.files.get(name):
-            self._find(name, kind, self._other)
+            self._find(name, kind, OTHER)
         elif data != made and not have_same_rows(data, made, columns=self._columns):
             self._find(name, kind, "its rows are not what the json in its tar says")
         elif has_positions and not self._are_positions(data, told):
@@ -347,22 +349,17 @@ class _Checker:
         """
         unit, inputs = self._receipt.unit, self._receipt.inputs
         keys = [*(k for keys in self._keys.values() for k in keys), *(self._rejected or ())]
-        if len(keys) != inputs:
-            self._find_inputs(unit, inputs)
-            return
         source = self._receipt.settings.get("source")
         if source in ("urls", SELECTION):
             is_own = source == SELECTION or all(key.startswith(unit) for key in keys)
-            is_whole = len(set(keys)) == inputs and is_own
-        else:
-            wanted = sorted(sample_key(unit, number) for number in range(inputs))
-            is_whole = sorted(keys) == wanted
+            is_whole = len(keys) == len(set(keys)) == inputs and is_own
+        else:  # a receipt may claim any number of inputs
+            is_whole = len(keys) == inputs and sorted(keys) == sorted(
+                sample_key(unit, number) for number in range(inputs)
+            )
         if not is_whole:
-            self._find_inputs(unit, inputs)
-
-    def _find_inputs(self, unit: str, inputs: int) -> None:
-        what = f"its shards and rejects do not have each of its {plural(inputs, 'input')} once"
-        self._find(receipt_name(unit), Kind.WRONG, what)
+            what = f"its shards and rejects do not have each of its {plural(inputs, 'input')} once"
+            self._find(receipt_name(unit), Kind.WRONG, what)
 
     def digests(self) -> dict[str, str]:
         """Return the digest of the keys of each shard, by the input that latent receipts state.
@@ -371,7 +368,13 @@ class _Checker:
         left out.
         """
         if self._receipt.dataset == "images":
-            return dict(self._image_digests())
+            digests = {}
+            for shard in self._receipt.shards:
+                if keys := self._keys.get(shard.name):
+                    digests[shard.digest] = _keys_digest(keys)
+                    if first := self._unit.firsts.get(shard.name):
+                        digests[f"{shard.digest}:{first}"] = _keys_digest(keys[:first])
+            return digests
         if self._rejected is None or len(self._keys) < len(self._receipt.shards):
             return {}
         keys = [key for keys in self._keys.values() for key in keys]
@@ -384,13 +387,6 @@ class _Checker:
         """Return the ranges of samples in which keys rise: one for each shape, or one for all."""
         ranges = shape_ranges(self._receipt.settings, self._receipt.counts)
         return list(ranges.values()) or [range(count)]
-
-    def _image_digests(self) -> Iterable[tuple[str, str]]:
-        for shard in self._receipt.shards:
-            if keys := self._keys.get(shard.name):
-                yield shard.digest, _keys_digest(keys)
-                if first := self._unit.firsts.get(shard.name):
-                    yield f"{shard.digest}:{first}", _keys_digest(keys[:first])
 
 
 def _rise(keys: Iterable[str]) -> bool:

@@ -10,14 +10,14 @@ the image shard, and a digest of them is enough.
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
 from wdsprep.checks.dataset_check import DatasetSurvey, expected_files, survey
-from wdsprep.checks.findings import Finding, Kind, UnitFindings
+from wdsprep.checks.findings import Finding, Kind
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty
 from wdsprep.dataset.file_names import latent_shard, latent_unit, receipt_name
@@ -98,11 +98,12 @@ def check_datasets(
         raise UsageError("the same dataset is given twice: give it once")
     shown = [os.fspath(url) for url in urls]
     surveys = tuple(_survey(*both, listener) for both in zip(places, shown, strict=True))
-    pairs = _pairs(surveys)
-    for latents, images in pairs:
-        check_pairs(latents, images)
+    latents = [survey for survey in surveys if survey.place.dataset == "latents"]
+    pairs = [(one, images) for one in latents if (images := find_images(one, surveys))]
+    for pair in pairs:
+        check_pairs(*pair)
     if not quick:
-        _ByteCheck(surveys, pairs, listener).check(make_runner)
+        _check_bytes(surveys, pairs, make_runner, listener)
     for found in surveys:
         found.findings.sort(key=lambda finding: (finding.kind.is_note, finding.name))
     return Verified(surveys=surveys, is_quick=quick)
@@ -113,76 +114,63 @@ def _survey(url: str, shown: str, listener: JobListener) -> DatasetSurvey:
     return survey(shared_store(url), shown, lambda count: listener.listed(shown, count, 0))
 
 
-def _pairs(surveys: Sequence[DatasetSurvey]) -> list[tuple[DatasetSurvey, DatasetSurvey]]:
-    latents = [survey for survey in surveys if survey.place.dataset == "latents"]
-    found = [(survey, find_images(survey, surveys)) for survey in latents]
-    return [(survey, images) for survey, images in found if images is not None]
+def _check_bytes(
+    surveys: Sequence[DatasetSurvey],
+    pairs: Sequence[tuple[DatasetSurvey, DatasetSurvey]],
+    make_runner: Callable[[int, int], Runner],
+    listener: JobListener,
+) -> None:
+    """Check every byte of some datasets, and add what is wrong to their findings."""
+    by_url = {survey.place.url: survey for survey in surveys}
+    keys: dict[str, dict[str, str]] = {url: {} for url in by_url}
 
-
-class _ByteCheck:
-    """A check of every byte of some datasets."""
-
-    def __init__(
-        self,
-        surveys: Sequence[DatasetSurvey],
-        pairs: Sequence[tuple[DatasetSurvey, DatasetSurvey]],
-        listener: JobListener,
-    ) -> None:
-        self._surveys, self._pairs, self._listener = surveys, pairs, listener
-        self._by_url = {survey.place.url: survey for survey in surveys}
-        self._keys: dict[str, dict[str, str]] = {url: {} for url in self._by_url}
-
-    def check(self, make_runner: Callable[[int, int], Runner]) -> None:
-        units = [unit for survey in self._surveys for unit in self._units(survey)]
-        job = job_largest_first(make_runner, Checking(), units, heard=self._heard)
-        with closing(job):
-            for unit, made in job.results():
-                self._take(unit, made)
-        for failed in job.quarantined:
-            unit = cast("CheckUnit", failed.unit)
-            what = f"its unit could not be checked ({failed.reason})"
-            found = self._by_url[unit.place.url]
-            found.add_finding(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
-        for found in self._surveys:
-            check_empty(found)
-        for latents, images in self._pairs:
-            made, those = (self._keys[found.place.url] for found in (latents, images))
-            check_keys(latents, made, those)
-
-    def _units(self, found: DatasetSurvey) -> Iterable[CheckUnit]:
-        known: dict[str, set[str]] = {}
-        for finding in found.findings:
-            if finding.kind is Kind.UNSETTLED:
-                continue
-            known.setdefault(finding.unit, set()).add(finding.name)
-        cut: dict[str, int] = {}
-        for latents, images in self._pairs:
-            cut |= find_limited_shards(latents) if images is found else {}
-        for receipt in found.receipts:
-            shards = {shard.name for shard in receipt.shards}
-            yield CheckUnit(
-                place=found.place,
-                receipt=receipt,
-                known=frozenset(known.get(receipt.unit, ())),
-                firsts={name: cut[name] for name in shards & cut.keys()},
-                begun=found.removing[receipt.unit] if receipt.unit in found.begun else None,
-            )
-
-    def _take(self, unit: CheckUnit, made: UnitFindings) -> None:
-        _log.info("%s is checked: %s", unit.name, plural(len(made.findings), "finding"))
-        self._keys[unit.place.url] |= made.keys
-        found = self._by_url[unit.place.url]
-        is_in_removal = made.findings and unit.receipt.unit in found.removing
-        names = [file.name for file in expected_files(unit.receipt)] if is_in_removal else []
-        if not found.has_changed(names):  # by the removal, while it was checked
-            found.findings.extend(made.findings)
-
-    def _heard(self, status: Callable[[], JobStatus]) -> None:
+    def heard(status: Callable[[], JobStatus]) -> None:
         def with_findings() -> JobStatus:
-            findings = (f for found in self._surveys for f in found.findings)
+            findings = (f for found in surveys for f in found.findings)
             return replace(status(), findings=sum(not f.kind.is_note for f in findings))
 
-        self._listener.status(with_findings)
+        listener.status(with_findings)
+
+    units = [unit for survey in surveys for unit in _units(survey, pairs)]
+    job = job_largest_first(make_runner, Checking(), units, heard=heard)
+    with closing(job):
+        for unit, (findings, digests) in job.results():
+            _log.info("%s is checked: %s", unit.name, plural(len(findings), "finding"))
+            keys[unit.place.url] |= digests
+            found = by_url[unit.place.url]
+            is_in_removal = findings and unit.receipt.unit in found.removing
+            names = [name for name, *_ in expected_files(unit.receipt)] if is_in_removal else []
+            if not found.has_changed(names):  # by the removal, while it was checked
+                found.findings.extend(findings)
+    for failed in job.quarantined:
+        unit = cast("CheckUnit", failed.unit)
+        what = f"its unit could not be checked ({failed.reason})"
+        by_url[unit.place.url].add_finding(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
+    for found in surveys:
+        check_empty(found)
+    for latents, images in pairs:
+        check_keys(latents, keys[latents.place.url], keys[images.place.url])
+
+
+def _units(
+    found: DatasetSurvey, pairs: Sequence[tuple[DatasetSurvey, DatasetSurvey]]
+) -> Iterator[CheckUnit]:
+    known: dict[str, set[str]] = {}
+    for finding in found.findings:
+        if finding.kind is not Kind.UNSETTLED:
+            known.setdefault(finding.unit, set()).add(finding.name)
+    firsts: dict[str, int] = {}
+    for latents, images in pairs:
+        firsts |= find_limited_shards(latents) if images is found else {}
+    for receipt in found.receipts:
+        shards = {shard.name for shard in receipt.shards}
+        yield CheckUnit(
+            place=found.place,
+            receipt=receipt,
+            known=frozenset(known.get(receipt.unit, ())),
+            firsts={name: firsts[name] for name in shards & firsts.keys()},
+            begun=found.removing[receipt.unit] if receipt.unit in found.begun else None,
+        )
 
 
 def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> DatasetSurvey | None:
@@ -200,11 +188,10 @@ def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> Data
 
 def find_limited_shards(latents: DatasetSurvey) -> dict[str, int]:
     """Return the image shards of which only the first samples were encoded, and how many."""
-    cut = (receipt.input.partition(":")[2] for receipt in latents.receipts)
     return {
         latent_shard(receipt.unit): int(number)
-        for receipt, number in zip(latents.receipts, cut, strict=True)
-        if number
+        for receipt in latents.receipts
+        if (number := receipt.input.partition(":")[2])
     }
 
 
