@@ -7,7 +7,9 @@ slice, so only the tables of that slice are read for it. Selections, and latents
 another program packed, have keys that do not.
 
 No table has the digests of the stored images. These are hashed, unless all images of a shard were
-kept as they came and the table has the digests of what came (`pack --compute-hash sha256`).
+kept as they came and the table has the digests of what came (`pack --compute-hash sha256`). Images
+in roles are found by their URLs and digests as targets are, and the whole sample goes. But they
+keep no other sample away: many samples may have one reference.
 
 `WantedSamples` has the samples that a user wants to remove, by keys, URLs, digests or sources, of
 any number.
@@ -34,7 +36,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of
 from wdsprep.dataset.sample_table import KEY, REST
-from wdsprep.dataset.samples import META
+from wdsprep.dataset.samples import META, roles_of
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import open_tape, scan
@@ -65,6 +67,7 @@ DIGITS = 6  # the fewest of a slice, and of a number in it
 
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
+IN_ROLE = re.compile(r'"([a-z0-9]+(?:_[0-9]+)?_(?:url|sha256))":')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,20 +313,26 @@ class Finder:
     ) -> Rows:
         """Return the rows of the samples of a shard that are wanted or lost, by their numbers."""
         names = {*NAMES, "sha256", "changes"} if "sha256" in kinds else {*NAMES, "sha256"}
+        roles = roles_of(receipt.settings)
         if in_json := IN_JSON & kinds:
-            names |= {*JSON}
+            names |= {*JSON, *(f"{role}_{kind}" for role in roles for kind in in_json)}
         table = read_sound_columns(store, receipt, shard, names)
         texts = {name: table.column(name).to_pylist() for name in (KEY, *kinds - in_json)}
         for name in in_json:
             column = texts_in(table.select([name, *JSON]), name)
             texts[name] = (pc.utf8_lower(column) if name == "sha256" else column).to_pylist()
-        numbers = self._find_numbers(texts, kinds, lost_keys)
-        if "sha256" in kinds and not _has_all_digests(table):
-            stored = self.wanted.texts["sha256"].find(_digests_of_images(store, shard))
-            numbers = sorted({*numbers, *stored.tolist()})
-        found = table.select([n for n in table.column_names if n not in JSON])
-        rows = found.take(np.array(numbers, np.int64)).to_pylist()
-        return dict(zip(numbers, rows, strict=True))
+        numbers = {*self._find_numbers(texts, kinds, lost_keys)}
+        for name in _names_in_roles(table) if roles and in_json else ():
+            if (wanted := self.wanted.texts.get(name.rpartition("_")[2])) is not None:
+                numbers.update(wanted.find(texts_in(table, name).to_pylist()).tolist())
+        if "sha256" in kinds and (roles or not _has_all_digests(table)):
+            digests = [*_digests_of_images(store, shard)]
+            stored = self.wanted.texts["sha256"].find([digest for _, digest in digests])
+            numbers.update(digests[place][0] for place in stored.tolist())
+        rising = sorted(numbers)
+        found = table.select([n for n in (*NAMES, "sha256") if n in table.column_names])
+        rows = found.take(np.array(rising, np.int64)).to_pylist()
+        return dict(zip(rising, rows, strict=True))
 
     def _find_rejects(
         self, store: Store, receipt: Receipt, kinds: set[str], lost_keys: Collection[str]
@@ -357,17 +366,29 @@ def _has_all_digests(table: pa.Table) -> bool:
     return bool(pc.all(pc.and_(is_kept, table.column("sha256").is_valid())).as_py())
 
 
-def _digests_of_images(store: Store, shard: Shard) -> list[str]:
-    """Return the SHA-256 of the image of each sample of a shard, as it is stored."""
-    digests = []
+def _names_in_roles(table: pa.Table) -> set[str]:
+    """Return the names of the URLs and digests of images in roles that rows have.
+
+    Those of the first image in each role have columns, and those of others are in `rest`.
+    """
+    names = {name for name in table.column_names if IN_ROLE.fullmatch(f'"{name}":')}
+    for text in table.column(REST).drop_null().to_pylist():
+        names.update(match[1] for match in IN_ROLE.finditer(text))
+    return names
+
+
+def _digests_of_images(store: Store, shard: Shard) -> Iterator[tuple[int, str]]:
+    """Yield the SHA-256 of each image of a shard as it is stored, after its sample's number."""
+    count = 0
     with open_tape(store, shard.name, expected=shard.nbytes) as tape:
-        for sample in scan(tape, wants=lambda name, *_: name in IMAGES):
+        for sample in scan(tape, wants=lambda name, *_: name.rpartition(".")[2] in IMAGES):
             if isinstance(sample, BadSampleError):
                 raise sample
-            digests.append(next(image_digests(sample.fields, {}), ""))
-    if len(digests) != shard.samples:
+            for image in sample.fields.values():
+                yield count, hashlib.sha256(image).hexdigest()
+            count += 1
+    if count != shard.samples:
         raise DamageError(f"{store.url}/{shard.name}", UNLIKE_RECEIPT)
-    return digests
 
 
 def _marks_of_images(store: Store, removal: ShardRemoval) -> set[bytes]:

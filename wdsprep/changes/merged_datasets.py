@@ -16,6 +16,7 @@ from itertools import chain
 from wdsprep.changes.selected_samples import Origin
 from wdsprep.dataset.file_names import latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, changed_settings, say_changes
 from wdsprep.dataset.shapes import buckets_encoded
@@ -121,6 +122,8 @@ def _group(place: str, origins: list[Origin]) -> Group:
             raise UsageError(f"{both} were encoded differently ({shown}): {hint}")
         if settings[0].get("buckets") != settings[1].get("buckets"):
             raise UsageError(f"{both} have different buckets: pack them with the same --buckets")
+        if first.manifest.dataset == "images" and roles_of(settings[0]) != roles_of(settings[1]):
+            raise UsageError(f"{both} have images in different roles: {hint}")
     return Group(place=place, origins=tuple(origins))
 
 

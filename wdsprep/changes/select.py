@@ -65,6 +65,7 @@ from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import canonical_json, hex_digest
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.shard_reader import ShardReader
@@ -294,8 +295,11 @@ class _SelectedDataset:
         if self.group.dataset == "latents":
             return dict(self.group.settings)
         origins = self.group.origins
+        optional = {n for o in origins for n in o.manifest.settings.get("optional_roles", ())}
+        roles = {"roles": [*roles_of(self.group.settings)], "optional_roles": sorted(optional)}
         return {
             **self.selection.settings(self.part),
+            **{name: value for name, value in roles.items() if value},
             "buckets": self.group.settings["buckets"],
             "max_area": max(origin.manifest.settings["max_area"] for origin in origins),
             "of": self.group.content,

@@ -15,7 +15,7 @@ from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported,
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_table import ROW, Columns, TableWriter
-from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.samples import image_name, is_mask, parse_json, role_of, roles_of
 from wdsprep.dataset.settings import Settings, is_scored
 from wdsprep.dataset.shapes import (
     bucket_of,
@@ -45,6 +45,10 @@ IMAGE_FACTS: dict[str, type] = {
     **dict.fromkeys(("width", "height", "original_width", "original_height", "bucket"), int),
     "changes": list,
     "meta": dict,
+}
+ROLE_FACTS: dict[str, type] = {
+    **dict.fromkeys(("width", "height", "original_width", "original_height"), int),
+    "changes": list,
 }
 IMPORTED_FACTS: dict[str, type] = dict.fromkeys(("key", "source", "caption"), str)
 TEXT_FACTS: dict[str, type] = {
@@ -88,7 +92,7 @@ class CheckRules(Protocol):
 
 def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
     if receipt.dataset == "images":
-        return ImageRules(tuple(receipt.settings["buckets"]), shard.bucket)
+        return ImageRules(receipt.settings, shard.bucket)
     if shapes_of(receipt.settings):
         return ShapedRules(receipt.settings, receipt.counts)
     fields = fields_of(receipt.settings["layout"])
@@ -100,35 +104,73 @@ def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
 
 
 class ImageRules:
-    members = 3
+    """The rules for images: the target, then those in roles, json and caption.
 
-    def __init__(self, buckets: tuple[int, ...], bucket: int) -> None:
-        self._buckets, self._bucket = buckets, bucket
+    Images in roles come in the order of the roles. Those of one role are numbered without gaps.
+    """
+
+    def __init__(self, settings: Settings, bucket: int) -> None:
+        self._buckets, self._bucket = tuple(settings["buckets"]), bucket
+        self._roles = roles_of(settings)
+        self._needed = {*self._roles} - {*settings.get("optional_roles", ())}
+        self._in_roles: list[str] = []
 
     def begin(self, number: int) -> None:
-        """Do nothing, since all samples have the same rules."""
+        """Begin another sample, in which no image in a role has been seen."""
+        del number  # all samples have the same rules
+        self._in_roles = []
+
+    @property
+    def members(self) -> int:
+        return 3 + len(self._in_roles)
 
     def check_place(self, number: int, field: str) -> str:
-        if field in IMAGES if number == 0 else field == ("", "json", "txt")[number]:
+        place = number - len(self._in_roles)
+        if place == 1 and field != "json" and self._roles and self._is_next_in_roles(field):
+            self._in_roles.append(field.partition(".")[0])
             return ""
-        return f"{field} is in the place of {('an image', 'json', 'txt')[number]}"
+        if field in IMAGES if number == 0 else field == ("", "json", "txt")[place]:
+            return ""
+        return f"{field} is in the place of {('an image', 'json', 'txt')[place]}"
+
+    def _is_next_in_roles(self, field: str) -> bool:
+        name, _, kind = field.partition(".")
+        last, count = role_of(self._in_roles[-1]) if self._in_roles else ("", 0)
+        later = self._roles[self._roles.index(last) + 1 :] if last else self._roles
+        kinds = ("png",) if is_mask(name) else IMAGES
+        return kind in kinds and name in (*later, *([image_name(last, count + 1)] if last else []))
 
     def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
         head = view(start, min(nbytes, HEAD_NBYTES))
         return (
             ""
-            if bytes(head).startswith(IMAGES[field])
+            if bytes(head).startswith(IMAGES[field.rpartition(".")[2]])
             else f"{field} is not an image of that format"
         )
 
     def check_facts(self, facts: Mapping[str, Any]) -> str:
-        if wrong := _wrong_types(facts, IMAGE_FACTS):
+        if wrong := _wrong_types(facts, IMAGE_FACTS) or (self._roles and self._role_problem(facts)):
             return wrong
         width, height = facts["width"], facts["height"]
         fits = min(width, height) >= self._buckets[0]
         if not fits or bucket_of(width, height, self._buckets) != self._bucket:
             return f"{width} x {height} pixels do not belong in this bucket"
         return "" if facts["bucket"] == self._bucket else "json states another bucket"
+
+    def _role_problem(self, facts: Mapping[str, Any]) -> str:
+        """Return what is wrong with a sample's images in roles, or with what json says of them."""
+        if lacking := sorted(self._needed - {*self._in_roles}):
+            return f"it has no {lacking[0]}"
+        types = {f"{name}_{fact}": t for name in self._in_roles for fact, t in ROLE_FACTS.items()}
+        stated = {name for name in facts if name.endswith("_width")} - {"original_width"}
+        if other := sorted(stated - types.keys()):
+            return f"json states {other[0]}, of an image that is not there"
+        masks = [name for name in self._in_roles if is_mask(name)]
+        size = facts["width"], facts["height"]
+        for name in masks if not (wrong := _wrong_types(facts, types)) else ():
+            if (facts[f"{name}_width"], facts[f"{name}_height"]) != size:
+                return f"{name} has another size than the image"
+        return wrong
 
 
 class LatentRules:

@@ -37,6 +37,7 @@ class Code(str, Enum):
     VANISHED = ("vanished", "read")  # listed, then gone
     UNREADABLE = ("unreadable", "read")
     NO_IMAGE = ("no_image", "read")  # a caption or json without its image
+    NO_ROLE = ("no_role", "read")  # a sample without an image in a role that was asked for
     BAD_JSON = ("bad_json", "read")
     BAD_CAPTION = ("bad_caption", "read")  # not UTF-8
     TAR_VANISHED = ("tar_vanished", "read")
@@ -75,6 +76,7 @@ class Code(str, Enum):
     TOO_LARGE = ("too_large", "check")
     ASPECT_RATIO = ("aspect_ratio", "check")
     TRANSPARENT = ("transparent", "check")
+    OTHER_SIZE = ("other_size", "check")  # a mask, and its image has another size
     BAD_KEY = ("bad_key", "encode")  # of a foreign tar: it cannot be written, or is unsafe to
     NO_TOKENS = ("no_tokens", "encode")  # the tokenizers make nothing of the caption
     OTHER_SHAPE = ("other_shape", "encode")  # a cached array that is not like those of the dataset

@@ -13,15 +13,18 @@ decided, so that questions to tables need no other rule:
   latents, of text alone and of imports. So tables of any number of shards and datasets of one kind
   are one table. Tables of scores have the columns of their settings, sorted
   by name.
+- Each role of a dataset of images has columns of its own behind these, with what the json says of
+  the first image in that role (`role_columns`). What it says of the next ones is in `rest`.
 - `key` is the key of the sample in the tar. What was made of images has `row` too: the position of
   the sample in its image shard (`wdsprep.dataset.image_positions`). Neither is ever null.
 - The other columns have the fields of the json by their names. A field that is missing or null, or
   whose value is not of the column's type, is null. Whole numbers are int64, and never bool.
 - `meta` is the JSON text of the field `meta`, whatever that is, as `facts_bytes` writes it.
 - `rest` is the JSON text of an object: all fields of the json that no column has, by their names,
-  those with a value of another type included. It is null if there are none, as always in shards of
-  wdsprep. So a name is looked up in its column, then in `rest`, and if neither has it, in `meta`.
-  Scores have neither of the two, and what no column has is left out.
+  those with a value of another type included. It is null if there are none, as in shards of wdsprep
+  whose samples have one image of each role at most. So a name is looked up in its column, then in
+  `rest`, and if neither has it, in `meta`. Scores have neither of the two, and what no column has
+  is left out.
 - A sample whose json is missing, or is no JSON object, has a key, `null` as text in `rest`, and
   nothing else.
 
@@ -36,7 +39,7 @@ from io import BytesIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.samples import META, facts_bytes
+from wdsprep.dataset.samples import META, facts_bytes, roles_of
 from wdsprep.dataset.settings import NUMBER, TEXT, WHOLE, columns_of, is_scored
 from wdsprep.errors import DamageError
 from wdsprep.text import one_line
@@ -71,6 +74,11 @@ IMAGE_COLUMNS: Columns = {
     META: TEXT,
     REST: TEXT,
 }
+PER_IMAGE = (
+    *("width", "height", "original_width", "original_height"),
+    *("changes", "url", "sha256", "md5", "sha512"),
+)
+"""The fields of the json that say something of one image."""
 LATENT_COLUMNS: Columns = {
     KEY: TEXT,
     ROW: WHOLE,
@@ -105,11 +113,16 @@ LARGEST, EXACT = 1 << 63, 1 << 53
 def table_columns(dataset: str, settings: Mapping[str, Any]) -> Columns:
     """Return the columns of the tables of a dataset, by its kind and its settings."""
     if dataset == "images":
-        return IMAGE_COLUMNS
+        return {**IMAGE_COLUMNS, **role_columns(roles_of(settings))}
     if is_scored(settings):
         columns = sorted(columns_of(settings).items())  # as stored settings have them
         return {KEY: TEXT, ROW: WHOLE, "source": TEXT, **dict(columns)}
     return LATENT_COLUMNS
+
+
+def role_columns(roles: Iterable[str]) -> Columns:
+    """Return the columns of the first image in each of these roles, such as `source_width`."""
+    return {f"{role}_{name}": IMAGE_COLUMNS[name] for role in roles for name in PER_IMAGE}
 
 
 class TableWriter:
@@ -135,12 +148,12 @@ class TableWriter:
         """Add the row of a sample, given the object in its json, and `row` if the table has that.
 
         `facts` are None if it has no such object. A caller that has encoded `meta` gives its JSON
-        text, and no fields that no column has.
+        text.
         """
         if facts is None:
             facts, self._rests[len(self._keys)] = {}, None
-        elif meta is None and self._known:
-            if facts.get(META) is not None:
+        elif self._known:
+            if meta is None and facts.get(META) is not None:
                 meta = facts_bytes(facts[META])
             if not facts.keys() <= self._known or facts.get(KEY, key) != key:
                 self._rests[len(self._keys)] = self._find_rest(key, facts)
@@ -231,7 +244,10 @@ def open_writer(
         schema,
         compression="zstd",
         store_schema=False,
-        use_dictionary=["bucket", "captions.list.element", "changes.list.element"],
+        use_dictionary=[
+            *("bucket", "captions.list.element"),
+            *(f"{name}.list.element" for name in schema.names if name.endswith("changes")),
+        ],
         column_encoding={ROW: "DELTA_BINARY_PACKED"} if ROW in schema.names else None,
         write_page_checksum=True,
         write_statistics=False,

@@ -1,11 +1,17 @@
-"""A sample from a source, and the json of its facts."""
+"""A sample from a source, the images that it has by role, and the json of its facts.
+
+A sample has one image to train on, its target, and may have further images, each in a role such as
+`source` or `mask`. The first image of a role has the role's name, the next are `source_1`,
+`source_2` and so on. These names begin its member in the tar (`KEY.source_1.jpg`) and its fields in
+the json (`source_1_width`).
+"""
 
 import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def _parse_finite(text: str) -> float | None:
@@ -47,6 +53,8 @@ def parse_object(data: bytes | str) -> dict[str, Any] | None:
 
 
 META = "meta"
+ROLE = r"[a-z][a-z0-9]*"
+"""What the name of a role matches."""
 MAPPING = (dict, Mapping)  # the first is told sooner, and is what nearly all are
 _NUMBERED = re.compile(r"\[(\d+)\]")
 
@@ -99,13 +107,42 @@ def key_order(key: str) -> tuple[int, str]:
     return len(key), key
 
 
+class RoleImage(NamedTuple):
+    """A further image of a sample, under its name; `url` says from where it is to be fetched."""
+
+    name: str
+    data: bytes
+    url: str = ""
+
+
+def image_name(role: str, number: int) -> str:
+    """Return the name of the image with this number, from 0 on, that a sample has in a role."""
+    return f"{role}_{number}" if number else role
+
+
+def role_of(name: str) -> tuple[str, int]:
+    """Return the role of an image of a sample by its name, and its number in that role."""
+    role, _, number = name.partition("_")
+    return role, int(number or 0)
+
+
+def is_mask(name: str) -> bool:
+    """Return whether a role, or an image by its name, is of masks: `mask`, or `facemask`."""
+    return name.partition("_")[0].endswith("mask")
+
+
+def roles_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the roles in which samples of a dataset of images have further images."""
+    return tuple(settings.get("roles", ()))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """An image as a source gives it, with its captions and its metadata.
+    """An image as a source gives it, with its captions, its metadata and its further images.
 
     The first caption is the one to train on. If the image is to be fetched, `url` says from
-    where, and `image` is empty until then. `digests` are of the bytes that came, by the name of the
-    hash.
+    where, and `image` is empty until then. `images` are the further ones, in the order of their
+    roles. `digests` are of the bytes that came, by their fields in the json.
     """
 
     source: str
@@ -113,6 +150,7 @@ class Sample:
     captions: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     url: str = ""
+    images: tuple[RoleImage, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -20,6 +20,7 @@ from math import prod
 from typing import Annotated, Any, TypeAlias
 
 from wdsprep.dataset.npy_arrays import DTYPES, FLIPPED, LATENT, Field, fields_of, is_of_text
+from wdsprep.dataset.samples import ROLE
 from wdsprep.dataset.sealed_json import (
     Fields,
     Hex,
@@ -81,12 +82,15 @@ IMAGE_SETTINGS = Fields(
         **_same_type(bool, "allow_s3 opt_outs prefix repeats_from_folders robots"),
         **_same_type(Text, "caption_col check compute_hash filter image_col join keys part"),
         **_same_type(Text, "reencode source url_col verify_hash where"),
-        **_same_type(list[Text], "caption_ext save_additional_columns"),
+        **_same_type(list[Text], "caption_ext optional_roles save_additional_columns"),
         **_same_type(Nbytes, "max_bytes max_caption max_shard_size max_side min_caption min_size"),
         "samples_per_shard": Nbytes,
         "count": Whole | None,
         "max_area": Pixels,
         "max_aspect_ratio": float,
+        "role_columns": dict[Text, Text],
+        "role_limits": dict[Text, dict[Text, float]],
+        "roles": list[Annotated[str, matching(ROLE, "the name of a role")]],
         "of": list[Text] | Text,
         "seed": Whole,
         "split": list[list[Text]],

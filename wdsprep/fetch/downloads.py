@@ -17,7 +17,7 @@
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -80,7 +80,7 @@ class DownloadTurns:
             self.mean_nbytes += (nbytes - self.mean_nbytes) / min(16, self._images)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Download:
     """The download of one URL, for which one or more of the rows ahead wait."""
 
@@ -109,7 +109,7 @@ class Downloads:
         self._fetcher, self._count_repeated, self._pace = fetcher, repeated, pace
         self._repeated: Counter[str] = Counter()
         self._has_turn = False
-        self._ahead: deque[tuple[int, Sample | Refusal, _Download | None]] = deque()
+        self._ahead: deque[tuple[int, Sample | Refusal, tuple[_Download, ...]]] = deque()
         self._arrived: SimpleQueue[_Download] = SimpleQueue()
         self._by_url: dict[str, _Download] = {}
         self._asked = self._held = 0
@@ -122,8 +122,8 @@ class Downloads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _number, _row, download in self._ahead:
-            if download is not None and download.future is not None:
+        for download in chain(*(downloads for _number, _row, downloads in self._ahead)):
+            if download.future is not None:
                 download.future.cancel()
         self._end_turn()
         self._spool.close()
@@ -131,7 +131,7 @@ class Downloads:
     def take(
         self, rows: Iterable[tuple[int, Sample | Refusal]]
     ) -> Iterator[tuple[int, Sample | Refusal] | None]:
-        """Yield the rows in their order, each with its image or with the reason why it has none.
+        """Yield the rows in their order, each with its images or with the reason why it lacks one.
 
         Yield None if nothing has happened for a while. Raise WorkError if the network is down.
         """
@@ -146,13 +146,13 @@ class Downloads:
             self._ask(coming)
             if not self._ahead:
                 break
-            number, row, download = self._ahead[0]
-            if download is None:
+            number, row, downloads = self._ahead[0]
+            if isinstance(row, Refusal):
                 self._ahead.popleft()
                 yield number, row
-            elif download.fetched is not None:
+            elif all(download.fetched for download in downloads):
                 self._ahead.popleft()
-                yield number, self._result(row, download)
+                yield number, self._result(row, downloads)
                 yield from self._mind_outage()
             elif not self._hear(WAIT_S):
                 yield None
@@ -177,7 +177,8 @@ class Downloads:
                 self._end_turn()
                 return
             number, row = found
-            self._ahead.append((number, row, self._download(row)))
+            urls = () if isinstance(row, Refusal) else (row.url, *(one.url for one in row.images))
+            self._ahead.append((number, row, tuple(map(self._download, urls))))
 
     def _begin_turn(self) -> bool:
         self._has_turn = self._pace.turn.acquire(timeout=WAIT_S)
@@ -196,21 +197,18 @@ class Downloads:
         if not self._ahead:
             return True
         coming = self._asked * self._pace.mean_nbytes
-        due = self._ahead[0][2]
-        if due is not None and due.fetched is None:
+        if not all(download.fetched for download in self._ahead[0][2]):
             return coming < COMING_NBYTES and self._spool.nbytes + coming < SPOOLED_NBYTES
         return self._held + self._spool.nbytes + coming < HELD_NBYTES
 
-    def _download(self, row: Sample | Refusal) -> _Download | None:
-        if isinstance(row, Refusal):
-            return None
-        download = self._by_url.get(row.url)
+    def _download(self, url: str) -> _Download:
+        download = self._by_url.get(url)
         if download is None:
-            future = self._fetcher.submit(row.url)
-            download = _Download(row.url, future)
+            future = self._fetcher.submit(url)
+            download = _Download(url, future)
             self._asked += 1
-            if row.url in self._repeated:
-                self._by_url[row.url] = download
+            if url in self._repeated:
+                self._by_url[url] = download
             future.add_done_callback(lambda _: self._arrived.put(download))
         return download
 
@@ -235,25 +233,37 @@ class Downloads:
         download.future = None  # it holds the data too
         nbytes = len(fetched.data)
         self._pace.learn(nbytes)
-        if nbytes and self._held + nbytes > HELD_NBYTES and self._ahead[0][2] is not download:
+        if nbytes and self._held + nbytes > HELD_NBYTES and download not in self._ahead[0][2]:
             download.place = self._spool.put(fetched.data)
             fetched = replace(fetched, data=b"")
         else:
             self._held += nbytes
         download.fetched = fetched
 
-    def _result(self, row: Sample | Refusal, download: _Download) -> Sample | Refusal:
+    def _result(self, row: Sample, downloads: Sequence[_Download]) -> Sample | Refusal:
+        """Return a row with its images, or a refusal that names the first that could not be had."""
+        names = ("", *(image.name for image in row.images))
+        fetched = [self._take(download) for download in downloads]
+        for name, download, answer in zip(names, downloads, fetched, strict=True):
+            if answer.code is not None:
+                detail = f"{name}: {answer.detail or answer.code}" if name else answer.detail
+                url = download.url
+                return Refusal(source=row.source, code=answer.code, detail=detail, url=url)
+        image, *others = (answer.data for answer in fetched)
+        images = [one._replace(data=data) for one, data in zip(row.images, others, strict=True)]
+        return replace(row, image=image, images=tuple(images))
+
+    def _take(self, download: _Download) -> Fetched:
+        """Return what was fetched, with its data, for a row that is due."""
         fetched = download.fetched
-        assert isinstance(row, Sample)  # noqa: S101  for mypy: a refusal has no download
-        assert fetched is not None  # noqa: S101
+        assert fetched is not None  # noqa: S101  for mypy: the row is due
         data = self._spool.get(download.place) if download.place else fetched.data
         self._release(download, len(fetched.data))
         if self._outage is not None:
-            self._outage.note(row.url, fetched.code)
-        if fetched.code is None:
-            return replace(row, image=data)
-        self.failed_hosts[f"{fetched.host or '(no host)'} ({fetched.code})"] += 1
-        return Refusal(source=row.source, code=fetched.code, detail=fetched.detail, url=row.url)
+            self._outage.note(download.url, fetched.code)
+        if fetched.code is not None:
+            self.failed_hosts[f"{fetched.host or '(no host)'} ({fetched.code})"] += 1
+        return replace(fetched, data=data)
 
     def _release(self, download: _Download, nbytes: int) -> None:
         """Drop the data of a download, unless further rows need it.

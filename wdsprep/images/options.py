@@ -1,13 +1,22 @@
-"""The options that say which images are taken, and what they become."""
+"""The options that say which images are taken, and what they become.
+
+A limit is a number for the target, the image that is trained on. Images in roles have limits of
+their own, as in `300,source=256`.
+"""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.samples import ROLE
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import Options, about
-from wdsprep.text import brief, parse_size
+from wdsprep.options import MOST, Options, about
+from wdsprep.text import brief, parse_size, real_number, whole_number
 
 HEADING = "Images"
 AREA = about(
@@ -45,47 +54,100 @@ class Limits:
     max_area: int
     max_aspect_ratio: float
     max_alpha: float = 1.0
+    mask_size: tuple[int, int] | None = None
+    """The size that an image must have as a mask; None if it is not one."""
+
+
+def _read_limit(given: Any, *, kind: type, least: float, most: float = inf) -> Any:
+    """Return a limit as a number, or by role if it is not for the target alone.
+
+    The role of the target is "". Raise UsageError if it is no limit.
+    """
+    pairs: Any = given.items() if isinstance(given, Mapping) else [("", given)]
+    if isinstance(given, str):
+        parts = (part.rpartition("=") for part in given.split(","))
+        pairs = [(role.strip(), number) for role, _, number in parts]
+    numbers: dict[str, Any] = {}
+    for role, number in pairs:
+        if role in numbers or not re.fullmatch(f"({ROLE})?", str(role)):
+            raise UsageError(f"{brief(given)}: write N,ROLE=N, each role once")
+        if isinstance(number, str):
+            try:
+                number = kind(number)
+            except ValueError:
+                raise UsageError(f"{brief(given)}: give a number, or ROLE=N for a role") from None
+        number = whole_number("", number) if kind is int else real_number("", number)
+        most = min(most, MOST) if kind is int else most
+        if not least <= number <= most or number == inf:
+            bound = f"{least} or more" if number < least else f"{most} or less"
+            raise UsageError(f"{brief(number)}: give {bound}")
+        numbers[role] = number
+    return numbers[""] if [*numbers] == [""] else numbers
+
+
+def limit_of(limit: Any, role: str, default: float) -> Any:
+    """Return the number in a limit for a role, or for the target if that is ""."""
+    if isinstance(limit, Mapping):
+        return limit.get(role, default)
+    return default if role else limit
+
+
+LIMITS = ("max_alpha", "max_area", "max_aspect_ratio", "min_size")
+"""The options that are limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions(Options):
     """Options that say which images are taken."""
 
-    min_size: int = field(
+    min_size: int | Mapping[str, int] = field(
         default=0,
         metadata=about(
             "Reject images whose shorter side has fewer pixels.",
             HEADING,
-            least=0,
+            read=partial(_read_limit, kind=int, least=0),
+            metavar="N",
             usual="the smallest bucket",
             code=Code.TOO_SMALL,
             remedy="--overwrite with smaller --buckets and --min-size takes smaller images",
             example="N",
             page="reject images whose shorter side has fewer pixels; it counts where it is above "
-            "the smallest bucket",
+            "the smallest bucket. `300,source=256` has a limit for images [in the role]"
+            "(#several-images-a-sample) `source` too, and so have the next three",
         ),
     )
-    max_area: int = field(default=MAX_AREA, metadata=AREA)
-    max_aspect_ratio: float = field(
+    max_area: int | Mapping[str, int] = field(
+        default=MAX_AREA,
+        metadata=about(
+            "Reject images of more pixels than this.",
+            HEADING,
+            read=partial(_read_limit, kind=int, least=1),
+            metavar="N",
+            usual=True,
+            code=Code.TOO_LARGE,
+            remedy="--overwrite with a larger --max-area takes larger images",
+        ),
+    )
+    max_aspect_ratio: float | Mapping[str, float] = field(
         default=0.0,
         metadata=about(
             "Reject images whose longer side is more than so many times the shorter.",
             HEADING,
-            least=0,
+            read=partial(_read_limit, kind=float, least=0),
+            metavar="N",
             code=Code.ASPECT_RATIO,
             remedy="--overwrite with a larger --max-aspect-ratio takes longer images",
             example="N",
         ),
     )
-    max_alpha: float = field(
+    max_alpha: float | Mapping[str, float] = field(
         default=1.0,
         metadata=about(
             "Reject images of which a larger part is transparent.",
             HEADING,
-            least=0,
-            most=1,
+            read=partial(_read_limit, kind=float, least=0, most=1),
+            metavar="N",
             usual=True,
-            decides=True,
             code=Code.TRANSPARENT,
             remedy="--overwrite with a larger --max-alpha takes images that show less",
             example="0.5",
@@ -94,17 +156,28 @@ class ImageOptions(Options):
         ),
     )
 
-    def limits_from(self, smallest: int) -> Limits:
+    def limits_from(self, smallest: int, role: str = "") -> Limits:
         """Return the limits that the options set, for images of the bucket `smallest` and larger.
 
-        The shorter side has at least `smallest` pixels, or `min_size` if that is more.
+        The shorter side has at least `smallest` pixels, or `min_size` if that is more. They are
+        those of images in a role, if one is given.
         """
         return Limits(
-            min_side=max(smallest, self.min_size),
-            max_area=self.max_area,
-            max_aspect_ratio=self.max_aspect_ratio,
-            max_alpha=self.max_alpha,
+            min_side=max(smallest, limit_of(self.min_size, role, 0)),
+            max_area=limit_of(self.max_area, role, MAX_AREA),
+            max_aspect_ratio=limit_of(self.max_aspect_ratio, role, 0.0),
+            max_alpha=limit_of(self.max_alpha, role, 1.0),
         )
+
+    def role_limits(self) -> dict[str, dict[str, float]]:
+        """Return the limits of images in roles by role, and each by the name of its option."""
+        found: dict[str, dict[str, float]] = {}
+        for name in LIMITS:
+            limit = getattr(self, name)
+            for role, number in limit.items() if isinstance(limit, Mapping) else ():
+                if role:
+                    found.setdefault(role, {})[name] = number
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,12 +3,15 @@
 Files that are that already are kept to the byte; everything else is converted, a lossy source to a
 JPEG that adds next to no loss, a lossless one to PNG. What cannot be trusted is rejected with a
 code. Limits are checked on the header's word, before anything of the claimed size is allocated.
+
+A mask is grey and lossless: a PNG of 8 bits of grey is kept to the byte, and anything else becomes
+one. Its greys are weights and no colours, so no profile is applied to them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 
-from PIL import Image, ImageStat, TiffImagePlugin
+from PIL import Image, ImageChops, ImageStat, TiffImagePlugin
 from PIL.ImageFile import ImageFile
 
 from wdsprep.dataset.reject_codes import Code
@@ -23,6 +26,7 @@ CHANGES = (
     "orientation",
     "depth",
     "palette",
+    "grey",
     "cmyk",
     "icc",
     "alpha",
@@ -49,11 +53,29 @@ class Picture:
     changes: tuple[str, ...]
 
 
+def prepare_mask(data: bytes, target: Picture, *, limits: Limits, full: bool) -> Picture:
+    """Return a mask as it will be stored, or raise RejectedError if it cannot be stored.
+
+    It has the size of the image `target` as that came, and is made as small as that was made.
+    """
+    limits = replace(limits, mask_size=(target.original_width, target.original_height))
+    picture = prepare(data, limits=limits, full=full)
+    size = target.width, target.height
+    if size == limits.mask_size:
+        return picture
+    with formats.quiet:
+        image = formats.load(formats.open_image(picture.data, "PNG"), "PNG")
+        data = _encode(image.resize(size, Image.Resampling.BOX), False, None)[1]
+    changes = tuple(change for change in CHANGES if change in {*picture.changes, "resize"})
+    return replace(picture, data=data, width=target.width, height=target.height, changes=changes)
+
+
 def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = None) -> Picture:
     """Return an image as it will be stored, or raise RejectedError if it cannot be stored.
 
     Its bytes are kept if they follow the pixel rule and `recode` is not given; else the image is
-    converted. With `full`, an image whose bytes are kept is decoded too, to find damage.
+    converted. With `full`, an image whose bytes are kept is decoded too, to find damage. If the
+    limits have the size of a mask, the image is a mask.
     """
     if not data:
         raise RejectedError(Code.EMPTY)
@@ -69,7 +91,7 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
         raise RejectedError(*header.damage)
     if full and kind == "PNG":
         headers.check_png(data)
-    if recode or not _can_stay(header):
+    if recode or not _can_stay(header, limits):
         with formats.quiet:
             image = formats.load(_open_checked(data, header), kind)
             return _convert(image, header, limits, recode)
@@ -86,15 +108,21 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
     )
 
 
-def _can_stay(header: Header) -> bool:
-    turned = header.orientation != 1
-    return not (header.needs or turned or colour.needs_transform(header.profile, header.mode))
+def _can_stay(header: Header, limits: Limits) -> bool:
+    if header.needs or header.orientation != 1:
+        return False
+    if limits.mask_size:
+        return (header.format, header.mode) == ("PNG", "L")
+    return not colour.needs_transform(header.profile, header.mode)
 
 
 def _check_limits(width: int, height: int, limits: Limits) -> None:
     shorter, longer = sorted((width, height))
     if width * height > limits.max_area:
         raise RejectedError(Code.TOO_LARGE, f"{width} x {height}")
+    if limits.mask_size and (width, height) != limits.mask_size:
+        size = "{} x {}".format(*limits.mask_size)
+        raise RejectedError(Code.OTHER_SIZE, f"{width} x {height}, and its image {size}")
     if shorter < limits.min_side:
         raise RejectedError(Code.TOO_SMALL, f"{width} x {height}")
     if limits.max_aspect_ratio and longer > limits.max_aspect_ratio * shorter:
@@ -197,8 +225,13 @@ def _profile(image: Image.Image) -> bytes | None:
 
 def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode | None) -> Picture:
     done = set(header.needs)
+    if limits.mask_size:
+        header = replace(header, profile=None, lossy=False)
     image, alpha = colour.make_plain(image, header, done)
-    if alpha is not None:
+    if limits.mask_size:
+        image = _grey_of_mask(image, alpha, done)
+        done |= set() if header.format == "PNG" else {"format"}
+    elif alpha is not None:
         _check_alpha(alpha, limits)
         image = colour.onto_white(image, alpha)
     original_width, original_height = image.size
@@ -218,6 +251,23 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
         original_height=original_height,
         changes=tuple(change for change in CHANGES if change in done),
     )
+
+
+def _grey_of_mask(image: Image.Image, alpha: Image.Image | None, done: set[str]) -> Image.Image:
+    """Return the grey levels of a mask.
+
+    Raise RejectedError if it has colours, or parts that are transparent.
+    """
+    if alpha is not None and alpha.getextrema() != (255, 255):
+        raise RejectedError(Code.UNSUPPORTED, "a mask with transparent parts: store it as grey")
+    if image.mode == "L":
+        return image
+    done.add("grey")
+    red, green, blue = image.split()
+    for other in (green, blue):
+        if ImageChops.difference(red, other).getbbox():
+            raise RejectedError(Code.UNSUPPORTED, "a mask with colours: store it as grey")
+    return red
 
 
 def _shrink(image: Image.Image, max_side: int, min_side: int) -> Image.Image:

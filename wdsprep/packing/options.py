@@ -5,12 +5,13 @@
 
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.samples import ROLE
 from wdsprep.dataset.shapes import parse_buckets
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
@@ -31,7 +32,7 @@ from wdsprep.text import brief, parse_names, parse_size
 
 if TYPE_CHECKING:
     from wdsprep.packing.filters import Filter
-    from wdsprep.sources.base import Columns
+    from wdsprep.sources.base import Columns, Role, Source
 
 IMAGES, COLUMNS, SOURCE = HEADING, "Captions and columns", "Source"
 
@@ -73,6 +74,22 @@ def _input_format(given: Any) -> str:
     if not isinstance(given, str):
         raise UsageError(f"{brief(given)}: give one of {', '.join(FORMATS)}")
     return format_of(given)
+
+
+def _role(given: Any) -> str:
+    """Check that a text names a role and where its images are, and return it."""
+    from wdsprep.sources.base import Role
+
+    if not isinstance(given, str):
+        raise UsageError(f"{brief(given)}: write NAME=WHERE, as source=edits/")
+    Role.parse(given)
+    return given
+
+
+def _role_name(given: Any) -> str:
+    if not (isinstance(given, str) and re.fullmatch(ROLE, given)):
+        raise UsageError(f"{brief(given)}: give the name of a role, in a-z and 0-9")
+    return given
 
 
 def _caption_extensions(given: Any) -> tuple[str, ...]:
@@ -207,6 +224,33 @@ class PackRules(ShardSizes, ImageOptions):
             "often](../loading/fine-tuning.md#repeats)",
         ),
     )
+    role: str | Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "Take a further image of each sample, in the role NAME, from WHERE: a folder of files "
+            "with the same names, a column, or an ending of files or members, as .source.jpg.",
+            COLUMNS,
+            read=_role,
+            is_many=True,
+            metavar="NAME=WHERE",
+            code=Code.NO_ROLE,
+            remedy="check --role, or give --optional-role to keep samples without that image",
+            example="source=WHERE",
+            page="take a further image of each sample in this role, such as what an edit began "
+            "with; as often as needed. [Several images a sample](#several-images-a-sample)",
+        ),
+    )
+    optional_role: str | Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "Keep samples that have no image in this role.",
+            COLUMNS,
+            is_many=True,
+            read=_role_name,
+            metavar="NAME",
+            example="source",
+        ),
+    )
     image_col: str = field(
         default="",
         metadata=about(
@@ -293,10 +337,31 @@ class PackRules(ShardSizes, ImageOptions):
             raise UsageError(
                 "--max-caption is below --min-caption, and no caption fits both: change one"
             )
+        names = [role.name for role in self.roles]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise UsageError(
+                f"--role {twice} is given twice: give each role once, and several images of one "
+                "role as numbered files or a list"
+            )
+        for option, named in (("optional-role", self.optional_role), *self._limited_roles()):
+            if other := next((name for name in named if name not in names), ""):
+                raise UsageError(f"--{option} names {other}, and there is no --role {other}=WHERE")
         if self.max_side and not self.reencode:
             raise UsageError(
                 "--max-side needs --reencode, such as jpg:95: a smaller image is a new image"
             )
+
+    def _limited_roles(self) -> Iterator[tuple[str, Iterable[str]]]:
+        for role, limits in self.role_limits().items():
+            yield next(iter(limits)).replace("_", "-"), (role,)
+
+    @cached_property
+    def roles(self) -> "tuple[Role, ...]":
+        """Return the roles in which samples have further images, in their order."""
+        from wdsprep.sources.base import Role
+
+        roles = map(Role.parse, self.role)
+        return tuple(replace(r, is_optional=r.name in self.optional_role) for r in roles)
 
     @cached_property
     def sides(self) -> tuple[int, ...]:
@@ -314,6 +379,10 @@ class PackRules(ShardSizes, ImageOptions):
     @cached_property
     def limits(self) -> Limits:
         return self.limits_from(self.sides[0])
+
+    @cached_property
+    def limits_by_role(self) -> dict[str, Limits]:
+        return {role.name: self.limits_from(1, role.name) for role in self.roles}
 
     @cached_property
     def recode(self) -> Recode | None:
@@ -351,6 +420,7 @@ class PackRules(ShardSizes, ImageOptions):
             filtered=tuple(sorted(condition.columns - {"caption"})) if condition else (),
             kept=self.kept or (),
             caption_ext=cast("tuple[str, ...]", self.caption_ext),
+            roles=self.roles,
         )
 
 
@@ -419,30 +489,41 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
         return self.rules(parse_size(self.max_bytes) or MAX_DOWNLOAD_NBYTES)
 
 
-def settings_of(options: PackOptions, source: str) -> dict[str, Any]:
+def settings_of(options: PackOptions, place: "Source") -> dict[str, Any]:
     """Return the settings that, with the content of the source, decide an image dataset's bytes.
 
-    `source` is the kind of the source. The settings of downloads are those of this run, which may
-    allow more than the settings of the dataset do: see `wdsprep.dataset.settings`.
+    The settings of downloads are those of this run, which may allow more than the settings of the
+    dataset do: see `wdsprep.dataset.settings`. A folder with images in a role is no setting: what
+    was packed of it is listed by name.
     """
+    source, limits = place.kind, options.limits_from(0)
     found = {
         "buckets": list(options.sides),
         "caption_col": options.caption_col,
         "check": options.check,
         "filter": options.filter,
         "image_col": options.image_col,
-        "max_area": options.max_area,
-        "max_aspect_ratio": options.max_aspect_ratio,
+        "max_area": limits.max_area,
+        "max_aspect_ratio": limits.max_aspect_ratio,
         "max_caption": options.max_caption,
         "max_shard_size": options.max_shard_nbytes,
         "max_side": options.max_side,
         "min_caption": options.min_caption,
-        "min_size": options.min_size,
+        "min_size": limits.min_side,
         "reencode": f"jpg:{options.recode.quality}" if options.recode else "",
         "samples_per_shard": options.samples_per_shard,
         "source": source,
         **options_in_settings(options),
     }
+    if limits.max_alpha != 1:
+        found["max_alpha"] = limits.max_alpha
+    if options.roles:
+        found["roles"] = [role.name for role in options.roles]
+        columns = {role.name: role.where for role in place.columns.roles if not role.url}
+        optional = [role.name for role in options.roles if role.is_optional]
+        further = {"optional_roles": optional, "role_columns": columns}
+        further |= {"role_limits": options.role_limits()}
+        found |= {name: value for name, value in further.items() if value}
     if options.kept is not None:
         found["save_additional_columns"] = list(options.kept)
     if options.verify is not None:

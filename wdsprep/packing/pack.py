@@ -190,11 +190,14 @@ def pack(options: PackOptions) -> "Outcome":
     if found.kind != "folder" and rules.repeats_from_folders:
         raise UsageError(f"{source} is no folder of images: leave --repeats-from-folders out")
     check_apart(found.url if is_glob(source) else source, images)
+    for role in found.columns.roles:
+        if role.url:
+            check_apart(role.url, images)
     seen = survey_source(found, options.limit, lambda count: listener.listed(source, count, 0))
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.begun(seen)
-    settings = settings_of(options, found.kind)
+    settings = settings_of(options, found)
     edition, manifest = open_dataset_to_write(
         images, "images", settings, overwrite=options.overwrite
     )

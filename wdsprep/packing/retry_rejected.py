@@ -169,7 +169,7 @@ class Curable:
                 is_object = is_keyed(reject.url)
                 return self.fetch.allow_s3 if is_object else self.fetch.allow_private
             case Code.DISALLOWED:
-                by_robots = reject.detail.startswith(ROBOTS)
+                by_robots = ROBOTS in reject.detail
                 return not (self.fetch.robots if by_robots else self.fetch.opt_outs)
         return reject.code in self.codes
 

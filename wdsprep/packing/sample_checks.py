@@ -7,7 +7,7 @@ Checks that need no image come first, so that no row of a table of URLs is fetch
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -16,12 +16,20 @@ from typing import Any, NamedTuple, cast
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.removed_samples import NONE_REMOVED, Removed
-from wdsprep.dataset.samples import META, Sample, facts_bytes
+from wdsprep.dataset.samples import META, RoleImage, Sample, facts_bytes, is_mask, role_of
 from wdsprep.dataset.thread_map import IDLE, map_ahead
 from wdsprep.fetch.downloads import Downloads
-from wdsprep.images.pixel_rule import Picture, prepare
+from wdsprep.images.pixel_rule import Picture, prepare, prepare_mask
 from wdsprep.packing.options import PackRules
-from wdsprep.sources.base import Content, Item, Slice, Source, Told, ignore_left_out
+from wdsprep.sources.base import (
+    Content,
+    Item,
+    Slice,
+    Source,
+    Told,
+    ignore_left_out,
+    naming_role,
+)
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.url_tables import UrlSource
 from wdsprep.store import shared_store
@@ -31,7 +39,8 @@ REMOTE_READS = 16  # at a time and worker, where each one waits for a network
 NOT_KEPT = Content(is_kept=False)
 
 
-CheckedSample = Refusal | tuple[Sample, Picture]
+CheckedSample = Refusal | tuple[Sample, tuple[Picture, ...]]
+"""A refusal, or a sample with its pictures as they are stored: the target, then those in roles."""
 SampleOrRefusal = Sample | Refusal
 
 
@@ -46,7 +55,7 @@ def check_samples(
     content: Content = NOT_KEPT,
     removed: Removed = NONE_REMOVED,
 ) -> Iterator[tuple[int, CheckedSample] | None]:
-    """Yield the number of each input of a slice, with its sample and picture, or with its refusal.
+    """Yield the number of each input of a slice, with its sample and pictures, or its refusal.
 
     Inputs that another slice has taken over are skipped. None is yielded while downloads are
     awaited. `content` collects a mark of each input that was read.
@@ -116,28 +125,45 @@ def _check_numbered(
 
 
 def _check_sample(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> CheckedSample:
-    """Return a sample with its picture, or a refusal if its image cannot be kept."""
+    """Return a sample with its pictures, or a refusal if one of its images cannot be kept."""
     if isinstance(row, Refusal):
         return row
     try:
-        if removed and removed.has("sha256", hashlib.sha256(row.image).hexdigest()):
-            raise RejectedError(Code.REMOVED)
+        for image in (row.image, *(image.data for image in row.images)):
+            if removed and removed.has("sha256", hashlib.sha256(image).hexdigest()):
+                raise RejectedError(Code.REMOVED)
         check_nbytes("the image", len(row.image), rules.max_nbytes)
-        row = _add_digest(rules, row)
+        row = _add_digests(rules, row)
         limits, full, recode = rules.limits, rules.full_check, rules.recode
-        return row, prepare(row.image, limits=limits, full=full, recode=recode)
+        target = prepare(row.image, limits=limits, full=full, recode=recode)
+        return row, (target, *(_prepare_in_role(rules, image, target) for image in row.images))
     except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
         return _refusal(row, as_rejected(error, Code.CORRUPT))
 
 
+def _prepare_in_role(rules: PackRules, image: RoleImage, target: Picture) -> Picture:
+    limits, full = rules.limits_by_role[role_of(image.name)[0]], rules.full_check
+    with naming_role(image.name):
+        check_nbytes("the image", len(image.data), rules.max_nbytes)
+        if is_mask(image.name):
+            return prepare_mask(image.data, target, limits=limits, full=full)
+        return prepare(image.data, limits=limits, full=full, recode=rules.recode)
+
+
 def _check_facts(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> SampleOrRefusal:
-    """Return a sample, or a refusal if its source, URL, caption or facts rule it out."""
+    """Return a sample, or a refusal if its source, a URL, caption, facts or roles rule it out."""
     if removed and (removed.has("source", row.source) or removed.has("url", row.url)):
         return Refusal(source=row.source, code=Code.REMOVED)
     if isinstance(row, Refusal):
         return row
+    if removed and any(removed.has("url", image.url) for image in row.images):
+        return Refusal(source=row.source, code=Code.REMOVED)
     try:
         _check_text(rules, row)
+        names = {image.name for image in row.images}
+        for role in rules.roles:
+            if role.name not in names and not role.is_optional:
+                raise RejectedError(Code.NO_ROLE, role.name)
     except Exception as error:  # noqa: BLE001
         return _refusal(row, as_rejected(error, Code.UNREADABLE))
     return row
@@ -157,8 +183,8 @@ def _check_text(rules: PackRules, sample: Sample) -> None:
         rules.condition.check({"caption": sample.caption, **sample.facts})
 
 
-def _add_digest(rules: PackRules, sample: Sample) -> Sample:
-    """Check the digest of a sample's image, and return the sample with the digest to store, if any.
+def _add_digests(rules: PackRules, sample: Sample) -> Sample:
+    """Check the digest of a sample's image. Return the sample with the digests to store, if any.
 
     With --verify-hash, raise RejectedError if the image does not have the digest in the sample's
     facts. Without --compute-hash, return the sample as it is.
@@ -169,13 +195,15 @@ def _add_digest(rules: PackRules, sample: Sample) -> Sample:
         if found != wanted:
             expected = wanted or f"nothing in column {rules.verify.column}"
             raise RejectedError(Code.HASH_MISMATCH, f"{found}, expected {expected}"[:200])
-    if not rules.compute_hash:
+    if not (name := rules.compute_hash):
         return sample
-    digest = hashlib.new(rules.compute_hash, sample.image).hexdigest()
-    return replace(sample, digests={rules.compute_hash: digest})
+    digests = {name: hashlib.new(name, sample.image).hexdigest()}
+    for image in sample.images:
+        digests[f"{image.name}_{name}"] = hashlib.new(name, image.data).hexdigest()
+    return replace(sample, digests=digests)
 
 
-_META, _AFTER_META = b',"meta":', b',"original_height":'
+_META = b',"meta":'
 
 
 class PackedSample(NamedTuple):
@@ -189,19 +217,20 @@ class PackedSample(NamedTuple):
 def packed_sample(
     key: str,
     sample: Sample,
-    picture: Picture,
+    pictures: Sequence[Picture],
     bucket: int,
     kept: tuple[str, ...] | None,
     of_folder: Mapping[str, int],
 ) -> PackedSample:
-    """Return an image sample with its members in their order: the image, the json, the caption.
+    """Return an image sample with its members in their order: the images, the json, the caption.
 
-    `kept` names the facts of the source to keep, or is None for all; `of_folder` are facts that the
-    names of its folders tell.
+    The pictures are the target, then those in roles. `kept` names the facts of the source to keep,
+    or is None for all; `of_folder` are facts that the names of its folders tell.
     """
     meta = sample.facts
     if kept is not None:
         meta = {name: value for name, value in meta.items() if name in kept}
+    picture = pictures[0]
     facts: dict[str, Any] = {
         "bucket": bucket,
         "caption": sample.caption,
@@ -220,22 +249,29 @@ def packed_sample(
         facts["url"] = sample.url
     facts |= sample.digests
     facts |= of_folder
+    members = [(picture.extension, picture.data)]
+    for image, other in zip(sample.images, pictures[1:], strict=True):
+        name = image.name
+        facts[f"{name}_changes"] = other.changes
+        facts[f"{name}_height"], facts[f"{name}_width"] = other.height, other.width
+        facts[f"{name}_original_height"] = other.original_height
+        facts[f"{name}_original_width"] = other.original_width
+        if image.url:
+            facts[f"{name}_url"] = image.url
+        members.append((f"{name}.{other.extension}", other.data))
     data = facts_bytes(facts)
-    members = [
-        (picture.extension, picture.data),
-        ("json", data),
-        ("txt", sample.caption.encode("utf-8", "replace")),
-    ]
-    return PackedSample(members, facts, _cut_meta(data))
+    members += [("json", data), ("txt", sample.caption.encode("utf-8", "replace"))]
+    return PackedSample(members, facts, _cut_meta(data, sample.images))
 
 
-def _cut_meta(data: bytes) -> bytes:
+def _cut_meta(data: bytes, images: Sequence[RoleImage]) -> bytes:
     """Return the text of `meta` in a json. No other field is or has an object.
 
     So the first text of its name is its name, and the last of the next field's is that.
     """
     start = data.index(_META) + len(_META)
-    return data[start : data.rindex(_AFTER_META, start)]
+    following = min(["original_height", *(n for i in images if (n := f"{i.name}_changes") > META)])
+    return data[start : data.rindex(f',"{following}":'.encode(), start)]
 
 
 def repeats_of(source: str) -> int:

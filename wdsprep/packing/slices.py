@@ -127,7 +127,7 @@ def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSu
         count += 1
         samples += item.samples
         nbytes += item.nbytes
-        captioned += bool(item.samples and (len(item.parts) > 1 or item.extra))
+        captioned += bool(item.samples and item.has_text)
         if count <= KEPT_ITEMS:
             kept.append(item)
         if count % 1_000 == 0:

@@ -8,7 +8,7 @@ interpreter's part is JSON and an eighth the header of the image; the rest is sp
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, s
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
 from wdsprep.dataset.rejects import Refusal, RejectsFile
 from wdsprep.dataset.removed_samples import Removed
-from wdsprep.dataset.sample_table import IMAGE_COLUMNS
+from wdsprep.dataset.sample_table import Columns, table_columns
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import allowed_more
@@ -88,7 +88,8 @@ def pack_slice(
     if done := find_receipt(edition.store, unit, digest, work.settings):
         return done
     with Draft(edition, unit) as draft:
-        shards, rejects, left_out = _Shards(draft, work.rules), draft.rejects, LeftOut()
+        columns = table_columns("images", work.settings)
+        shards, rejects, left_out = _Shards(draft, work.rules, columns), draft.rejects, LeftOut()
         content = Content()
         downloads = fetching(part)
         with downloads or nullcontext():
@@ -175,6 +176,7 @@ class _Shards:
 
     draft: Draft
     rules: PackRules
+    columns: Columns
     samples: int = 0
     nbytes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -182,11 +184,11 @@ class _Shards:
     _rolled: Counter[int] = field(default_factory=Counter)
     _done: list[Shard] = field(default_factory=list)
 
-    def add(self, key: str, sample: Sample, picture: Picture) -> None:
-        bucket = bucket_of(picture.width, picture.height, self.rules.sides)
+    def add(self, key: str, sample: Sample, pictures: Sequence[Picture]) -> None:
+        bucket = bucket_of(pictures[0].width, pictures[0].height, self.rules.sides)
         has_repeats = self.rules.repeats_from_folders
         of_folder = {"repeats": repeats_of(sample.source)} if has_repeats else {}
-        packed = packed_sample(key, sample, picture, bucket, self.rules.kept, of_folder)
+        packed = packed_sample(key, sample, pictures, bucket, self.rules.kept, of_folder)
         nbytes = sum([len(data) for _, data in packed.members])
         current = self._open.get(bucket)
         if current is not None and self._is_full(current, nbytes):
@@ -212,5 +214,5 @@ class _Shards:
         roll = self._rolled[bucket]
         self._rolled[bucket] += 1
         name = image_shard(bucket, self.draft.unit, roll)
-        self._open[bucket] = self.draft.shard(name, IMAGE_COLUMNS)
+        self._open[bucket] = self.draft.shard(name, self.columns)
         return self._open[bucket]

@@ -12,8 +12,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -23,13 +24,14 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.file_names import is_retry, slice_name
 from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, as_rejected
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
+from wdsprep.dataset.sample_table import IMAGE_COLUMNS, LATENT_COLUMNS
+from wdsprep.dataset.samples import MAPPING, ROLE, RoleImage, Sample, image_name
 from wdsprep.dataset.sealed_json import Nbytes, hex_digest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
-from wdsprep.images.headers import CAPTIONS
-from wdsprep.text import list_columns, shown
+from wdsprep.images.headers import CAPTIONS, IMAGES, OTHER_IMAGES
+from wdsprep.text import brief, list_columns, shown
 
 MOST_SLICES = 1_000_000
 """A key is the slice's number and the input's in it. While all slices have as many digits, no two
@@ -73,6 +75,11 @@ class Item:
     @property
     def nbytes(self) -> int:
         return sum([nbytes for _, nbytes, _ in self.parts])
+
+    @property
+    def has_text(self) -> bool:
+        """Return whether files beside an image, or a row of metadata, may have its caption."""
+        return bool(self.extra or any(name[0] != "/" for name, _, _ in self.parts[1:]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +184,10 @@ class Source(Protocol):
     def url(self) -> str:
         """Return the URL of the source."""
 
+    @property
+    def columns(self) -> "Columns":
+        """Return the columns that the user named, and the roles of further images."""
+
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         """Yield all items, in the same order each time.
 
@@ -193,9 +204,118 @@ class Source(Protocol):
         """
 
 
+MOST_IMAGES = 100
+"""The most images that a sample may have in one role."""
+TAKEN_NAMES = (
+    *("target", "image", "original", "scaled", "latent", "emb", "pooled", "txt", "npy"),
+    *((IMAGES | OTHER_IMAGES | IMAGE_COLUMNS.keys() | LATENT_COLUMNS.keys()) - {"source"}),
+)
+"""What no role is called: members, arrays and columns have these names, or begin with them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """A role in which samples have further images, and where in a source they are.
+
+    `where` is what the user gave: a folder, an ending of files or members such as `.source.jpg`, or
+    the name of a column or field. `url` is that of the folder, if it is one.
+    """
+
+    name: str
+    where: str
+    is_optional: bool = False
+    url: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "Role":
+        """Return the role in `NAME=WHERE`. Raise UsageError if it is no such text."""
+        name, _, where = text.partition("=")
+        if not re.fullmatch(ROLE, name) or not where:
+            raise UsageError(
+                f"{brief(text)}: write NAME=WHERE, as source=edits/, with a name of a-z and 0-9"
+            )
+        if name in TAKEN_NAMES:
+            raise UsageError(f"{name} is the name of something else: give the role another")
+        return cls(name=name, where=where)
+
+    def columns(self, there: Collection[str]) -> list[str]:
+        """Return the columns or fields of the images in this role, of those that are `there`.
+
+        One that ends in `_0` goes on in `_1`, `_2` and so on.
+        """
+        names = [self.where]
+        if self.where.endswith("_0"):
+            names += (f"{self.where[:-1]}{number}" for number in range(1, MOST_IMAGES + 1))
+        return [*itertools.takewhile(there.__contains__, names)]
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether files beside images, or members of tars, are in this role by their end."""
+        return self.where.startswith(".") and "/" not in self.where
+
+    @cached_property
+    def _ending(self) -> re.Pattern[str]:
+        where = self.where.lstrip(".")
+        stem, _, kind = where.rpartition(".")
+        if not stem or kind.lower() not in IMAGES | OTHER_IMAGES:
+            stem, kind = where, "|".join(sorted(IMAGES | OTHER_IMAGES))
+        ending = rf"{re.escape(stem)}(?:_(\d{{1,4}}))?\.(?:{kind})"
+        return re.compile(rf"(.*\.)?(?:{ending}|{re.escape(where)})", re.IGNORECASE | re.DOTALL)
+
+    def member(self, name: str) -> tuple[str, int] | None:
+        """Return what stands before the ending of this role in a name, and the number in it.
+
+        Return None if the name does not end so. The number is -1 if there is none.
+        """
+        match = self._ending.fullmatch(name)
+        return (match[1] or "", int(match[2] or -1)) if match else None
+
+    def number(self, member: str) -> int | None:
+        """Return the number that a member of a tar has in this role, or None if it is not in it."""
+        found = self.member(member)
+        return found[1] if found and not found[0] else None
+
+
+def field_values(role: Role, facts: Mapping[str, Any]) -> list[str]:
+    """Return the paths or URLs that a field of a row gives for the images in a role.
+
+    The field is a text, a list of texts, or a list of objects with a `file_name` (but for one whose
+    `role` is `target`).
+    """
+    fields = [facts[name] for name in role.columns(facts)]
+    values = [item for value in fields for item in (value if isinstance(value, list) else [value])]
+    named = [
+        value.get("file_name") if isinstance(value, MAPPING) else value
+        for value in values
+        if not (isinstance(value, MAPPING) and value.get("role") == "target")
+    ]
+    return [value.strip() for value in named if isinstance(value, str) and value.strip()]
+
+
+def role_images(role: Role, images: Sequence[tuple[bytes, str]]) -> Iterator[RoleImage]:
+    """Yield the images that a sample has in a role, given the bytes or else the URL of each.
+
+    Raise RejectedError if they are too many.
+    """
+    if len(images) > MOST_IMAGES:
+        what = f"{role.name}: {len(images):,} images, more than {MOST_IMAGES}"
+        raise RejectedError(Code.UNREADABLE, what)
+    for number, (data, url) in enumerate(images):
+        yield RoleImage(image_name(role.name, number), data, url)
+
+
+@contextmanager
+def naming_role(name: str) -> Iterator[None]:
+    """Name an image, by its role, in the rejection of its sample."""
+    try:
+        yield
+    except RejectedError as error:
+        raise RejectedError(error.code, f"{name}: {error.detail or error.code}") from error
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """The names of columns that the user gave.
+    """The names of columns that the user gave, and the roles of further images.
 
     If `image`, `caption` or `url` is empty, wdsprep finds that column by itself. `digest` is the
     column of the digests of images, `filtered` are the columns that a filter names, and `kept`
@@ -210,6 +330,7 @@ class Columns:
     filtered: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     caption_ext: tuple[str, ...] = CAPTIONS
+    roles: tuple[Role, ...] = ()
 
     @property
     def texts(self) -> frozenset[str]:
@@ -224,6 +345,10 @@ class Columns:
         own = (extension[1:] for extension in self.caption_ext)
         return next((extension for extension in own if extension in extensions), "")
 
+    def in_roles(self, there: Collection[str]) -> list[str]:
+        """Return the columns of images in roles, of those that are `there`."""
+        return [name for role in self.roles for name in role.columns(there)]
+
     def check(self, there: Sequence[str], what: str) -> None:
         """Check that a table has each column that is named here. Raise UsageError if it lacks one.
 
@@ -232,6 +357,7 @@ class Columns:
         asked = [("image-col", self.image), ("url-col", self.url), ("caption-col", self.caption)]
         asked += [("verify-hash", self.digest), *(("filter", name) for name in self.filtered)]
         asked += [("save-additional-columns", name) for name in self.kept]
+        asked += [(f"role {role.name}", role.where) for role in self.roles]
         for option, name in asked:
             if name and name not in there:
                 raise UsageError(
@@ -304,13 +430,17 @@ class Content:
 def mark(row: Sample | Refusal) -> bytes:
     """Return a fingerprint of a row.
 
-    That of a sample changes with its source, image, captions, facts or URL; that of a refusal
+    That of a sample changes with its source, images, captions, facts or URLs; that of a refusal
     with its source or code.
     """
     if isinstance(row, Refusal):
         return blake3(_encode([row.source, row.code.value]).encode()).digest(MARK_NBYTES)
     said = [row.source, row.captions, row.facts, row.url, len(row.image)]
-    return blake3(row.image).update(_encode(said).encode()).digest(MARK_NBYTES)
+    content = blake3(row.image)
+    for image in row.images:
+        said += [image.name, image.url, len(image.data)]
+        content.update(image.data)
+    return content.update(_encode(said).encode()).digest(MARK_NBYTES)
 
 
 def content_of(source: Source, items: Iterable[Item]) -> str:

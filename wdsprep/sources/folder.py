@@ -7,25 +7,43 @@ folder of any size takes little memory.
 A folder may have `metadata.jsonl` and `metadata.csv` as Hugging Face's imagefolder uses them: a row
 for each file. A row may stand anywhere in its table, so rows wait in a temporary SQLite file, not
 in memory, for the image they belong to. What no image takes is a caption without its image.
+
+Images in a role lie in another folder under the same names (also `a_0.jpg`, `a_1.jpg`), beside
+their target with an ending of their own, or where a field of the metadata says. The files of other
+folders wait in the same SQLite file. Among the parts of an item an image in a role is
+`/ROLE/NAME`, which no file of the folder itself can be called.
 """
 
 import contextlib
 import csv
 import io
 import json
+import os
 import posixpath
 import re
 import sqlite3
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.samples import RoleImage, Sample, image_name, parse_object, role_of
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
 from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.base import (
+    MOST_IMAGES,
+    Columns,
+    Item,
+    Role,
+    Told,
+    field_values,
+    ignore_left_out,
+    make_or_refuse,
+    naming_role,
+)
 from wdsprep.sources.captions import apply_caption_file, captions_of, decode_facts, decode_text
 from wdsprep.sources.patterns import extension, kind_of
 from wdsprep.store import shared_store
@@ -59,16 +77,22 @@ class FolderSource:
 
         At the end comes an item for each row of metadata that no other item has taken. If the
         listing finds other metadata tables than `tables`, raise MetadataFound before these rows.
+        Raise SourceError if no image has one of the roles.
         """
         store = shared_store(self.url)
         tables: list[str] = []
-        with open_metadata(store, self.tables) as metadata:
-            for group in _groups(store.list(), tables, left_out, self.columns.texts):
+        with open_metadata(store, self.tables, self.columns.roles) as metadata:
+            for group in _groups(store.list(), tables, left_out, self.columns):
                 for item in group.items(self.columns):
-                    row = metadata.take(item.name)
-                    yield replace(item, extra=row) if row else item
+                    row, folder = metadata.take(item.name)
+                    item = replace(item, extra=row) if row else item
+                    if not self.columns.roles:
+                        yield item
+                    elif not metadata.is_in_role(item.name):
+                        yield metadata.with_roles(item, group, folder)
             if tuple(tables) != self.tables:
                 raise MetadataFound(replace(self, tables=tuple(tables)))
+            metadata.check_roles(self.url)
             for name, row in metadata.left():
                 yield Item(name=name, parts=(), extra=row, samples=0)
 
@@ -85,10 +109,13 @@ class FolderSource:
         yield make_or_refuse(source, lambda: self._sample(source, item))
 
     def _sample(self, source: str, item: Item) -> Sample:
-        if not item.parts or not is_image(item.parts[0][0]):
+        if not item.parts or not is_image(item.parts[0][0]) or item.parts[0][0].startswith("/"):
             raise RejectedError(Code.NO_IMAGE, "no image has this name")
         (image, image_nbytes, _), *beside = item.parts
         check_nbytes(image, image_nbytes, self.max_nbytes)
+        in_roles = [part for part in beside if part[0].startswith("/")]
+        if in_roles:
+            beside = beside[: -len(in_roles)]
         for name, nbytes, _ in beside:
             check_nbytes(name, nbytes, MAX_TEXT_NBYTES)
         store = shared_store(self.url)
@@ -102,16 +129,29 @@ class FolderSource:
                 captions = captions_of(found, self.columns.caption) or captions
             elif not self.columns.caption:
                 captions = apply_caption_file(decode_text(_read(store, name), name), captions)
-        return Sample(source=source, image=data, captions=captions, facts=facts)
+        images = tuple(self._in_role(path, nbytes) for path, nbytes, _ in in_roles)
+        return Sample(source=source, image=data, captions=captions, facts=facts, images=images)
+
+    def _in_role(self, path: str, nbytes: int) -> RoleImage:
+        """Read the image in a role that the part of an item stands for."""
+        _, name, file = path.split("/", 2)
+        urls = {role.name: role.url for role in self.columns.roles}
+        with naming_role(name):
+            check_nbytes(file, nbytes, self.max_nbytes)
+            return RoleImage(name, _read(shared_store(urls[role_of(name)[0]] or self.url), file))
 
 
 @dataclass(slots=True)
 class _Group:
-    """The files of one name: its images and what stands beside them."""
+    """The files of one name: its images and what stands beside them.
+
+    `in_roles` are the files in a role by their ending, with the number in it.
+    """
 
     stem: str
     images: list[Entry] = field(default_factory=list)
     sidecars: dict[str, Entry] = field(default_factory=dict)
+    in_roles: dict[str, list[tuple[int, Entry]]] = field(default_factory=dict)
 
     def items(self, columns: Columns) -> Iterator[Item]:
         kinds = ("json", columns.caption_file(self.sidecars))
@@ -119,7 +159,8 @@ class _Group:
         for image in self.images:
             yield _item(image.name, [image, *beside])
         if not self.images:
-            yield replace(_item(beside[0].name, beside), samples=0)
+            first, *_ = [*beside, *(entry for _, entry in chain(*self.in_roles.values()))]
+            yield replace(_item(first.name, beside), samples=0)
 
 
 def _item(name: str, entries: Iterable[Entry]) -> Item:
@@ -153,14 +194,15 @@ def check_nbytes(name: str, nbytes: int, most: int) -> None:
 
 
 def _groups(
-    entries: Iterable[Entry], tables: list[str], left_out: Told, texts: Container[str]
+    entries: Iterable[Entry], tables: list[str], left_out: Told, columns: Columns
 ) -> Iterator[_Group]:
     """Group files by stem. A group is yielded once no more files of it can come.
 
     `entries` come in the order of their names. The names of metadata tables are added to
     `tables`, and `left_out` gets the kind of each file that is not hidden and neither image, text
-    nor metadata. `texts` are the extensions of texts.
+    nor metadata.
     """
+    texts, roles = columns.texts, [role for role in columns.roles if role.is_ending]
     open_groups: list[_Group] = []  # each stem begins with the one before it and a dot
     for entry in entries:
         name = entry.name
@@ -174,12 +216,17 @@ def _groups(
             else:
                 left_out(kind_of(name))
             continue
-        stem = name[: -len(kind) - 1]
+        stem, in_role = name[: -len(kind) - 1], ("", 0)
+        for role in roles:
+            if (ending := role.member(name)) and ending[0].rpartition("/")[2]:
+                stem, in_role = ending[0][:-1], (role.name, ending[1])
         while open_groups and not name.startswith(open_groups[-1].stem + "."):
             yield open_groups.pop()
         if not open_groups or open_groups[-1].stem != stem:
             open_groups.append(_Group(stem))
-        if is_sidecar:
+        if in_role[0]:
+            open_groups[-1].in_roles.setdefault(in_role[0], []).append((in_role[1], entry))
+        elif is_sidecar:
             open_groups[-1].sidecars[kind] = entry
         else:
             open_groups[-1].images.append(entry)
@@ -191,43 +238,158 @@ def is_metadata(name: str) -> bool:
 
 
 class Metadata:
-    """The rows of all metadata tables of a folder, by the image they name."""
+    """The rows of all metadata tables of a folder, by the image they name, and images in roles.
 
-    def __init__(self, rows: sqlite3.Connection | None) -> None:
-        self._rows = rows
+    `rows` has both in tables of SQL. It is None if there is nothing of either.
+    """
 
-    def take(self, name: str) -> str:
-        """Remove the row of an image, and return it as JSON, or "" if there is none."""
+    def __init__(self, rows: sqlite3.Connection | None, roles: Sequence[Role] = ()) -> None:
+        self._rows, self._roles = rows, roles
+        self._counts = dict.fromkeys((role.name for role in roles), 0)
+        self._first = ""
+
+    def take(self, name: str) -> tuple[str, str]:
+        """Remove the row of an image. Return it as JSON, and the folder of its table.
+
+        Both are "" if there is none.
+        """
         if self._rows is None:
-            return ""
+            return "", ""
         key = shown(name)
-        found = self._rows.execute("SELECT row FROM rows WHERE name = ?", (key,)).fetchone()
-        if found is None:
-            return ""
+        row = self._rows.execute("SELECT row, folder FROM rows WHERE name = ?", (key,)).fetchone()
+        if row is None:
+            return "", ""
         self._rows.execute("DELETE FROM rows WHERE name = ?", (key,))
-        return str(found[0])
+        return str(row[0]), str(row[1])
 
     def left(self) -> Iterator[tuple[str, str]]:
         """Yield the rows that nothing has taken, in the order of their names."""
         if self._rows is not None:
             yield from self._rows.execute("SELECT name, row FROM rows ORDER BY name")
 
+    # --- images in roles
+    def is_in_role(self, name: str) -> bool:
+        """Return whether a row of metadata names this image as one in a role."""
+        return bool(self._query("SELECT 1 FROM in_roles WHERE name = ?", shown(name)))
+
+    def with_roles(self, item: Item, group: "_Group", folder: str) -> Item:
+        """Return an item with its images in all roles, in the order of the roles.
+
+        `folder` is the one that paths in the item's metadata start from.
+        """
+        parts = list(item.parts)
+        for role in self._roles:
+            if role.is_ending:
+                numbered = sorted(group.in_roles.get(role.name, []), key=lambda pair: pair[0])
+                files = [(entry.name, entry.nbytes, entry.stamp) for _, entry in numbered]
+            elif role.url:
+                files = self._files_named(role, group.stem)
+            else:
+                files = self._files_in_field(role, item, folder)
+            self._counts[role.name] += bool(files and item.samples)
+            for number, (name, nbytes, stamp) in enumerate(files):
+                parts.append((f"/{image_name(role.name, number)}/{name}", nbytes, stamp))
+        if item.samples:
+            self._first = self._first or item.name
+        return replace(item, parts=tuple(parts))
+
+    def _query(self, question: str, *values: str) -> list[tuple[Any, ...]]:
+        return self._rows.execute(question, values).fetchall() if self._rows else []
+
+    def _files_named(self, role: Role, stem: str) -> list[tuple[str, int, str]]:
+        """Return the images of a role's folder under this name, or else those with numbers."""
+        question = "SELECT file, nbytes, stamp FROM files WHERE role = ? AND stem = ? ORDER BY file"
+        files = self._query(question, role.name, shown(stem))
+        for number in () if files else range(MOST_IMAGES + 1):
+            numbered = self._query(question, role.name, shown(f"{stem}_{number}"))
+            files += numbered
+            if number and not numbered:
+                break
+        return [(os.fsdecode(file), nbytes, stamp) for file, nbytes, stamp in files]
+
+    def _files_in_field(self, role: Role, item: Item, folder: str) -> list[tuple[str, int, str]]:
+        files = []
+        for name in _paths(role, parse_object(item.extra) or {}, folder):
+            question = "SELECT file, nbytes, stamp FROM files WHERE role = '' AND stem = ?"
+            files += self._query(question, name)
+        return [(os.fsdecode(file), nbytes, stamp) for file, nbytes, stamp in files]
+
+    def check_roles(self, url: str) -> None:
+        """Raise SourceError if there are images, and none of them has one of the roles."""
+        for role in self._roles if self._first else ():
+            if not self._counts[role.name]:
+                raise SourceError(f"no image of {url} has a {role.name}: {self._lack(role)}")
+
+    def _lack(self, role: Role) -> str:
+        """Return a clause that says why no image has a role, and what to do."""
+        if role.is_ending:
+            return f"no file ends in {role.where}: give another ending, a folder or a field"
+        if not role.url:
+            where = f"{role.where} is no folder, and no field of metadata that names files here"
+            return f"{where}: give a folder, an ending such as .source.jpg, or a field"
+        files = self._query("SELECT file FROM files WHERE role = ? LIMIT 1", role.name)
+        if not files:
+            return f"{role.where} holds no image: give another folder"
+        other = shown(os.fsdecode(files[0][0]))
+        names = f"one image is {shown(self._first)}, and {role.where} has {other}"
+        return f"{names}: give both the same name, apart from the extension"
+
 
 @contextlib.contextmanager
-def open_metadata(store: Store, tables: tuple[str, ...]) -> Iterator[Metadata]:
-    """Read metadata tables into a temporary database, which lasts as long as the block."""
-    if not tables:
+def open_metadata(
+    store: Store, tables: tuple[str, ...], roles: Sequence[Role] = ()
+) -> Iterator[Metadata]:
+    """Read metadata tables, and listings of images in roles, into a temporary database.
+
+    It lasts as long as the block.
+    """
+    if not (tables or roles):
         yield Metadata(None)
         return
+    fields = [role for role in roles if not (role.url or role.is_ending)]
+    places = {role.name: shared_store(role.url) for role in roles if role.url}
+    if fields:
+        places[""] = store
     with contextlib.closing(sqlite3.connect("")) as rows:  # a file that SQLite removes itself
         rows.execute("PRAGMA journal_mode = OFF")
-        rows.execute("CREATE TABLE rows (name TEXT PRIMARY KEY, row TEXT) WITHOUT ROWID")
+        rows.execute(
+            "CREATE TABLE rows (name TEXT PRIMARY KEY, row TEXT, folder TEXT) WITHOUT ROWID"
+        )
+        rows.execute("CREATE TABLE in_roles (name TEXT PRIMARY KEY) WITHOUT ROWID")
+        rows.execute(
+            "CREATE TABLE files (role TEXT, stem TEXT, file BLOB, nbytes INT, stamp TEXT, "
+            "PRIMARY KEY (role, stem, file)) WITHOUT ROWID"
+        )
         for table in tables:
-            rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", _read_rows(store, table))
-        yield Metadata(rows)
+            for name, row, folder in _read_rows(store, table):
+                rows.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", (name, row, folder))
+                for role in fields:
+                    paths = _paths(role, parse_object(row) or {}, folder)
+                    rows.executemany(
+                        "INSERT OR IGNORE INTO in_roles VALUES (?)", ((path,) for path in paths)
+                    )
+        for name, place in places.items():
+            files = _role_files(name, place)
+            rows.executemany("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?, ?)", files)
+        yield Metadata(rows, roles)
 
 
-def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str]]:
+def _role_files(role: str, store: Store) -> Iterator[tuple[str, str, bytes, int, str]]:
+    """Yield the images of a folder as rows: by their whole names if `role` is ""."""
+    for entry in store.list():
+        if is_image(entry.name) and not is_hidden(entry.name):
+            stem = entry.name.rpartition(".")[0] if role else entry.name
+            yield role, shown(stem), os.fsencode(entry.name), entry.nbytes, entry.stamp
+
+
+def _paths(role: Role, facts: Mapping[str, Any], folder: str) -> list[str]:
+    """Return the names of the files that metadata names for a role, from the source on."""
+    paths = field_values(role, facts)
+    return [shown(posixpath.normpath(posixpath.join(folder, path))) for path in paths]
+
+
+def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a table: the name of the image, the row as JSON, the table's folder."""
     folder, what = posixpath.dirname(table), f"{store.url}/{table}"
     with io.TextIOWrapper(stream(store, table), encoding="utf-8-sig", newline="") as text:
         rows: Iterable[tuple[dict[str, object], str]] = _json_rows(text, what)
@@ -242,7 +404,7 @@ def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str]]:
                         f"{what} has a row without file_name (it has {there}): rename the column "
                         "of the files, or move the table away"
                     )
-                yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json
+                yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json, folder
         except (UnicodeDecodeError, csv.Error) as error:
             raise SourceError(
                 f"{what} cannot be read ({error}): mend it or move it away"

@@ -6,18 +6,28 @@ MosaicML streaming.
 An item is a run of row groups of a Parquet file, or one of the other files as a whole.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import pyarrow as pa
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.samples import RoleImage, Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.formats import png_of_pixels
-from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.base import (
+    Columns,
+    Item,
+    Role,
+    Told,
+    ignore_left_out,
+    make_or_refuse,
+    naming_role,
+    role_images,
+)
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import table_files
 from wdsprep.sources.tables import TableRow
@@ -40,6 +50,7 @@ from wdsprep.text import list_columns, shown
 
 BATCH_ROWS = 32
 COUNTED_ROWS = 1 << 20
+LISTS = (pa.ListType, pa.LargeListType)
 IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "data", "content")
 
 
@@ -99,10 +110,7 @@ class TableSource:
             rows = (row for batch in batches for row in rows_in(batch))
             for number, row in enumerate(rows, sum(file.groups[:first])):
                 source = f"{shown(name)}#{number}"
-                yield make_or_refuse(source, partial(self._sample, row, image, source))
-
-    def _sample(self, row: TableRow, image: str, source: str) -> Sample:
-        return sample_of(row, image, self.columns.caption, source)
+                yield make_or_refuse(source, partial(sample_of, row, image, self.columns, source))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,8 +155,7 @@ class ArrowSource:
         rows = (row for batch in batches for row in rows_in(batch))
         for number, row in enumerate(rows):
             source = f"{shown(item.name)}#{number}"
-            make = partial(sample_of, row, image, self.columns.caption, source)
-            yield make_or_refuse(source, make)
+            yield make_or_refuse(source, partial(sample_of, row, image, self.columns, source))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,13 +195,15 @@ class MdsSource:
         self.columns.check([*there], shard.index)
         held = [n for n, encoding in there.items() if encoding in MDS_IMAGES]
         likely = [n for n in held if there[n] != "bytes" or n in IMAGE_NAMES]
-        image = self.columns.image or likely_image(likely)
-        if image in held:
+        in_roles = self.columns.in_roles(there)
+        image = self.columns.image or likely_image([n for n in likely if n not in in_roles])
+        wrong = next((n for n in (image, *in_roles) if n and n not in held), "")
+        if image and not wrong:
             return image
         shown_columns = list_columns([f"{name} ({encoding})" for name, encoding in there.items()])
-        if image:
+        if wrong:
             raise UsageError(
-                f"{what}: column {image!r} holds no image bytes: it has {shown_columns}"
+                f"{what}: column {wrong!r} holds no image bytes: it has {shown_columns}"
             )
         raise SourceError(
             f"{what} has no column of image bytes: it has {shown_columns}; give --image-col, or "
@@ -224,9 +233,10 @@ class MdsSource:
         """
         said, fields = shard.encodings, fields_in(shard, sample)
         facts = {n: value_of(said[n], data, n) for n, data in fields.items() if _is_fact(said[n])}
-        data = fields[image]
-        row = {**facts, image: png_of_pixels(data) if said[image] == "pil" else data}
-        return sample_of(row, image, self.columns.caption, source)
+        images = {name: fields[name] for name in (image, *self.columns.in_roles(said))}
+        for name, data in images.items():
+            images[name] = png_of_pixels(data) if said[name] == "pil" else data
+        return sample_of({**facts, **images}, image, self.columns, source)
 
 
 ImageTables = TableSource | ArrowSource | MdsSource
@@ -236,22 +246,50 @@ def _is_fact(encoding: str) -> bool:
     return encoding in TEXTS or encoding in SCALARS or encoding == "json"
 
 
-def sample_of(row: TableRow, image: str, caption: str, source: str) -> Sample:
+def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sample:
     """Make a Sample named `source` from a row, whose column `image` holds the image.
 
-    `caption` is the column of captions, or "" to look for one. Raise RejectedError if the row has
-    no bytes of an image, or is such an error itself. The image is taken out of the row.
+    The images are taken out of the row. Raise RejectedError if the row has no bytes of an image, or
+    is such an error itself.
     """
     if isinstance(row, RejectedError):
         raise row
-    value = row.pop(image)
-    data = value.get("bytes") if isinstance(value, Mapping) else value
+    data = _bytes_of(image, row.pop(image))
     if data is None:
-        path = value.get("path") if isinstance(value, Mapping) else None
-        where = f"has the path {shown(str(path))} and no bytes" if path else "is null"
-        raise RejectedError(Code.NO_IMAGE, f"column {image} {where}")
+        raise RejectedError(Code.NO_IMAGE, f"column {image} is null")
+    images = [one for role in columns.roles for one in _in_role(role, row)] if columns.roles else ()
     facts = plain_facts(row)
-    return Sample(source=source, image=data, captions=captions_of(facts, caption), facts=facts)
+    return Sample(
+        source=source,
+        image=data,
+        captions=captions_of(facts, columns.caption),
+        facts=facts,
+        images=tuple(images),
+    )
+
+
+def _in_role(role: Role, row: dict[str, Any]) -> Iterator[RoleImage]:
+    """Yield the images that a row has in a role. They are taken out of the row."""
+    values: list[Any] = []
+    for name in role.columns(row):
+        value = row.pop(name)
+        values += value if isinstance(value, list) else [value]
+    with naming_role(role.name):
+        found = [data for value in values if (data := _bytes_of(role.where, value)) is not None]
+    return role_images(role, [(data, "") for data in found])
+
+
+def _bytes_of(column: str, value: Any) -> bytes | None:
+    """Return the bytes in a value of a column of images, or None if the value is null.
+
+    Raise RejectedError for a path without bytes.
+    """
+    if not isinstance(value, Mapping):
+        return cast("bytes | None", value)
+    if value.get("bytes") is None and (path := value.get("path")):
+        where = f"column {column} has the path {shown(str(path))} and no bytes"
+        raise RejectedError(Code.NO_IMAGE, where)
+    return cast("bytes | None", value.get("bytes"))
 
 
 def checked_column(asked: Columns, schema: pa.Schema, name: str, url: str) -> str:
@@ -261,10 +299,16 @@ def checked_column(asked: Columns, schema: pa.Schema, name: str, url: str) -> st
     `name` is the table's name below `url`.
     """
     asked.check(schema.names, name)
-    image = asked.image or image_column(schema)
-    if image and holds_bytes(schema.field(image).type):
+    in_roles = asked.in_roles(schema.names)
+    image = asked.image or image_column(schema, apart_from=in_roles)
+    kinds = {role: schema.field(role).type for role in in_roles}
+    held = {n: k.value_type if isinstance(k, LISTS) else k for n, k in kinds.items()}
+    if image:
+        held[image] = schema.field(image).type
+    wrong = next((name for name, kind in held.items() if not holds_bytes(kind)), "")
+    if image and not wrong:
         return image
-    raise _no_images(schema, f"{url}/{name}", image)
+    raise _no_images(schema, f"{url}/{name}", wrong)
 
 
 def holds_bytes(kind: pa.DataType) -> bool:
@@ -275,8 +319,9 @@ def holds_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def image_column(schema: pa.Schema) -> str:
-    return likely_image([field.name for field in schema if holds_bytes(field.type)])
+def image_column(schema: pa.Schema, apart_from: Collection[str] = ()) -> str:
+    held = [field.name for field in schema if holds_bytes(field.type)]
+    return likely_image([name for name in held if name not in apart_from])
 
 
 def likely_image(held: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.headers import IMAGES
 from wdsprep.limits import MAX_NBYTES
-from wdsprep.sources.base import Columns, Source
+from wdsprep.sources.base import Columns, Role, Source
 from wdsprep.sources.folder import FolderSource
 from wdsprep.sources.patterns import (
     ABOUT_ARROW,
@@ -34,7 +34,15 @@ from wdsprep.sources.patterns import (
 from wdsprep.sources.tables.text import TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import did_you_mean_place, open_store, shared_store, split_url
-from wdsprep.store.base import Store, expand_home, is_hidden, is_web, stream
+from wdsprep.store.base import (
+    Store,
+    absolute,
+    expand_home,
+    is_hidden,
+    is_web,
+    lies_in,
+    stream,
+)
 from wdsprep.store.schemes import ANY_PLACE, KEYED
 from wdsprep.text import check_one_of, command, examples
 
@@ -103,9 +111,33 @@ def recognise(
         found = _find_source(url, columns, rows_per_item)
     else:
         found = _named_source(url, input_format, columns, rows_per_item)
-    if isinstance(found, FolderSource | TarsSource):
+    if isinstance(found, TarsSource):
+        if place := next((role for role in columns.roles if "/" in role.where), None):
+            raise UsageError(
+                f"--role {place.name}={place.where}: {url} holds tars, which have images in roles "
+                "as members: give their ending, such as .source.jpg"
+            )
         return replace(found, max_nbytes=max_nbytes)
+    if isinstance(found, FolderSource):
+        roles = tuple(_with_place(role, found.url) for role in columns.roles)
+        return replace(found, max_nbytes=max_nbytes, columns=replace(columns, roles=roles))
     return found
+
+
+def _with_place(role: Role, source: str) -> Role:
+    """Return a role with the URL of its folder, if it has one.
+
+    Raise UsageError if that folder lies in the source.
+    """
+    if role.is_ending or not ("/" in role.where or _is_folder(role.where)):
+        return role
+    place = shared_store(absolute(role.where)).url
+    if lies_in(place, source):
+        raise UsageError(
+            f"--role {role.name}: {role.where} lies in {source}, of which all images are targets: "
+            "give a folder beside it"
+        )
+    return replace(role, url=place)
 
 
 def recognise_tables(url: str) -> TableFiles:

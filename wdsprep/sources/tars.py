@@ -19,13 +19,20 @@ from typing import Any
 from wdsprep.dataset.file_names import is_foreign_table, is_index
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.samples import RoleImage, Sample, image_name
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, members
 from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan, stream_tape
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.base import (
+    Columns,
+    Item,
+    Told,
+    ignore_left_out,
+    make_or_refuse,
+    naming_role,
+)
 from wdsprep.sources.captions import (
     apply_caption_file,
     captions_of,
@@ -139,10 +146,11 @@ class TarsSource:
         if found.unread and not self.has_images:
             found = self._with_empty_images(found)
         image = self._image(found.fields)
-        sample = self._sample(found, image, source, table)
+        in_roles = self._in_roles(found) if self.columns.roles else {}
+        sample = self._sample(found, image, in_roles, source, table)
         fields, texts = found.fields, self.columns.texts
         if found.unread or len(fields) != 1 + len(texts & fields.keys()) or not sample:
-            used = texts | {image} if sample else frozenset[str]()
+            used = texts | {image, *in_roles.values()} if sample else frozenset[str]()
             for name in (*found.fields, *(found.unread or ())):
                 if name not in used:
                     left_out(f".{name}")
@@ -157,8 +165,8 @@ class TarsSource:
         """
         if name in self.columns.texts:
             return nbytes <= MAX_TEXT_NBYTES
-        is_image = self.has_images and self._is_image(name, before)
-        return is_image and nbytes <= self.max_nbytes
+        is_wanted = self.has_images and (self._is_in_role(name) or self._is_image(name, before))
+        return is_wanted and nbytes <= self.max_nbytes
 
     def _with_empty_images(self, found: TarSample) -> TarSample:
         """Return the sample with an empty field for each image that was not read.
@@ -167,7 +175,8 @@ class TarsSource:
         """
         unread = dict(found.unread or {})
         for name, nbytes in (found.unread or {}).items():
-            if isinstance(nbytes, int) and nbytes <= self.max_nbytes and self._is_image(name):
+            is_image = self._is_in_role(name) or self._is_image(name)
+            if isinstance(nbytes, int) and nbytes <= self.max_nbytes and is_image:
                 del unread[name]
         passed = dict.fromkeys((found.unread or {}).keys() - unread.keys(), b"")
         return replace(found, fields={**passed, **found.fields}, unread=unread)
@@ -176,13 +185,15 @@ class TarsSource:
         """Return whether a member may be the image of its sample, by its name and those before it.
 
         If the user named a column, that member is the image. Otherwise the first member with the
-        extension of an image is. One that wdsprep decodes may come after one that it does not.
+        extension of an image and in no role is. One that wdsprep decodes may come after one that it
+        does not.
         """
         if self.columns.image:
             return name == self.columns.image
         kind = name.rpartition(".")[2]
-        if kind not in IMAGES and kind not in OTHER_IMAGES:
+        if (kind not in IMAGES and kind not in OTHER_IMAGES) or self._is_in_role(name):
             return False
+        before = before and [other for other in before if not self._is_in_role(other)]
         there = {other.rpartition(".")[2] for other in before} if before else ()
         return IMAGES.isdisjoint(there) and (kind in IMAGES or OTHER_IMAGES.isdisjoint(there))
 
@@ -190,17 +201,45 @@ class TarsSource:
         """Return the field that has the image, or "" if there is none.
 
         It is the column that the user named, or else the first that wdsprep can decode by its
-        extension, or else the first with the extension of any image.
+        extension, or else the first with the extension of any image. It is in no role.
         """
         if self.columns.image:
             return self.columns.image if self.columns.image in fields else ""
         for known in (IMAGES, OTHER_IMAGES):
             for name in fields:
-                if name.rpartition(".")[2] in known:
+                if name.rpartition(".")[2] in known and not self._is_in_role(name):
                     return name
         return ""
 
-    def _sample(self, found: TarSample, image: str, source: str, table: str) -> Sample | None:
+    def _is_in_role(self, name: str) -> bool:
+        return any(role.number(name) is not None for role in self.columns.roles)
+
+    def _in_roles(self, found: TarSample) -> dict[str, str]:
+        """Return the members of a sample that are images in roles, by their names as such.
+
+        They are in the order of the roles, and of the numbers in their names. Raise RejectedError
+        for one that is too large.
+        """
+        members: dict[str, str] = {}
+        for role in self.columns.roles:
+            there = (*found.fields, *(found.unread or ()))
+            numbers = ((role.number(name), name) for name in there)
+            numbered = sorted((number, name) for number, name in numbers if number is not None)
+            for number, (_, name) in enumerate(numbered):
+                members[image_name(role.name, number)] = name
+                nbytes = (found.unread or {}).get(name)
+                with naming_role(image_name(role.name, number)):
+                    check_nbytes(name, int(nbytes or 0), self.max_nbytes)
+        return members
+
+    def _sample(
+        self,
+        found: TarSample,
+        image: str,
+        in_roles: Mapping[str, str],
+        source: str,
+        table: str,
+    ) -> Sample | None:
         fields = found.fields
         if found.unread:
             self._check_unread(found.unread, image)
@@ -212,7 +251,10 @@ class TarsSource:
         captions = captions_of(facts, self.columns.caption)
         if (name := self.columns.caption_file(fields)) and not self.columns.caption:
             captions = apply_caption_file(decode_text(fields[name], name), captions)
-        return Sample(source=source, image=fields[image], captions=captions, facts=facts)
+        images = tuple(RoleImage(name, fields[field]) for name, field in in_roles.items())
+        return Sample(
+            source=source, image=fields[image], captions=captions, facts=facts, images=images
+        )
 
     def _check_unread(self, unread: Mapping[str, int | str], image: str) -> None:
         """Raise RejectedError if a text of a sample was too large to be read, or its image.

@@ -13,9 +13,17 @@ from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.samples import RoleImage, Sample
 from wdsprep.errors import SourceError
-from wdsprep.sources.base import Columns, Item, Told, ignore_left_out, make_or_refuse
+from wdsprep.sources.base import (
+    Columns,
+    Item,
+    Told,
+    field_values,
+    ignore_left_out,
+    make_or_refuse,
+    role_images,
+)
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files
 from wdsprep.sources.tables.text import Table, open_table
@@ -88,19 +96,21 @@ class UrlSource:
                 yield make_or_refuse(source, partial(self._sample, row, column, source))
 
     def urls(self, item: Item, /) -> Iterator[str]:
-        """Yield the URL of each row of an item, be it valid or not.
+        """Yield the URLs of each row of an item, be they valid or not: of its image, then by role.
 
         Rows that cannot be read, or have no text in the column of URLs, are skipped.
         """
         name = item.parts[0][0]
         table = open_table(self.url, name)
-        column = self._url_column(table, name)
+        column, roles = self._url_column(table, name), self.columns.roles
+        in_roles = self.columns.in_roles(table.columns()) if roles else []
         where, numbers = _place(item)
-        for number, row in table.rows(where, only=(column,)):
+        for number, row in table.rows(where, only=(column, *in_roles)):
             if numbers is not None and number not in numbers:
                 continue
             if isinstance(row, dict) and isinstance(url := row.get(column), str):
                 yield url.strip()
+                yield from (url for role in roles for url in field_values(role, row))
 
     def _url_column(self, table: Table, name: str) -> str:
         """Return the name of the column of URLs in a table.
@@ -131,7 +141,14 @@ class UrlSource:
             raise RejectedError(Code.BAD_URL, f"column {column} has none")
         facts = plain_facts(row)
         captions = captions_of(facts, self.columns.caption)
-        return Sample(source=source, image=b"", captions=captions, facts=facts, url=url)
+        images: list[RoleImage] = []
+        for role in self.columns.roles:
+            images += role_images(role, [(b"", there) for there in field_values(role, row)])
+            for name in role.columns(facts):
+                del facts[name]
+        return Sample(
+            source=source, image=b"", captions=captions, facts=facts, url=url, images=tuple(images)
+        )
 
 
 def some_rows(item: Item, numbers: Sequence[int], *, name: str) -> Item:

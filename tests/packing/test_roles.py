@@ -1,0 +1,388 @@
+"""Several images a sample: what edits began with, masks, references, from every kind of source."""
+
+import hashlib
+import io
+import itertools
+import json
+import random
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import wdsprep
+from tests.kit.packs import (
+    check_dataset,
+    jpeg,
+    manifest_of,
+    outcome,
+    packing_here,
+    rejects_of,
+    samples_of,
+    tar_bytes,
+    tree,
+    write_files,
+    write_table,
+)
+from tests.kit.webserver import WebServer, ok, status
+from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.errors import FingerprintError, SourceError, UsageError
+
+SIZE = (48, 40)
+FETCHING = {"allow_private_hosts": True, "retries": 0, "per_host": 64}
+
+
+def packed(source: Path | str, out: Path, *roles: str, **options: Any) -> Path:
+    with packing_here():
+        wdsprep.pack(source, out, role=roles, workers=1, **{"buckets": (32, 64), **options})
+    return out
+
+
+def mask(number: int, size: tuple[int, int] = SIZE, *, mode: str = "L", kind: str = "PNG") -> bytes:
+    """A mask with greys, in whatever mode and format it is stored."""
+    noise = random.Random(number).randbytes(size[0] * size[1])
+    out = io.BytesIO()
+    Image.frombytes("L", size, noise).convert(mode).save(out, kind)
+    return out.getvalue()
+
+
+TARGETS = [jpeg(number, SIZE) for number in range(4)]
+SOURCES = [[jpeg(10 + number, (50 + number, 33))] for number in range(3)]
+SOURCES += [[jpeg(13, (33, 34)), jpeg(23, (64, 65))]]
+MASKS = [mask(0), mask(1), b"", mask(3)]
+"""Four samples: a target, one or two sources, and of all but one a mask."""
+
+
+def folders(root: Path) -> tuple[Path, list[str]]:
+    files: dict[str, bytes | str] = {}
+    for number, target in enumerate(TARGETS):
+        files[f"in/a/{number}.jpg"], files[f"in/a/{number}.txt"] = target, f"edit {number}"
+        images = SOURCES[number]
+        for place, data in enumerate(images):
+            numbered = f"{number}_{place}" if len(images) > 1 else f"{number}"
+            files[f"before/a/{numbered}.jpeg"] = data
+        if MASKS[number]:
+            files[f"where/a/{number}.png"] = MASKS[number]
+    write_files(root, files)
+    return root / "in", [f"source={root}/before", f"mask={root}/where/"]
+
+
+def beside(root: Path) -> tuple[Path, list[str]]:
+    for name, data in _members():
+        write_files(root / "in", {name: data})
+    return root / "in", ["source=.source.jpg", "mask=.mask"]
+
+
+def _members() -> Iterator[tuple[str, bytes]]:
+    for number, target in enumerate(TARGETS):
+        for place, data in enumerate(SOURCES[number]):
+            yield f"{number}.source{f'_{place}' if place else ''}.jpg", data
+        yield f"{number}.jpg", target
+        if MASKS[number]:
+            yield f"{number}.mask.png", MASKS[number]
+        yield f"{number}.txt", b"edit %d" % number
+
+
+def tars(root: Path) -> tuple[Path, list[str]]:
+    write_files(root, {"in/a.tar": tar_bytes(_members())})
+    return root / "in", ["source=source.jpg", "mask=.mask"]
+
+
+def metadata(root: Path) -> tuple[Path, list[str]]:
+    """As the imagefolder of Hugging Face has them, the images in one folder."""
+    files: dict[str, bytes | str] = {}
+    lines = []
+    for number, target in enumerate(TARGETS):
+        row: dict[str, Any] = {"file_name": f"{number}.jpg", "text": f"edit {number}"}
+        files[f"in/{number}.jpg"] = target
+        for place, data in enumerate(SOURCES[number]):
+            files[f"in/from/{number}-{place}.jpg"] = data
+            row.setdefault("media", []).append({"file_name": f"from/{number}-{place}.jpg"})
+        if MASKS[number]:
+            files[f"in/masks/{number}.png"] = MASKS[number]
+            row["mask_file_name"] = f"masks/{number}.png"
+        row["media"].append({"file_name": f"{number}.jpg", "role": "target"})
+        lines.append(json.dumps(row))
+    write_files(root, {**files, "in/metadata.jsonl": "\n".join(lines)})
+    return root / "in", ["source=media", "mask=mask_file_name"]
+
+
+def bytes_in_a_table(root: Path) -> tuple[Path, list[str]]:
+    rows = [
+        {
+            "before": [{"bytes": data, "path": "a.jpg"} for data in SOURCES[number]],
+            "image": target,
+            "where": MASKS[number] or None,
+            "caption": f"edit {number}",
+        }
+        for number, target in enumerate(TARGETS)
+    ]
+    write_table(root / "in" / "t.parquet", rows)
+    return root / "in", ["source=before", "mask=where"]
+
+
+MAKERS = [folders, beside, tars, metadata, bytes_in_a_table]
+
+
+def check_pairs(out: Path, *, url: str = "") -> None:
+    """What is in the dataset, as plain webdataset reads it, is what the source had."""
+    samples = samples_of(out)
+    assert [sample["txt"] for sample in samples] == [f"edit {n}" for n in range(4)]
+    for number, sample in enumerate(samples):
+        facts, images = sample["json"], SOURCES[number]
+        names = ["jpg", "source.jpg", "source_1.jpg"][: 1 + len(images)]
+        names += ["mask.png"] if MASKS[number] else []
+        assert [name for name in sample if not name.startswith("__")] == [*names, "json", "txt"]
+        stored = [TARGETS[number], *images, *filter(None, [MASKS[number]])]
+        for name, data in zip(names, stored, strict=True):
+            assert sample[name] == data
+            prefix = f"{name.partition('.')[0]}_" if "." in name else ""
+            size = Image.open(io.BytesIO(data)).size
+            assert (facts[f"{prefix}width"], facts[f"{prefix}height"]) == size
+            assert facts[f"{prefix}original_width"] == size[0]
+            assert facts[f"{prefix}original_height"] == size[1]
+            assert facts[f"{prefix}changes"] == []
+            assert facts[f"{prefix}sha256"] == hashlib.sha256(data).hexdigest()
+            assert facts.get(f"{prefix}url", "").startswith(url)
+        widths = [f"{name.partition('.')[0]}_width" for name in names[1:]]
+        stated = [name for name in facts if name.endswith("_width") and "original" not in name]
+        assert sorted(stated) == sorted(widths)
+    assert not wdsprep.verify(out).findings
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_images_in_roles_come_from_each_kind_of_source(
+    tmp_path: Path, make: Callable[[Path], tuple[Path, list[str]]]
+) -> None:
+    source, roles = make(tmp_path)
+    options = {"compute_hash": "sha256", "optional_role": "mask"}
+    out = packed(source, tmp_path / "out", *roles, **options)
+    assert not rejects_of(out)
+    check_pairs(out)
+    check_dataset(out)
+    before = tree(out)
+    assert tree(packed(source, out, *roles, **options)) == before
+    assert manifest_of(out).settings["roles"] == ["source", "mask"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_images_in_roles_are_fetched_and_failures_named_and_fetched_again(
+    tmp_path: Path, kind: str
+) -> None:
+    pages = {}
+    for number, target in enumerate(TARGETS):
+        pages[f"/t/{number}"] = ok(target)
+        for place, data in enumerate(SOURCES[number]):
+            pages[f"/s/{number}-{place}"] = ok(data)
+        pages[f"/m/{number}"] = ok(MASKS[number])
+    with WebServer({**pages, "/s/3-1": status(503)}) as server:
+        rows: list[dict[str, Any]] = [
+            {
+                "url": f"{server.url}/t/{number}",
+                "text": f"edit {number}",
+                "control_0": f"{server.url}/s/{number}-0",
+                "control_1": f"{server.url}/s/{number}-1" if number == 3 else None,
+                "masks": [f"{server.url}/m/{number}"] if MASKS[number] else [],
+            }
+            for number in range(4)
+        ]
+        write_table(tmp_path / "t.parquet", rows)
+        write_files(tmp_path, {"t.jsonl": "\n".join(map(json.dumps, rows))})
+        roles = ["source=control_0", "mask=masks"]
+        options = {**FETCHING, "optional_role": ["mask"], "compute_hash": "sha256"}
+        table, out = tmp_path / f"t.{kind}", tmp_path / "out"
+        packed(table, out, *roles, **options)
+        (reject,) = rejects_of(out)
+        assert (reject["code"], reject["url"]) == ("http_5xx", f"{server.url}/s/3-1")
+        assert reject["detail"].startswith("source_1: ")
+    with WebServer(pages, port=server.port) as server:
+        packed(table, out, *roles, **options, retry_rejected=True)
+        assert not rejects_of(out)
+        check_pairs(out, url=f"{server.url}/")
+
+
+def test_a_sample_without_an_image_or_with_a_damaged_one_is_a_reject_that_names_its_role(
+    tmp_path: Path,
+) -> None:
+    write_files(
+        tmp_path,
+        {
+            **{f"in/{name}.jpg": jpeg(1, SIZE) for name in ("good", "lacks", "cut", "small")},
+            **{f"in/{name}.jpg": jpeg(2, SIZE) for name in ("mask", "size", "colours", "clear")},
+            **{f"s/{name}.png": jpeg(3, (70, 70), "PNG") for name in ("good", "mask", "size")},
+            **{f"s/{name}.png": jpeg(3, (70, 70), "PNG") for name in ("colours", "clear")},
+            "s/cut.jpg": jpeg(4, (70, 70))[:900],
+            "s/small.jpg": jpeg(5, (63, 70)),
+            **{f"m/{name}.png": mask(1) for name in ("good", "lacks", "cut", "small")},
+            "m/mask.png": b"<html>",
+            "m/size.png": mask(1, (40, 48)),
+            "m/colours.png": jpeg(6, SIZE, "PNG"),
+            "m/clear.png": mask(1, mode="LA"),
+        },
+    )
+    clear = Image.new("LA", SIZE, (9, 0))
+    clear.save(tmp_path / "m/clear.png")
+    roles = [f"source={tmp_path}/s", f"facemask={tmp_path}/m"]
+    out = packed(tmp_path / "in", tmp_path / "out", *roles, min_size="0,source=64")
+    found = {r["source"]: (r["code"], r["detail"].partition(":")[0]) for r in rejects_of(out)}
+    assert found == {
+        "lacks.jpg": ("no_role", "source"),
+        "cut.jpg": ("truncated", "source"),
+        "small.jpg": ("too_small", "source"),
+        "mask.jpg": ("not_an_image", "facemask"),
+        "size.jpg": ("other_size", "facemask"),
+        "colours.jpg": ("unsupported", "facemask"),
+        "clear.jpg": ("unsupported", "facemask"),
+    }
+    assert [sample["json"]["source"] for sample in samples_of(out)] == ["good.jpg"]
+    assert manifest_of(out).settings["role_limits"] == {"source": {"min_size": 64}}
+
+
+def test_images_in_roles_are_converted_as_targets_are_and_masks_keep_their_greys(
+    tmp_path: Path,
+) -> None:
+    files = {"in/a.jpg": jpeg(1, (96, 80)), "s/a.bmp": jpeg(2, (90, 40), "BMP")}
+    write_files(tmp_path, {**files, "m/a.bmp": mask(3, (96, 80), mode="RGB", kind="BMP")})
+    roles = [f"source={tmp_path}/s", f"mask={tmp_path}/m"]
+    (plain,) = samples_of(packed(tmp_path / "in", tmp_path / "out", *roles))
+    assert (plain["json"]["source_changes"], plain["json"]["mask_changes"]) == (
+        ["format"], ["format", "grey"],
+    )  # fmt: skip
+    assert Image.open(io.BytesIO(plain["source.png"])).tobytes() == (
+        Image.open(io.BytesIO(files["s/a.bmp"])).tobytes()
+    )
+    stored = Image.open(io.BytesIO(plain["mask.png"]))
+    assert (stored.mode, stored.tobytes()) == (
+        "L", Image.open(io.BytesIO(mask(3, (96, 80)))).tobytes(),
+    )  # fmt: skip
+    small = packed(tmp_path / "in", tmp_path / "less", *roles, reencode="jpg:90", max_side=48)
+    (sample,) = samples_of(small)
+    facts = sample["json"]
+    assert (facts["width"], facts["height"], facts["source_width"]) == (48, 40, 48)
+    halves = stored.resize((48, 40), Image.Resampling.BOX)
+    assert Image.open(io.BytesIO(sample["mask.png"])).tobytes() == halves.tobytes()
+    assert (facts["mask_width"], facts["mask_original_width"]) == (48, 96)
+    assert not wdsprep.verify(small).findings
+
+
+@pytest.mark.parametrize(
+    ("roles", "options", "said"),
+    [
+        (["source"], {}, "write NAME=WHERE"),
+        (["So=x"], {}, "write NAME=WHERE"),
+        (["jpg=x"], {}, "jpg is the name of something else"),
+        (["source={home}/s", "source={home}/m"], {}, "--role source is given twice"),
+        (["source={home}/s"], {"optional_role": "mask"}, "--optional-role names mask"),
+        (["source={home}/s"], {"min_size": {"mask": 9}}, "--min-size names mask"),
+        (["source={home}/s"], {"max_area": "9,source=x"}, "ROLE=N"),
+        (["source={home}/m"], {}, "no image of .* has a source: one image is a.jpg, and .* b.png"),
+        (["source={home}/in/x"], {}, "lies in .* of which all images are targets"),
+        (["source={home}/none"], {}, "holds no image"),
+        (["source=.edit"], {}, "no file ends in .edit"),
+        (["source=nothing"], {}, "nothing is no folder, and no field"),
+    ],
+)
+def test_roles_that_cannot_be_meant_are_refused_in_one_line(
+    tmp_path: Path, roles: list[str], options: dict[str, Any], said: str
+) -> None:
+    write_files(tmp_path, {"in/a.jpg": jpeg(1), "s/a.jpg": jpeg(2), "m/b.png": jpeg(2, kind="PNG")})
+    roles = [role.format(home=tmp_path) for role in roles]
+    with pytest.raises((UsageError, SourceError), match=said) as caught:
+        packed(tmp_path / "in", tmp_path / "out", *roles, **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out/wdsprep.json").exists()
+
+
+def test_tables_and_tars_refuse_roles_that_they_cannot_have(tmp_path: Path) -> None:
+    write_table(tmp_path / "t/t.parquet", [{"image": jpeg(1), "text": "a", "n": 5}])
+    for role, said in {"x": "has no column 'x'", "n": "column 'n' holds no image bytes"}.items():
+        with pytest.raises(UsageError, match=said):
+            packed(tmp_path / "t", tmp_path / "out", f"source={role}")
+    write_files(tmp_path, {"tars/a.tar": tar_bytes([("a.jpg", jpeg(1))])})
+    with pytest.raises(UsageError, match="give their ending"):
+        packed(tmp_path / "tars", tmp_path / "out", "source=some/folder")
+    out = packed(tmp_path / "tars", tmp_path / "out", "source=.source")
+    assert outcome(out) == {"a.tar/a": "no_role"}
+
+
+def test_other_roles_and_other_images_in_them_are_another_dataset(tmp_path: Path) -> None:
+    source, roles = folders(tmp_path)
+    out = packed(source, tmp_path / "out", *roles, optional_role="mask")
+    with pytest.raises(FingerprintError, match="roles: source,mask, now source"):
+        packed(source, out, roles[0])
+    write_files(tmp_path, {"before/a/0.jpeg": jpeg(99, (50, 33))})
+    with pytest.raises(FingerprintError, match="changed"):
+        packed(source, out, *roles, optional_role="mask")
+
+
+def test_append_packs_new_pairs(tmp_path: Path) -> None:
+    source, roles = folders(tmp_path)
+    out = packed(source, tmp_path / "out", *roles, optional_role="mask")
+    write_files(tmp_path, {"in/a/9.jpg": jpeg(1, SIZE), "before/a/9.jpg": jpeg(2)})
+    packed(source, out, *roles, optional_role="mask", append=True)
+    check_dataset(out)
+    assert samples_of(out)[-1]["source.jpg"] == jpeg(2)
+
+
+@pytest.mark.parametrize("by", ["keys", "sha256"])
+def test_removal_takes_all_images_of_a_sample_and_keeps_it_away(tmp_path: Path, by: str) -> None:
+    source, roles = folders(tmp_path)
+    out = packed(source, tmp_path / "out", *roles, optional_role="mask")
+    wanted = {"keys": "000000000003", "sha256": hashlib.sha256(SOURCES[3][1]).hexdigest()}
+    wdsprep.remove(out, yes=True, **{by: [wanted[by]]})
+    assert len(samples_of(out)) == 3
+    left = b"".join(tree(out).values())
+    assert all(image not in left for image in (TARGETS[3], *SOURCES[3]))
+    assert not wdsprep.verify(out).findings
+    (tmp_path / "out/receipts/000000.json").unlink()
+    wdsprep.repair(out, yes=True)
+    packed(source, out, *roles, optional_role="mask")
+    assert [reject["code"] for reject in rejects_of(out)] == ["removed"]
+    assert len(samples_of(out)) == 3
+
+
+def test_tables_have_columns_of_roles_that_conditions_may_name(tmp_path: Path) -> None:
+    source, roles = folders(tmp_path)
+    out = packed(source, tmp_path / "out", *roles, optional_role="mask")
+    wdsprep.select(out, tmp_path / "wide", where="source_width >= 51 and mask_width is None")
+    assert [sample["txt"] for sample in samples_of(tmp_path / "wide")] == ["edit 2"]
+    wdsprep.select(out, tmp_path / "two", where="source_1_width == 64 or source_width == 50")
+    assert [sample["txt"] for sample in samples_of(tmp_path / "two")] == ["edit 0", "edit 3"]
+    assert samples_of(tmp_path / "two")[1]["source_1.jpg"] == SOURCES[3][1]
+    assert manifest_of(tmp_path / "two").settings["roles"] == ["source", "mask"]
+    assert not wdsprep.verify(tmp_path / "two").findings
+    table = next(out.glob("*/*.parquet"))
+    table.unlink()
+    assert wdsprep.verify(out).findings
+    wdsprep.repair(out, yes=True)
+    check_dataset(out)
+
+
+def test_verify_finds_images_that_the_json_does_not_state(tmp_path: Path) -> None:
+    source, roles = folders(tmp_path)
+    out = packed(source, tmp_path / "out", *roles, optional_role="mask", compute_hash="sha256")
+    (tar,) = out.glob("*/*.tar")
+    with tarfile.open(tar) as opened:
+        read = [(m.name, file.read()) for m in opened if (file := opened.extractfile(m))]
+    for old, new, said in [
+        ("3.source_1.jpg", "3.source_2.jpg", "source_2.jpg is in the place of json"),
+        ("3.mask.png", "3.mask.jpg", "mask.jpg is in the place of json"),
+        ('"source_1_width"', '"source_2_width"', "json states source_2_width, of an image"),
+        ('"sha256"', '"net_width":5,"sha256"', "json states net_width, of an image that is not"),
+        ('"mask_width":48', '"mask_width":49', "mask has another size than the image"),
+    ]:
+        edited = io.BytesIO()
+        with TarWriter(edited) as writer:
+            for key, members in itertools.groupby(read, lambda member: member[0][:12]):
+                fields = [
+                    (name.replace(old, new)[13:], data.replace(old.encode(), new.encode()))
+                    for name, data in members
+                ]
+                writer.add(key, fields)
+            writer.finish()
+        tar.write_bytes(edited.getvalue())
+        findings = wdsprep.verify(out).findings
+        assert any(said in str(finding) for finding in findings), (said, findings)
