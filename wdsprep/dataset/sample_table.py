@@ -181,7 +181,7 @@ class TableWriter:
             values[name] = self._find_unfit(name, self._values[number :: len(self._fields)])
         rests = (self._rests.get(number, {}) for number in range(len(self._keys)))
         values[REST] = [None if rest == {} else facts_bytes(rest) for rest in rests]
-        arrays = [_make_array(kind, values[name]) for name, kind in self._columns.items()]
+        arrays = [make_array(kind, values[name]) for name, kind in self._columns.items()]
         self._batches.append(pa.record_batch(arrays, schema=self._schema))
         self._begin_batch()
         self._write_groups()
@@ -398,7 +398,8 @@ _CODES = {WHOLE: "q", NUMBER: "d"}
 """How Python calls the numbers that a column holds."""
 
 
-def _make_array(kind: str, values: Sequence[Any]) -> "pa.Array":
+def make_array(kind: str, values: Sequence[Any]) -> "pa.Array":
+    """Return values, which may be None, as an array of what a column of this kind holds."""
     import pyarrow as pa
 
     nulls, form = values.count(None), _types()[kind]
@@ -416,7 +417,7 @@ def _make_array(kind: str, values: Sequence[Any]) -> "pa.Array":
         return _text_array(values, valid)
     offsets = pa.py_buffer(_offsets(values))
     items = [*chain.from_iterable(values)]
-    content = _text_array(items, None) if kind == TEXTS else _make_array(WHOLE, items)
+    content = _text_array(items, None) if kind == TEXTS else make_array(WHOLE, items)
     return pa.Array.from_buffers(form, len(values), [valid, offsets], children=[content])
 
 

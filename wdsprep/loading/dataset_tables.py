@@ -7,7 +7,7 @@ that are laid out, the rows of the dataset, and those of joined datasets, in the
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import NamedTuple
@@ -32,11 +32,12 @@ from wdsprep.sources.patterns import is_table
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE
+from wdsprep.tables.column_conditions import Mask, mask_of, whole_numbers
 from wdsprep.tables.key_join import NAMES
 from wdsprep.tables.laid_out import LaidOut
 from wdsprep.tables.lay_out import JoinedSamples, lay_out_scores, lay_out_table
 from wdsprep.tables.other_tables import WantedColumns, encode_names
-from wdsprep.tables.query import Mask, Query, mask_of, open_engine, read_texts, whole_numbers
+from wdsprep.tables.query import Query, lacking_names, open_engine, read_named, read_texts
 from wdsprep.tables.stored_tables import ForeignTables, ShardTables, StoredTables
 from wdsprep.text import nearest_name
 
@@ -193,20 +194,20 @@ class SampleSearch:
 
         At the end, raise UsageError if the condition has a name that no sample has.
         """
-        threads = self.tables.threads
-        shards = range(len(self._dataset.names))
+        threads, shards = self.tables.threads, range(len(self._dataset.names))
         waiting: deque[tuple[Mask, Mask]] = deque()
-        with open_engine() as engine:
+
+        def sides(shards_read: Iterable[_ShardRows]) -> Iterator[Sequence[pa.Table]]:
+            for sides, is_sound, has_rows in shards_read:
+                waiting.append((is_sound, has_rows))
+                yield sides
+
+        with (
+            open_engine() as engine,
+            closing(map_ahead(self._read, shards, threads, most=threads)) as shards_read,
+        ):
             query = Query(self._condition, engine)
-
-            def sides() -> Iterator[Sequence[pa.Table]]:
-                look = map_ahead(lambda n: self._read(query, n), shards, threads, most=threads)
-                with closing(look) as found:
-                    for rows in found:
-                        waiting.append((rows.is_sound, rows.has_rows))
-                        yield rows.sides
-
-            for mask in query.masks(sides()):
+            for mask in query.masks(sides(shards_read)):
                 is_sound, has_rows = waiting.popleft()
                 lacking = int((is_sound & ~has_rows).sum())
                 yield SelectedSamples(mask & is_sound & has_rows, int((~is_sound).sum()), lacking)
@@ -214,32 +215,36 @@ class SampleSearch:
             if path in query.unseen:
                 raise self._unknown_name(path)
 
-    def _read(self, query: Query, number: int) -> _ShardRows:
+    def _read(self, number: int) -> _ShardRows:
         """Return what is known of the samples of a shard, in any thread."""
         is_foreign = isinstance(self.tables, ForeignTables)
-
-        def read(file: OpenParquet) -> tuple[pa.Table, pa.Table]:
-            return query.read(file), file.read([REST]) if is_foreign else pa.table({})
 
         count = int(self._dataset.sizes[number])
         is_sound, has_rows = np.ones((2, count), np.bool_)
         sides = []
-        names = {str(path[0]) for path in self._condition.names}
+        lacking: Sequence[PathParts] = self._condition.names
+        names = {str(path[0]) for path in lacking}
         for table in self._laid_out:
             rows = table.rows_of(number)
             has_rows &= table.has_row[rows]
             sides.append(table.table(rows, names))
-        if self._laid_out and not is_foreign:
+        if self._laid_out:
             columns = {name: side[name] for side in sides[::-1] for name in side.column_names}
             known = pa.table({**columns, "": has_rows})
-            if not query.may_lack(known.filter(known[""])):
+            lacking = lacking_names(lacking, known.filter(known[""]))
+            if not (lacking or is_foreign):
                 return _ShardRows([*sides, known.select([""])], is_sound, has_rows)
-        own, rest = self.tables.read_shard(read, self.tables.shards[number])
+        read = partial(read_named, names=lacking)
+        own, rest = self.tables.read_shard(
+            lambda file: (read(file), file.read([REST]) if is_foreign else pa.table({})),
+            self.tables.shards[number],
+        )
         if is_foreign:
             is_sound = ~mask_of(pc.equal(rest[REST], NO_OBJECT).fill_null(False))
         sides.append(own)
-        if query.may_lack(own):
-            beside = (others.read(query.read, number, count) for others in self._beside)
+        if lacking := lacking_names(lacking, own):
+            read = partial(read_named, names=lacking)
+            beside = (others.read(read, number, count) for others in self._beside)
             sides += [rows for rows in beside if rows is not None]
         return _ShardRows(sides, is_sound, has_rows)
 

@@ -18,7 +18,7 @@ from wdsprep.dataset.random_numbers import Ints
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from wdsprep.tables.query import Mask
+    from wdsprep.tables.column_conditions import Mask
 
 HAS_ROW, STARTS = "has row", "starts"
 """Arrays of the file: the mask, and the place of the first sample of each shard."""

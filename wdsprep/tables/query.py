@@ -1,11 +1,12 @@
 """Ask tables which of their rows meet a condition.
 
-DuckDB answers by the SQL of `condition_sql`, and the closures of the condition answer for the rows
-that are left to them. DuckDB gets Arrow and gives Arrow: it has no files (but those of a folder in
+`column_conditions` answers for whole columns, and the closures of the condition for the rows that
+are left to them. DuckDB gets Arrow and gives Arrow: it has no files (but those of a folder in
 which a join waits), network, extensions, variables of Python or settings to change, and no threads
 of its own, so a process that is forked from this one ends as any other.
 """
 
+import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import chain
@@ -22,10 +23,18 @@ from wdsprep.dataset.sample_table import REST, ROW
 from wdsprep.dataset.samples import META, PathParts, parse_json, value_at_path
 from wdsprep.errors import FormatError
 from wdsprep.sources.tables.parquet import OpenParquet
-from wdsprep.tables.condition_sql import Column, Selection, compile_condition, kind_of
+from wdsprep.tables.column_conditions import (
+    FALSE,
+    ColumnCondition,
+    Mask,
+    RowsOfSource,
+    is_present,
+    mask_of,
+    whole_numbers,
+)
 
 MOST_ROWS = 50_000
-"""Rows of a query: planning it takes some milliseconds, whatever it is asked of."""
+"""Rows that are asked at once: DuckDB takes some milliseconds before it parses any JSON."""
 MOST_NBYTES = 64 << 20
 PARSED_ROWS = 4096
 """Rows that Python holds at a time."""
@@ -43,7 +52,6 @@ CONFIG: Settings = {
     "memory_limit": "1GB",
     "arrow_large_buffer_size": True,  # the texts of a batch may have more than 2 GB
 }
-Mask = NDArray[np.bool_]
 Facts = dict[str, Any]
 Value = TypeVar("Value")
 
@@ -58,20 +66,6 @@ def open_engine(folder: str = "") -> duckdb.DuckDBPyConnection:
     return engine
 
 
-# `pa.array` and `to_numpy` would import pandas, which takes 0.3 s and 40 MB.
-def mask_of(truths: pa.ChunkedArray) -> Mask:
-    """Return truths without nulls as an array of NumPy."""
-    wholes = truths.cast(pa.uint8()).combine_chunks()
-    values = np.frombuffer(wholes.buffers()[1], np.uint8, len(wholes), wholes.offset)
-    return values.astype(np.bool_)
-
-
-def whole_numbers(values: NDArray[np.int64], is_null: Mask | None = None) -> pa.Array:
-    """Return numbers as an array of Arrow, with nulls where a mask is true."""
-    valid = None if is_null is None else pa.py_buffer(np.packbits(~is_null, bitorder="little"))
-    return pa.Array.from_buffers(pa.int64(), len(values), [valid, pa.py_buffer(values)])
-
-
 class Query:
     """A condition to ask tables. `unseen` are the names that no row so far has a value for."""
 
@@ -79,31 +73,11 @@ class Query:
         self.condition = condition
         self.unseen = set(condition.names)
         self._engine = engine
-        self._compiled: dict[tuple[tuple[str, Column], ...], Selection | None] = {}
+        self._tree = ast.parse(condition.plain, mode="eval").body
 
     @cached_property
     def _wanted(self) -> Set[str]:
         return {str(path[0]) for path in self.condition.names}
-
-    def read(self, file: OpenParquet) -> pa.Table:
-        """Return the columns of a table of samples that the condition needs.
-
-        What a row has in no column may be in `rest` or in `meta`, which are read only then.
-        """
-        if self._wanted <= {*file.schema.names} - {REST, ROW}:
-            table = file.read(self._wanted)
-            if not any(table.column(name).null_count for name in self._wanted - {META}):
-                return table
-        return file.read({*self._wanted, META, REST} - {ROW})
-
-    def may_lack(self, table: pa.Table) -> bool:
-        """Return whether some row of a table may have no value for a name."""
-        return any(
-            len(path) > 1
-            or path[0] not in table.column_names
-            or table.column(path[0]).null_count > 0
-            for path in self.condition.names
-        )
 
     def masks(self, tables: Iterable[Sequence[pa.Table]]) -> Iterator[Mask]:
         """Yield which rows meet the condition, of tables that stand side by side.
@@ -114,9 +88,10 @@ class Query:
         """
         waiting: list[pa.Table] = []
         for rows in map(self._join_sides, tables):
+            several = [*waiting, rows]
             is_full = (
-                sum(map(len, waiting)) + len(rows) > MOST_ROWS
-                or sum(one.nbytes for one in waiting) + rows.nbytes > MOST_NBYTES
+                sum(map(len, several)) > MOST_ROWS
+                or sum(table.nbytes for table in several) > MOST_NBYTES
             )
             if waiting and (is_full or rows.schema != waiting[0].schema):
                 yield from self._ask_together(waiting)
@@ -141,53 +116,30 @@ class Query:
         rows = pa.concat_tables(tables)
         fitting = MOST_NBYTES * len(rows) // max(rows.nbytes, 1)
         step = max(1, min(fitting, MOST_ROWS))
-        slices = [rows.slice(start, step) for start in range(0, max(len(rows), 1), step)]
-        found = np.concatenate(list(map(self._ask, slices)))
+        slices = [rows.slice(start, step) for start in range(0, len(rows), step)]
+        found = np.concatenate([np.zeros(0, np.bool_), *map(self._ask, slices)])
         yield from np.split(found, np.cumsum([len(table) for table in tables])[:-1])
 
     def _ask(self, rows: pa.Table) -> Mask:
-        everything = np.arange(len(rows))
-        if not rows.num_columns:
-            return np.zeros(0, np.bool_)
-        if (selection := self._compile(rows)) is None:
-            return self._decide(rows, everything)
-        columns = [f"c{number}" for number in range(rows.num_columns)]
-        numbers = whole_numbers(everything)
-        self._engine.register("rows", rows.rename_columns(columns).append_column("n", numbers))
-        asked = selection.sees if self.unseen else selection.meets
-        answer = self._engine.sql(asked).to_arrow_table()
-        self._engine.unregister("rows")
-        if not answer["n"].equals(pa.chunked_array([numbers])):  # as after a list of many items
-            answer = answer.sort_by("n")
-        meets, *sees = answer.columns[1:]
-        for path, has_value in zip(self.condition.names, sees, strict=False):
-            if path in self.unseen and self._is_seen(path, rows, has_value):
-                self.unseen.discard(path)
-        found = mask_of(pc.and_kleene(meets, meets.is_valid()))
-        if meets.null_count:
-            left = everything[mask_of(meets.is_null())]
-            found[left] = self._decide(rows, left)
-        return found
-
-    def _compile(self, rows: pa.Table) -> Selection | None:
         columns = {
-            name: Column(f"c{number}", kind_of(values.type), values.null_count > 0)
-            for number, (name, values) in enumerate(
-                zip(rows.column_names, rows.columns, strict=True)
-            )
+            name: values
+            for name, values in zip(rows.column_names, rows.columns, strict=True)
             if values.null_count < len(values)
         }
-        key = tuple(columns.items())
-        if key not in self._compiled:
-            self._compiled[key] = compile_condition(self.condition, _by_source(columns))
-        return self._compiled[key]
-
-    def _is_seen(self, path: PathParts, rows: pa.Table, has_value: pa.ChunkedArray) -> bool:
-        """Return whether one of the rows has a value for a name."""
-        if pc.any(has_value).as_py():
-            return True
-        left = np.flatnonzero(mask_of(has_value.is_null()))
-        return any(_first_value(facts, path) is not None for facts in _facts(rows, left))
+        names = self.condition.names
+        evaluated = ColumnCondition(
+            [RowsOfSource(own, names, self._engine) for own in _by_source(columns)]
+        )
+        found, left = _split_truth(evaluated.truth(self._tree), len(rows))
+        for path in self.unseen & {*names}:
+            is_seen, unknown = _split_truth(is_present(evaluated.path(path)), len(rows))
+            if is_seen.any() or any(
+                _first_value(f, path) is not None for f in _facts(rows, unknown)
+            ):
+                self.unseen.discard(path)
+        if len(left):
+            found[left] = self._decide(rows, left)
+        return found
 
     def _decide(self, rows: pa.Table, numbers: NDArray[np.int64]) -> Mask:
         """Return whether these rows meet the condition, by its closures."""
@@ -200,6 +152,30 @@ class Query:
             return self.condition.holds(values)
 
         return np.fromiter(map(holds, _facts(rows, numbers)), np.bool_, len(numbers))
+
+
+def lacking_names(names: Iterable[PathParts], table: pa.Table) -> list[PathParts]:
+    """Return those names for which some row of a table may have no value."""
+    return [
+        path
+        for path in names
+        if len(path) > 1
+        or path[0] not in table.column_names
+        or table.column(path[0]).null_count > 0
+    ]
+
+
+def read_named(file: OpenParquet, names: Iterable[PathParts]) -> pa.Table:
+    """Return the columns of a table of samples that names need.
+
+    What a row has in no column may be in `rest` or in `meta`, which are read only then.
+    """
+    wanted = {str(path[0]) for path in names}
+    if wanted <= {*file.schema.names} - {REST, ROW}:
+        table = file.read(wanted)
+        if not any(table.column(name).null_count for name in wanted - {META}):
+            return table
+    return file.read({*wanted, META, REST} - {ROW})
 
 
 def read_texts(file: OpenParquet, name: str) -> pa.ChunkedArray:
@@ -234,6 +210,14 @@ def texts_in(rows: pa.Table, name: str) -> pa.ChunkedArray:
         pa.array(others, pa.binary()).cast(pa.string()),
     )
     return pa.chunked_array([found])
+
+
+def _split_truth(truth: Any, rows: int) -> tuple[Mask, NDArray[np.int64]]:
+    """Return which rows a truth is true for, and the numbers of those for which it is null."""
+    if isinstance(truth, pa.Scalar):
+        is_known = truth.is_valid
+        return np.full(rows, bool(truth.as_py())), np.arange(0 if is_known else rows)
+    return mask_of(truth.fill_null(FALSE)), np.flatnonzero(mask_of(truth.is_null()))
 
 
 def _by_source(columns: Mapping[str, Value]) -> list[dict[str, Value]]:
