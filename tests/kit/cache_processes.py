@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from wdsprep.loading.shard_access.sample_cache import Cache, CacheDir
+from wdsprep.loading.sample_cache import Cache, CacheDir
 
 SHARDS, SAMPLES = 6, 40
 

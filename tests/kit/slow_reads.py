@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from wdsprep.dataset import aio
-from wdsprep.loading.shard_access import local
+from wdsprep.loading import shard_access
 
 WAYS = ("at once", "one by one", "slowly", "in pieces")
 
@@ -18,7 +18,7 @@ def read_in_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "one by one":
         monkeypatch.setattr(aio, "SYSCALLS", {})
     if way in ("slowly", "in pieces"):
-        monkeypatch.setattr(local, "read_all", lambda fds, *_: np.zeros(len(fds), np.int64))
+        monkeypatch.setattr(shard_access, "read_all", lambda fds, *_: np.zeros(len(fds), np.int64))
 
     def read(fd: int, buffers: Any, start: int) -> int:
         assert way in ("slowly", "in pieces"), "a sample is read again"

@@ -139,7 +139,7 @@ def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(
     assert set(seen) == {("own", 0), ("alt", 0), ("own", 1), ("alt", 1), ("second", 1)}
     assert abs(seen["second", 1] / 200 - 0.5) < 0.15
     assert abs(seen["own", 0] / 200 - 0.75) < 0.15
-    with patch("wdsprep.loading.wanted_arrays.MANY", 10):
+    with patch("wdsprep.loading.batch_reader.MANY", 10):
         list(load(url, captions={"meta.typo": 1, "alt": 1}, epochs=2, **options))
     (line,) = [record.getMessage() for record in caplog.records]
     assert "has a text at meta.typo in its json" in line

@@ -17,7 +17,7 @@ from wdsprep.errors import FingerprintError, FormatError, OtherFormatError, Usag
 from wdsprep.loading.order.global_order import VERSION, Order, OrderStream, Samples
 from wdsprep.loading.order.mixing import StreamAmount, compute_shares, huffman_tree, split
 from wdsprep.loading.order.shuffle import Passes, permute_rows, shuffle_range
-from wdsprep.loading.shard_access.remote import group_neighbours
+from wdsprep.loading.shard_access import group_neighbours
 
 PROPERTY = settings(max_examples=60, deadline=None)
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)

@@ -21,7 +21,7 @@ from tests.kit.packs import tar_bytes, upload
 from tests.kit.paths import ROOT
 from wdsprep.dataset.reindex import index
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.shard_access.sample_cache import CLAIM_S, STALE_S, Cache, CacheDir
+from wdsprep.loading.sample_cache import CLAIM_S, STALE_S, Cache, CacheDir
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 

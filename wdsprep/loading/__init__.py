@@ -5,7 +5,7 @@
 - `options` declares what `load` and `stream` are given, and `load_plan` checks it;
 - `open_datasets` opens datasets, and `served_datasets` says what is served of each, and what
   replaces a sample that cannot be served;
-- `shard_access` reads samples from a disk, from S3, or from a cache of it;
+- `shard_access` reads samples from a disk or from S3, and `sample_cache` keeps those of S3;
 - `batch_reader` makes batches of them;
 - `prefetch` has threads do that ahead of the trainer;
 - `sample_layout` says where each part of a sample lies in its bytes, `batch_memory` holds the
@@ -20,7 +20,7 @@ A loader may serve a part of a dataset: the samples of one shape, those that mee
 of images that become latents on the fly.
 
 `join` puts other datasets of the same images beside one. `join_positions` finds their samples,
-`wanted_arrays` says which arrays are read of each dataset, and reads them together.
+`wanted_arrays` says which arrays are read of each dataset.
 
 In: Datasets of images or latents, a seed and a step. Out: Batches in one order, whatever the
 cluster, and the state to go on from.

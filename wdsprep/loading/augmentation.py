@@ -24,9 +24,10 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.images.nearest_shape import Shapes
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.batch_memory import Batch
+from wdsprep.loading.options import LoadOptions
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset
-from wdsprep.loading.wanted_arrays import TEXTS, check_unique_arrays, select_rows
+from wdsprep.loading.wanted_arrays import TEXTS, select_rows
 from wdsprep.loading.where import shorten_for_state
 from wdsprep.text import brief, real_number
 
@@ -101,7 +102,7 @@ class Effects:
         They are ("",) if no captions are picked, or if they are picked by `paths`.
         """
         names = tuple(name for name, _ in self.captions)
-        return names if names and _have_arrays(self.datasets) else ("",)
+        return names if names and self._has_arrays else ("",)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -109,8 +110,11 @@ class Effects:
 
         They are () if datasets have arrays of text: then arrays are picked, by `choices`.
         """
-        names = tuple(name for name, _ in self.captions)
-        return () if _have_arrays(self.datasets) else names
+        return () if self._has_arrays else tuple(name for name, _ in self.captions)
+
+    @property
+    def _has_arrays(self) -> bool:
+        return any(text_fields(dataset.served) for dataset in self.datasets)
 
     def pick_captions(self, step: int, first: int, count: int) -> Ints:
         """Return the number of the caption that is picked at random for each row.
@@ -235,35 +239,23 @@ def _common_condition(conditions: Sequence[str]) -> str:
     return conditions[0] if same else f"several, together {key_of(*conditions):016x}"
 
 
-def make_effects(
-    datasets: tuple[Dataset, ...],
-    *,
-    seed: int,
-    global_batch: int,
-    drop_text: float,
-    flip: float,
-    pixels: int,
-    max_area: int,
-    captions: Mapping[str, float] | None = None,
-) -> Effects:
+def make_effects(datasets: tuple[Dataset, ...], options: LoadOptions) -> Effects:
     """Return the random changes for batches of these datasets.
 
     If captions are dropped, the stored arrays of the empty caption are read. Raise UsageError if
-    `captions` has wrong weights, or if two joined datasets have the same array.
+    `captions` has wrong weights.
     """
     effects = Effects(
         datasets=datasets,
-        seed=seed,
-        global_batch=global_batch,
-        drop_text=float(drop_text),
-        flip=float(flip),
-        pixels=pixels,
-        max_area=max_area,
-        captions=_normalise_weights({} if captions is None else captions),
+        seed=options.seed,
+        global_batch=options.global_batch,
+        drop_text=float(options.drop_text),
+        flip=float(options.flip),
+        pixels=options.pixels,
+        max_area=options.max_area,
+        captions=_normalise_weights({} if options.captions is None else options.captions),
     )
-    for dataset in datasets:
-        check_unique_arrays(dataset, [name for name in effects.choices if name])
-    return replace(effects, empty=_stored_empty_captions(effects)) if drop_text else effects
+    return replace(effects, empty=_stored_empty_captions(effects)) if options.drop_text else effects
 
 
 def _normalise_weights(captions: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
@@ -287,10 +279,6 @@ def _normalise_weights(captions: Mapping[str, float]) -> tuple[tuple[str, float]
         raise UsageError("all weights of captions are 0: give at least one above 0")
     total = sum(weights.values())
     return tuple((name, float(weight / total)) for name, weight in weights.items())
-
-
-def _have_arrays(datasets: tuple[Dataset, ...]) -> bool:
-    return any(text_fields(dataset.served) for dataset in datasets)
 
 
 def _stored_empty_captions(effects: Effects) -> tuple[tuple[Empty, ...], ...]:

@@ -114,9 +114,10 @@ class Batch:
     has the latents of mirror images, which some rows take. `variable` names the array of
     variable length in `out`, if that array or its mask is wanted; `lengths` has the length of
     each row, and `padded` the rows themselves. `choice` has the number of the caption of each
-    row, where chance picks captions. `joined_places` has, for each joined dataset, the shard
-    and the number of the sample of each row. `refused` has samples that others replaced, by
-    shard and index: what `encode` says of them, or None if the shard is damaged.
+    row, where chance picks captions. `joined_places` has, for each joined dataset, an array with
+    the shards and one with the numbers of the samples of all rows. `refused` has samples that
+    others replaced, by shard and index: what `encode` says of them, or None if the shard is
+    damaged.
     """
 
     step: int
@@ -133,7 +134,7 @@ class Batch:
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     padded: PaddedRows | None = None
     choice: list[int] = field(default_factory=list)
-    joined_places: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    joined_places: list[Ints] = field(default_factory=list)
     refused: dict[tuple[int, int], Reject | None] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -14,90 +14,75 @@ Joined datasets are read together, into the same rows (`wanted_arrays`). `Wanted
 beforehand what is taken from which dataset.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
+from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, Field, patched_shape
 from wdsprep.dataset.open_shards import too_short
-from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import facts_bytes, parse_json
+from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.dataset.tar.read import TarSample
+from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.loading.augmentation import Effects
 from wdsprep.loading.batch_memory import Batch, BlockPool, Memory
-from wdsprep.loading.sample_layout import batch_name, layout_for
-from wdsprep.loading.served_datasets import ATTEMPTS, MISSING, SHAPE, Dataset, Fault, Substitutes
-from wdsprep.loading.shard_access.local import Shelf
+from wdsprep.loading.load_plan import LoadPlan
+from wdsprep.loading.sample_layout import SampleLayout, batch_name, layout_for
+from wdsprep.loading.served_datasets import ATTEMPTS, MISSING, SHAPE, Fault, Substitutes
+from wdsprep.loading.shard_access import NOTHING, Shards, read_samples
 from wdsprep.loading.wanted_arrays import (
-    DAMAGED_JSON,
     TEXTS,
-    ArrayMemory,
-    RowRead,
-    SampleTexts,
+    RowReads,
     WantedArrays,
-    WantedBySlot,
     as_index,
     find_wanted,
-    parse_sample,
-    parse_tail,
-    read_rows,
     select_rows,
-    variable_fields,
 )
+from wdsprep.sources.captions import caption_at
 
 SCRATCHES = 8  # scratch blocks kept of each size: one for each thread that reads
 IMAGES = ("jpg", "jpeg", "png", "webp")
 JOINED_AT_ONCE = 256  # rows of joined datasets that are read at a time, after encoding
-NOTHING = np.empty(0, np.uint8)
+MANY = 1000  # samples without a text that captions= asks for, before a warning
+DAMAGED_JSON = "its json is damaged"
 LISTED = (*TEXTS, "json", "key", "image", "made")
 COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
 """The torch dtype of a table's column, by its NumPy dtype."""
-
+_log = logging.getLogger("wdsprep")
 
 PutSubstitute = Callable[[Batch, int], None]
 """A function that encodes the image at the place that a row has now, and puts it into the row."""
+Sources = tuple[tuple[Shards, ...], ...]
+"""The shards of each stream: its own, then those of what is joined to it."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Reader:
-    """A reader that fills the rows of batches from datasets.
+    """A reader that fills the rows of the batches of a plan from these shards.
 
-    `shelves` has, for each dataset, its own shelf and those of what is joined to it. `names` is
-    what a batch holds. `scratch` is the memory that headers are read into.
+    Its memory keeps at most `keep` unused blocks of each size.
     """
 
-    datasets: tuple[Dataset, ...]
-    shelves: tuple[tuple[Shelf, ...], ...]
-    names: tuple[str, ...]
-    effects: Effects
-    memory: Memory
-    raw: bool = False
-    skip_missing: bool = False
-    scratch: BlockPool = field(default_factory=lambda: BlockPool(keep=SCRATCHES))
-    wanted: tuple[WantedBySlot, ...] = ()
-
-    def __post_init__(self) -> None:
-        names, choices = self.names, self.effects.choices
-        made = (find_wanted(dataset, names, choices, raw=self.raw) for dataset in self.datasets)
-        object.__setattr__(self, "wanted", tuple(made))
-
-    @cached_property
-    def _substitutes(self) -> Substitutes:
-        return Substitutes(self.datasets)
-
-    @cached_property
-    def _texts(self) -> SampleTexts:
-        return SampleTexts(self.datasets, self.effects.paths)
+    def __init__(self, plan: LoadPlan, sources: Sources, *, keep: int) -> None:
+        self.plan, self.sources = plan, sources
+        self.datasets, self.names, self.effects = plan.datasets, plan.names, plan.effects
+        self.wanted = tuple(
+            find_wanted(dataset, plan.names, plan.effects.choices, raw=plan.raw)
+            for dataset in plan.datasets
+        )
+        self._slots = max(map(len, self.wanted))
+        self._flips = plan.effects.flip > 0 and batch_name(LATENT) in plan.names
+        self._memory = Memory(pin=plan.pinned, keep=keep)
+        self._scratch = BlockPool(keep=SCRATCHES)  # that headers are read into
+        self._substitutes = Substitutes(plan.datasets)
+        self._lacking: dict[str, float] = {}  # samples without a text at a path of captions=
 
     def begin(self, batch: Batch) -> Batch:
         """Prepare a batch to be filled, and return it.
@@ -109,12 +94,13 @@ class Reader:
         batch.keys = [""] * count
         if self.effects.captions:
             batch.choice = self.effects.pick_captions(batch.step, batch.first, count).tolist()
-        self._locate_joined(batch)
-        if self.raw:
+        batch.joined_places = [np.zeros((2, count), np.int64) for _ in range(self._slots - 1)]
+        self._locate_joined(batch, range(count))
+        if self.plan.raw:
             batch.out["samples"] = [None] * count
             return batch
         dataset = self.datasets[batch.stream[0]]
-        lengths = variable_fields(dataset, self.names)
+        lengths = dataset.variable_fields(self.names)
         for item in dataset.served:
             if not item.is_variable or item in lengths:
                 self._begin_array(batch, item)
@@ -130,9 +116,9 @@ class Reader:
         if dataset.has_moments and batch_name(LATENT) in self.names:
             batch.moments = batch.out[batch_name(LATENT)]
             channels, *sides = batch.moments.shape[1:]
-            made = self.memory.take(batch.moments.nbytes // 2)
+            latents = self._memory.take(batch.moments.nbytes // 2)
             shape = patched_shape((channels // 2, *sides), dataset.patch)
-            batch.out[batch_name(LATENT)] = made.view(batch.moments.dtype).view(count, *shape)
+            batch.out[batch_name(LATENT)] = latents.view(batch.moments.dtype).view(count, *shape)
         if SHAPE in self.names:
             batch.out[SHAPE] = dataset.shape
         if self._flips:
@@ -140,35 +126,21 @@ class Reader:
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
 
-    def _locate_joined(self, batch: Batch) -> None:
-        """Find the samples that are joined to the rows of a batch, and set `joined_places`."""
-        if self._slots == 1:
+    def _locate_joined(self, batch: Batch, rows: range) -> None:
+        """Find the samples that are joined to these rows, and set their `joined_places`."""
+        if not batch.joined_places:
             return
-        own = np.array(batch.shard, np.int64), np.array(batch.index, np.int64)
-        streams = {*batch.stream}
-        if len(streams) == 1:
-            places = [
-                joined.positions.locate(*own) for joined in self.datasets[streams.pop()].joined
-            ]
-        else:
-            places = self._locate_joined_mixed(np.array(batch.stream), own)
-        batch.joined_places = [(shards.tolist(), indices.tolist()) for shards, indices in places]
-
-    def _locate_joined_mixed(self, stream: Ints, own: tuple[Ints, Ints]) -> list[tuple[Ints, Ints]]:
-        places = [(own[0].copy(), own[1].copy()) for _ in range(self._slots - 1)]
+        some = slice(rows.start, rows.stop)
+        stream, *own = (
+            np.array(numbers[some], np.int64)
+            for numbers in (batch.stream, batch.shard, batch.index)
+        )
         for number in np.unique(stream).tolist():
-            here = stream == number
-            for found, joined in zip(places, self.datasets[number].joined, strict=False):
-                found[0][here], found[1][here] = joined.positions.locate(own[0][here], own[1][here])
-        return places
-
-    @cached_property
-    def _slots(self) -> int:
-        return max(map(len, self.wanted))
-
-    @property
-    def _flips(self) -> bool:
-        return self.effects.flip > 0 and batch_name(LATENT) in self.names
+            here = np.flatnonzero(stream == number)
+            joined = self.datasets[number].joined
+            for places, other in zip(batch.joined_places, joined, strict=False):
+                found = other.positions.locate(own[0][here], own[1][here])
+                places[:, some][:, here] = found
 
     def _begin_array(self, batch: Batch, item: Field) -> None:
         name, dtype = batch_name(item.name), TENSORS[item.dtype]
@@ -177,20 +149,20 @@ class Reader:
                 self._begin_tensor(batch, name, dtype, item.shape)
             return
         if name in self.names:
-            made, batch.padded = self.memory.take_padded(len(batch), item)
+            memory, batch.padded = self._memory.take_padded(len(batch), item)
             batch.views[name] = batch.padded.rows
-            batch.out[name] = made.view(dtype).view(len(batch), *item.shape)
+            batch.out[name] = memory.view(dtype).view(len(batch), *item.shape)
         if batch_name(MASK) in self.names:
-            made = self.memory.take(len(batch) * item.shape[0])
-            batch.out[batch_name(MASK)] = made.view(torch.bool).view(len(batch), -1)
+            memory = self._memory.take(len(batch) * item.shape[0])
+            batch.out[batch_name(MASK)] = memory.view(torch.bool).view(len(batch), -1)
         batch.variable, batch.lengths = name, np.zeros(len(batch), np.int64)
 
     def _begin_tensor(
         self, batch: Batch, name: str, dtype: torch.dtype, shape: tuple[int, ...]
     ) -> None:
-        made = self.memory.take(len(batch) * prod(shape) * dtype.itemsize)
-        batch.views[name] = made.numpy().reshape(len(batch), -1)
-        batch.out[name] = made.view(dtype).view(len(batch), *shape)
+        memory = self._memory.take(len(batch) * prod(shape) * dtype.itemsize)
+        batch.views[name] = memory.numpy().reshape(len(batch), -1)
+        batch.out[name] = memory.view(dtype).view(len(batch), *shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
         """Read rows of a batch, and make the random changes to them.
@@ -226,63 +198,77 @@ class Reader:
         """
         faults: dict[int, Fault] = {}
         planned = [
-            RowRead(
-                batch=batch,
-                run=run,
-                rows=rows,
-                slot=slot,
-                arrays=arrays,
-                memory=None if arrays.is_whole else self._memory(batch, run, arrays, rows),
-            )
+            self._plan_reads(batch, run, slot, arrays, rows)
             for slot in range(first, self._slots)
             for arrays, rows in self._wanted_rows(batch, run, slot)
         ]
-        read_rows(planned, self.shelves)
-        for read in planned:
+        read_samples(planned)
+        for reads in planned:
             if faults:
-                read.leave_out(faults)
-            if read.rows:
-                memory = read.memory
-                faults |= self._check_arrays(read, memory) if memory else self._put_whole(read)
+                reads.leave_out(faults)
+            if reads.batch_rows:
+                layout = reads.layout
+                faults |= self._put_arrays(reads, layout) if layout else self._put_whole(reads)
         return faults
 
-    def _memory(
-        self, batch: Batch, run: range, arrays: WantedArrays, rows: Sequence[int]
-    ) -> ArrayMemory:
+    def _plan_reads(
+        self, batch: Batch, run: range, slot: int, arrays: WantedArrays, rows: Sequence[int]
+    ) -> RowReads:
+        if slot:
+            shards, indices = batch.joined_places[slot - 1][:, as_index(rows)].tolist()
+        else:
+            shards, indices = select_rows(batch.shard, rows), select_rows(batch.index, rows)
+        reads = RowReads(
+            sources=[self.sources[stream][slot] for stream in select_rows(batch.stream, rows)],
+            shards=shards,
+            indices=indices,
+            rows=[row - run.start for row in rows],
+            rest=arrays.is_whole or bool(arrays.texts),
+            batch=batch,
+            run=run,
+            batch_rows=rows,
+            slot=slot,
+            arrays=arrays,
+            headers=NOTHING,
+        )
+        if arrays.is_whole:
+            return reads
         variable = batch.variable if batch.variable in arrays.names else ""
-        padded = batch.padded if variable else None
         views = {n: v[run.start : run.stop] for n, v in batch.views.items() if n in arrays.names}
-        layout = layout_for(arrays.fields, (*views, variable))
-        headers = self.scratch.take(len(run) * layout.headers_nbytes).reshape(len(run), -1)
-        if padded is not None:
-            padded.open(rows)
-        columns = layout.columns(headers, views)
-        return ArrayMemory(layout=layout, columns=columns, headers=headers, padded=padded)
+        reads.layout = layout_for(arrays.fields, (*views, variable))
+        headers_nbytes = reads.layout.headers_nbytes
+        reads.headers = self._scratch.take(len(run) * headers_nbytes).reshape(len(run), -1)
+        reads.columns = reads.layout.columns(reads.headers, views)
+        if variable and batch.padded is not None:
+            reads.padded, reads.spare = batch.padded, batch.padded.row_nbytes
+            batch.padded.open(rows)
+        return reads
 
     def _wanted_rows(
         self, batch: Batch, run: range, slot: int
     ) -> Iterator[tuple[WantedArrays, Sequence[int]]]:
         """Yield the wanted arrays of a slot, each with the rows that they are read for."""
-        streams = {*batch.stream[run.start : run.stop]}
-        is_picked = len(self.effects.choices) > 1
-        kinds = {arrays for n in streams for arrays in self._wanted_by_choice(n, slot)}
+        nothing = (None,) * len(self.effects.choices)
+        by_choice = {
+            stream: wanted[slot] if slot < len(wanted := self.wanted[stream]) else nothing
+            for stream in {*batch.stream[run.start : run.stop]}
+        }
+        kinds = {arrays for of_stream in by_choice.values() for arrays in of_stream}
         if len(kinds) == 1:
             arrays = kinds.pop()
             if arrays is not None:
                 yield arrays, run
             return
-        found: dict[WantedArrays, list[int]] = {}
+        by_arrays: dict[WantedArrays, list[int]] = {}
         for row in run:
-            arrays = self._wanted_by_choice(batch.stream[row], slot)[
-                batch.choice[row] if is_picked else 0
-            ]
+            arrays = by_choice[batch.stream[row]][self._choice(batch, row)]
             if arrays is not None:
-                found.setdefault(arrays, []).append(row)
-        yield from found.items()
+                by_arrays.setdefault(arrays, []).append(row)
+        yield from by_arrays.items()
 
-    def _wanted_by_choice(self, stream: int, slot: int) -> tuple[WantedArrays | None, ...]:
-        wanted = self.wanted[stream]
-        return wanted[slot] if slot < len(wanted) else (None,) * len(self.effects.choices)
+    def _choice(self, batch: Batch, row: int) -> int:
+        """Return the number of the text dataset that was picked for a row."""
+        return batch.choice[row] if len(self.effects.choices) > 1 else 0
 
     def _replace(
         self, batch: Batch, faults: dict[int, Fault], instead: PutSubstitute | None = None
@@ -297,21 +283,19 @@ class Reader:
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
             for row, fault in faults.items():
-                self._substitutes.warn(self._stream_choice(batch, row), batch.shard[row], fault)
+                choice = batch.stream[row], self._choice(batch, row)
+                self._substitutes.warn(choice, batch.shard[row], fault)
                 damaged[row] += fault.reason != MISSING
                 if damaged[row] == ATTEMPTS:
                     raise self._substitutes.make_error(batch.stream[row], fault)
-                drawn[row], place = self._substitutes.next(
-                    self._stream_choice(batch, row), wanted[row], drawn[row]
-                )
+                drawn[row], place = self._substitutes.next(choice, wanted[row], drawn[row])
                 batch.shard[row], batch.index[row] = place
-                self._relocate_joined(batch, row)
                 if instead is not None:
                     instead(batch, row)
-                    self._relocate_joined(batch, row)
+                self._locate_joined(batch, range(row, row + 1))
             first = 0 if instead is None else 1
             again = [self._read(batch, range(row, row + 1), first=first) for row in faults]
-            faults = {row: why for some in again for row, why in some.items()}
+            faults = {row: fault for some in again for row, fault in some.items()}
 
     def read_substitute(
         self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int
@@ -330,77 +314,60 @@ class Reader:
         If it is damaged, the batch has a substitute.
         """
         shard, index = place
-        one = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
-        self.fill(self.begin(one), range(1))
-        return one
-
-    def _stream_choice(self, batch: Batch, row: int) -> tuple[int, int]:
-        """Return the stream of a row, and which of the choices of captions was drawn for it."""
-        return batch.stream[row], batch.choice[row] if len(self.effects.choices) > 1 else 0
-
-    def _relocate_joined(self, batch: Batch, row: int) -> None:
-        own = np.array([batch.shard[row]]), np.array([batch.index[row]])
-        joined = self.datasets[batch.stream[row]].joined
-        for (shards, indices), each in zip(batch.joined_places, joined, strict=False):
-            shard, index = each.positions.locate(*own)
-            shards[row], indices[row] = int(shard[0]), int(index[0])
+        single = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
+        self.fill(self.begin(single), range(1))
+        return single
 
     def _place(self, batch: Batch, row: int, slot: int = 0) -> tuple[str, int]:
         """Return the URL of the tar that a row is read from, and the sample's number in it."""
         dataset = self.datasets[batch.stream[row]].with_joined[slot]
-        shards, indices = (batch.shard, batch.index) if not slot else batch.joined_places[slot - 1]
-        return f"{dataset.store.url}/{dataset.names[shards[row]]}", indices[row]
+        shard, index = batch.shard[row], batch.index[row]
+        if slot:
+            shard, index = batch.joined_places[slot - 1][:, row].tolist()
+        return f"{dataset.store.url}/{dataset.names[shard]}", index
 
     def _describe_fault(self, error: "BadSampleError | NotFoundError") -> str:
         if isinstance(error, BadSampleError):
             return str(error)
-        if not self.skip_missing:
+        if not self.plan.skip_missing:
             raise error
         return MISSING
 
-    def _put_whole(self, read: RowRead) -> dict[int, Fault]:
+    def _put_whole(self, reads: RowReads) -> dict[int, Fault]:
         """Put samples that were read whole into the batch, and return the faults by row.
 
         Samples with a fault are added to the batch's `refused`.
         """
-        faults, batch = {}, read.batch
-        for number, row in enumerate(read.rows):
-            error = read.result.errors.get(number)
-            sample = (
-                parse_sample(read.result.rests[number])
-                if error is None
-                else self._describe_fault(error)
-            )
-            fault = (
-                sample
-                if isinstance(sample, str)
-                else self._put_sample(batch, row, read.slot, read.arrays, sample)
-            )
+        faults, batch = {}, reads.batch
+        for number, row in enumerate(reads.batch_rows):
+            if error := reads.errors.get(number):
+                fault = self._describe_fault(error)
+            elif isinstance(sample := parse_sample(reads.rests[number]), str):
+                fault = sample
+            else:
+                fault = self._put_sample(reads, row, sample)
             if fault:
-                faults[row] = Fault(fault, *self._place(batch, row, read.slot))
+                faults[row] = Fault(fault, *self._place(batch, row, reads.slot))
                 batch.refused.setdefault((batch.shard[row], batch.index[row]), None)
         return faults
 
-    def _put_sample(
-        self, batch: Batch, row: int, slot: int, arrays: WantedArrays, sample: TarSample
-    ) -> str:
+    def _put_sample(self, reads: RowReads, row: int, sample: TarSample) -> str:
         """Put the wanted parts of a sample into its row; return its fault, or "" if it has none.
 
         Raise FormatError if a joined sample has another key than the row.
         """
-        if slot:
+        batch, arrays = reads.batch, reads.arrays
+        if reads.slot:
             if sample.key != batch.keys[row]:
-                raise self._wrong_key_error(batch, slot, row, sample.key)
+                raise self._wrong_key_error(batch, reads.slot, row, sample.key)
             return self._merge_raw(batch.out["samples"][row], arrays, sample)
         batch.keys[row] = sample.key
-        if self.raw:
+        if self.plan.raw:
+            names = {field.name for field in arrays.fields}
+            others = {name for name in names if batch_name(name) not in arrays.names}
+            fields = {name: data for name, data in sample.fields.items() if name not in others}
             url = self._place(batch, row)[0]
-            others = {
-                field.name for field in arrays.fields if batch_name(field.name) not in arrays.names
-            }
-            own = {name: data for name, data in sample.fields.items() if name not in others}
-            made = {"__key__": sample.key, "__url__": url, **own}
-            batch.out["samples"][row] = made
+            batch.out["samples"][row] = {"__key__": sample.key, "__url__": url, **fields}
             return ""
         if "made" in self.names:
             return self._prepare(batch, row, sample)
@@ -414,22 +381,22 @@ class Reader:
                 batch.out["pixels"][row] = self.effects.crop(image)
             except RejectedError as error:
                 return str(error)
-        return self._texts.put(batch, row, slot, arrays, sample)
+        return self._put_texts(reads, row, sample)
 
-    def _merge_raw(self, made: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
+    def _merge_raw(self, members: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
         """Add the wanted members of a joined sample to those of the first one.
 
         Return its fault, or "" if it has none.
         """
-        made |= {n: data for n, data in sample.fields.items() if batch_name(n) in arrays.names}
+        members |= {n: data for n, data in sample.fields.items() if batch_name(n) in arrays.names}
         if arrays.texts:
             try:
-                facts = [parse_json(f.get("json", b"{}")) for f in (made, sample.fields)]
-                made["json"] = facts_bytes(arrays.merge_json(*facts))
+                facts = [parse_json(f.get("json", b"{}")) for f in (members, sample.fields)]
+                members["json"] = facts_bytes(arrays.merge_json(*facts))
             except (ValueError, TypeError, RecursionError):
                 return DAMAGED_JSON
             if "txt" in arrays.texts:
-                made["txt"] = sample.fields.get("txt", b"")
+                members["txt"] = sample.fields.get("txt", b"")
         return ""
 
     def _wrong_key_error(self, batch: Batch, slot: int, row: int, key: str) -> FormatError:
@@ -449,80 +416,127 @@ class Reader:
         shard, index = batch.shard[row], batch.index[row]
         tar = self.datasets[batch.stream[row]].names[shard]
         try:
-            made = self.effects.prepare(sample, tar)
+            prepared = self.effects.prepare(sample, tar)
         except RejectedError as refused:
             batch.refused[shard, index] = reject_of(sample, tar, refused)
             return str(refused.code)
-        if made.crop.pixels.shape != batch.out["pixels"].shape[1:]:
+        if prepared.crop.pixels.shape != batch.out["pixels"].shape[1:]:
             return "its image is not of the size that its json says"
-        batch.out["pixels"][row] = made.crop.pixels
-        batch.out["made"][row] = made.without_pixels()
+        batch.out["pixels"][row] = prepared.crop.pixels
+        batch.out["made"][row] = prepared.without_pixels()
         return ""
 
-    def _check_arrays(self, read: RowRead, memory: ArrayMemory) -> dict[int, Fault]:
+    def _put_arrays(self, reads: RowReads, layout: SampleLayout) -> dict[int, Fault]:
         """Check samples whose arrays were read; put their keys, lengths and texts into the batch.
 
         Clear the bytes after arrays of variable length. Return the faults by row.
         """
-        batch, rows, layout, padded = read.batch, read.rows, memory.layout, memory.padded
-        headers = memory.headers
-        if len(rows) < len(read.run):
-            headers = headers[[row - read.run.start for row in rows]]
+        batch, rows, padded = reads.batch, reads.batch_rows, reads.padded
+        headers = reads.headers
+        if len(rows) < len(reads.run):
+            headers = headers[[row - reads.run.start for row in rows]]
         keys = layout.keys(headers)
-        self._put_keys(read, keys)
+        self._put_keys(reads, keys)
         # The lengths of the last array, and how many bytes came of it and of what is behind it:
         lengths = left = np.zeros(len(rows), np.int64)
         if layout.fields[-1].is_variable:
-            lengths, left = layout.lengths(headers), read.result.sizes - layout.last_start
-            if batch.variable in read.arrays.names:
+            lengths, left = layout.lengths(headers), reads.sizes - layout.last_start
+            if batch.variable in reads.arrays.names:
                 batch.lengths[as_index(rows)] = lengths
         ends = lengths * layout.token_nbytes
         is_short = ends > left
         faults: dict[int, str] = {}
-        if read.wants_rest or read.result.errors or None in keys or is_short.any():
+        if reads.rest or reads.errors or None in keys or is_short.any():
             each = zip(rows, keys, lengths.tolist(), is_short.tolist(), strict=True)
             for number, (row, key, length, lacks) in enumerate(each):
-                if number in read.result.errors:
-                    faults[row] = self._describe_fault(read.result.errors[number])
+                if number in reads.errors:
+                    faults[row] = self._describe_fault(reads.errors[number])
                 elif key is None:
                     faults[row] = "its headers are not those of the dataset"
                 elif lacks:
                     faults[row] = str(too_short())
-                elif read.wants_rest:
-                    fault = self._put_texts(read, memory, number, key, length)
-                    if fault:
-                        faults[row] = fault
+                elif reads.rest:
+                    held = NOTHING if padded is None else padded.rows[row, : left[number]]
+                    padding = layout.padding(length)
+                    sample = parse_tail(held, reads.rests[number], padding, key)
+                    if not isinstance(sample, str):
+                        sample = self._put_texts(reads, row, sample)
+                    if sample:
+                        faults[row] = sample
         if padded is not None:
             sound = [number for number, row in enumerate(rows) if row not in faults]
             come = np.minimum(left[sound], padded.row_nbytes)
             padded.close([rows[number] for number in sound], ends[sound], come)
-        return {row: Fault(why, *self._place(batch, row, read.slot)) for row, why in faults.items()}
+        return {
+            row: Fault(why, *self._place(batch, row, reads.slot)) for row, why in faults.items()
+        }
 
-    def _put_keys(self, read: RowRead, keys: Sequence[str | None]) -> None:
+    def _put_keys(self, reads: RowReads, keys: Sequence[str | None]) -> None:
         """Put the keys of the first dataset into the batch.
 
         For a joined dataset, raise FormatError if a sample has another key than its row.
         """
-        batch, rows = read.batch, read.rows
-        if not read.slot:
+        batch, rows = reads.batch, reads.batch_rows
+        if not reads.slot:
             for row, key in zip(rows, keys, strict=True):
                 batch.keys[row] = key or ""
         elif keys != select_rows(batch.keys, rows):
             for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
                 is_other = key is not None and key != batch.keys[row]
-                if is_other and number not in read.result.errors:
-                    raise self._wrong_key_error(batch, read.slot, row, str(key))
+                if is_other and number not in reads.errors:
+                    raise self._wrong_key_error(batch, reads.slot, row, str(key))
 
-    def _put_texts(
-        self, read: RowRead, memory: ArrayMemory, number: int, key: str, length: int
-    ) -> str:
-        """Put the texts of a sample into its row; return their fault, or "" if they have none."""
-        row, held = read.rows[number], NOTHING
-        if memory.padded is not None:
-            nbytes = int(read.result.sizes[number]) - memory.layout.last_start
-            held = memory.padded.rows[row, :nbytes]
-        padding = memory.layout.padding(length)
-        sample = parse_tail(held, read.result.rests[number], padding, key)
-        if isinstance(sample, str):
-            return sample
-        return self._texts.put(read.batch, row, read.slot, read.arrays, sample)
+    def _put_texts(self, reads: RowReads, row: int, sample: TarSample) -> str:
+        """Put the texts of a sample into its row; return their fault, or "" if they have none.
+
+        The json of a joined sample is merged with what the row has.
+        """
+        batch, arrays = reads.batch, reads.arrays
+        try:
+            for name in arrays.texts:
+                column = batch.out[name]
+                if name in TEXTS:
+                    column[row] = self._caption(batch, row, sample)
+                else:
+                    facts = parse_json(sample.fields.get("json", b"{}"))
+                    column[row] = arrays.merge_json(column[row], facts) if reads.slot else facts
+        except (ValueError, TypeError, RecursionError):  # a hostile one is nested 1,000 deep
+            return DAMAGED_JSON
+        return ""
+
+    def _caption(self, batch: Batch, row: int, sample: TarSample) -> str:
+        """Return the text at the picked path of a sample's json, or else the sample's caption.
+
+        Log a warning when MANY samples had no text at a path, and none had one.
+        """
+        if self.effects.paths:
+            path = self.effects.paths[batch.choice[row]]
+            text = caption_at(parse_json(sample.fields.get("json", b"{}")), path)
+            if text is not None:
+                self._lacking[path] = float("-inf")
+                return text
+            self._lacking[path] = self._lacking.get(path, 0) + 1
+            if self._lacking[path] == MANY:
+                url = self.datasets[batch.stream[row]].store.url
+                what = f"none of the first {MANY:,} samples has a text at {path} in its json"
+                _log.warning("%s: %s; captions= gives them their own captions instead", url, what)
+        return sample.fields.get("txt", b"").decode("utf-8", "replace")
+
+
+def parse_tail(held: Bytes, rest: memoryview, start: int, key: str) -> "TarSample | str":
+    """Return the members after the arrays of a sample, or their fault.
+
+    `held` has what came into the row of the last array, and `rest` the bytes after that. The
+    members begin at `start`, counted over both.
+    """
+    sample = parse_sample(held[start:].data, rest[max(0, start - len(held)) :])
+    if not isinstance(sample, str) and sample.key != key:
+        return "its members have different keys"
+    return sample
+
+
+def parse_sample(*parts: memoryview) -> "TarSample | str":
+    """Parse the single sample in these bytes of a tar; return the sample, or its fault."""
+    whole = b"".join((*parts, END))
+    sample = next(scan(lambda at, nbytes: whole[at : at + nbytes]), "it is empty")
+    return str(sample) if isinstance(sample, BadSampleError) else sample

@@ -26,8 +26,8 @@ from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, rewritten_error
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
+from wdsprep.loading.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
-from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.sources.patterns import is_table
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import RemoteStore

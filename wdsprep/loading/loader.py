@@ -38,8 +38,9 @@ from wdsprep.loading.augmentation import make_effects
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.load_plan import (
     LoadPlan,
-    check_batch_size,
+    check_plan,
     check_tee,
+    check_unique_arrays,
     choose_fields,
     default_threads,
     find_rank,
@@ -50,9 +51,9 @@ from wdsprep.loading.open_datasets import open_datasets, select_large_enough
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order.global_order import MAX_STEP, Order
 from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
+from wdsprep.loading.sample_cache import CacheDir, open_cache_dir
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams
-from wdsprep.loading.shard_access.sample_cache import CacheDir, open_cache_dir
 from wdsprep.loading.shared_memory import WholeBatch, copy_batches
 from wdsprep.loading.where import select_where
 from wdsprep.options import takes_options
@@ -112,33 +113,19 @@ def load(options: LoadOptions) -> "Loader":
         is_plain and options.pad == FULL and options.fields is None and options.device is None
     ):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
-    pixels, tee, global_batch = options.pixels, str(options.tee), options.global_batch
     datasets = open_datasets(options.streams, options.join)
     cached = open_cache_dir(options.cache, options.cache_nbytes)
-    encoding = make_encoding(
-        options.encode, options.device, raw=options.raw, pixels=pixels, tee=tee
-    )
-    if options.max_area != MAX_AREA and not pixels:
+    encoding = make_encoding(options)
+    if options.max_area != MAX_AREA and not options.pixels:
         raise UsageError("max_area= is for pixels=; with encode=, give Encode(max_area=)")
-    if encoding is not None and tee:
+    if encoding is not None and options.tee:
         check_tee(datasets, options.where)
-    datasets = _select_samples(
-        datasets, options.where, encoding, pixels=pixels, tee=tee, cached=cached
-    )
-    threads = options.threads or default_threads(encoding)
-    effects = make_effects(
-        datasets,
-        seed=options.seed,
-        global_batch=global_batch,
-        drop_text=options.drop_text,
-        flip=options.flip,
-        pixels=pixels,
-        max_area=options.max_area,
-        captions=options.captions,
-    )
+    datasets = _select_samples(datasets, options, encoding, cached)
+    effects = make_effects(datasets, options)
+    check_unique_arrays(datasets, effects)
     order = Order(
         streams=order_streams(datasets),
-        global_batch=global_batch,
+        global_batch=options.global_batch,
         seed=options.seed,
         window=options.window,
         run=options.run,
@@ -146,15 +133,17 @@ def load(options: LoadOptions) -> "Loader":
         shape_batch=options.shape_batch,
         epoch_steps=options.epoch_steps,
         also=effects.parameters,
-        also_places={name: each.store.url for name, each in effects.joined.items()},
+        also_places={name: other.store.url for name, other in effects.joined.items()},
     )
-    names = choose_fields(datasets, options.fields, pixels)
+    names = choose_fields(datasets, options)
     names = () if options.raw else names
     if encoding is not None and batch_name(FLIPPED) in names:
         raise UsageError("encode= mirrors in place: ask for latent, and give flip=")
-    rank, world = find_rank(options.rank, options.world_size)
+    rank, world = find_rank(options)
     order.check(options.step, rank=rank, world=world)
-    ahead = options.ahead
+    threads, ahead = options.threads or default_threads(encoding), options.ahead
+    if ahead is None:
+        ahead = prefetch_depth(threads, encoding, options.global_batch // world)
     plan = LoadPlan(
         datasets=datasets,
         order=order,
@@ -165,44 +154,42 @@ def load(options: LoadOptions) -> "Loader":
         effects=effects,
         raw=options.raw,
         threads=threads,
-        ahead=prefetch_depth(threads, encoding, global_batch // world) if ahead is None else ahead,
+        ahead=ahead,
         pad=options.pad,
         pin=options.pin,
         device=None if options.device is None else torch.device(options.device),
         skip_missing=options.skip_missing,
         cache=cached,
     )
-    check_batch_size(plan)
-    return Loader(plan, step=options.step, encoding=encoding, tee=tee)
+    check_plan(plan)
+    return Loader(plan, step=options.step, encoding=encoding, tee=str(options.tee))
 
 
 def _select_samples(
     datasets: tuple[Dataset, ...],
-    where: str | None,
+    options: LoadOptions,
     encoding: "Encoding | None",
-    *,
-    pixels: int,
-    tee: str,
     cached: CacheDir | None,
 ) -> tuple[Dataset, ...]:
     """Return the datasets with only the samples that can be served, joined to what they list.
 
     With `encoding`, images become the latents that will be made of them. Left out are images too
     small to crop, samples that a joined dataset lacks, and those that do not meet the condition.
-    Raise UsageError if `tee` is given and a join leaves out samples.
+    Raise UsageError if latents are to be kept and a join leaves out samples.
     """
     if encoding is not None:
         settings = encoding.settings
         datasets = tuple(
-            part for each in datasets for part in find_latent_shapes(each, settings, cached)
+            part for images in datasets for part in find_latent_shapes(images, settings, cached)
         )
-    if pixels > 0:
+    if options.pixels:
         datasets = tuple(
-            select_large_enough(d, pixels) if d.kind == "images" else d for d in datasets
+            select_large_enough(dataset, options.pixels) if dataset.kind == "images" else dataset
+            for dataset in datasets
         )
-    left = select_where(join_datasets(datasets), where, cached)
+    left = select_where(join_datasets(datasets), options.where, cached)
     lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
-    if tee and lost:
+    if options.tee and lost:
         raise UsageError(
             f"tee= keeps whole shards, and what is joined lacks {plural(lost, 'sample')}: "
             "leave out join=, or tee="
@@ -215,22 +202,21 @@ def _make_whole(numbered: tuple[int, dict[str, Any]]) -> tuple[int, WholeBatch]:
     return step, batch if isinstance(batch, WholeBatch) else WholeBatch(batch)
 
 
-def _read_numbers(
-    state: Mapping[str, Any], name: str, count: int, *, least: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return the numbers that a state has under a name, or () if it has none.
+def _read_numbers(state: Mapping[str, Any], name: str, *, least: tuple[int, ...]) -> list[int]:
+    """Return the numbers that a state has under a name, or [] if it has none.
 
-    Raise FormatError unless there are `count` of them, each at least its number in `least`.
+    Raise FormatError unless there are as many as in `least`, each no less than its number there.
     """
     if name not in state:
-        return ()
-    found = state[name]
-    is_list = isinstance(found, list | tuple) and len(found) == count
-    if not is_list or any(type(n) is not int for n in found):
-        raise FormatError(f"this is not the state of a loader: {name} is {brief(found)}")
-    if any(not a <= n <= MAX_STEP for n, a in zip(found, least, strict=True)):
-        raise FormatError(f"this is not the state of a loader: {name} is {brief(found)}")
-    return tuple(found)
+        return []
+    numbers = state[name]
+    is_list = isinstance(numbers, list | tuple) and len(numbers) == len(least)
+    if not is_list or any(
+        type(n) is not int or not low <= n <= MAX_STEP
+        for n, low in zip(numbers, least, strict=True)
+    ):
+        raise FormatError(f"this is not the state of a loader: {name} is {brief(numbers)}")
+    return [*numbers]
 
 
 class Loader(IterableDataset[dict[str, Any]]):
@@ -318,28 +304,22 @@ class Loader(IterableDataset[dict[str, Any]]):
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FormatError(f"this is not the state of a loader, but {brief(state)}")
-        row, world, worker = self._read_place(state)
-        own = {name: state[name] for name in state if name not in ("row", "worker")}
+        row, world = _read_numbers(state, "row", least=(0, 1)) or (0, self._plan.world)
+        if row >= max(1, self._unit) and world == self._plan.world:
+            raise FormatError(f"this is not the state of a loader: a step has no row {brief(row)}")
+        worker = _read_numbers(state, "worker", least=(0, 1, 0))
+        order_state = {name: state[name] for name in state if name not in ("row", "worker")}
         try:
-            step = self._plan.order.resume(own)
+            step = self._plan.order.resume(order_state)
         except FingerprintError as error:
-            raise FingerprintError(f"{self._explain_difference(own)}{error}") from None
+            why = self._explain_difference(order_state)
+            raise FingerprintError(f"{why}{error}") from None
         if row and (world != self._plan.world or not self._plan.raw):
             raise FingerprintError(
                 f"the state was saved {row} samples into a step by one of {world} ranks: resume in "
                 "raw mode on as many, or save states between steps"
             )
-        self._move(step * self._unit + row, worker)
-
-    def _read_place(self, state: Mapping[str, Any]) -> tuple[int, int, tuple[int, int, int] | None]:
-        """Return the place that a state has inside a step: row, number of ranks, and worker."""
-        row = _read_numbers(state, "row", 2, least=(0, 1)) or (0, self._plan.world)
-        if row[0] >= max(1, self._unit) and row[1] == self._plan.world:
-            raise FormatError(
-                f"this is not the state of a loader: a step has no row {brief(row[0])}"
-            )
-        worker = _read_numbers(state, "worker", 3, least=(0, 1, 0))
-        return row[0], row[1], (worker[0], worker[1], worker[2]) if worker else None
+        self._move(step * self._unit + row, (worker[0], worker[1], worker[2]) if worker else None)
 
     def _explain_difference(self, state: Mapping[str, Any]) -> str:
         """Return why the order differs from that of a state, or "" if the reason is not known."""

@@ -8,7 +8,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +16,14 @@ from torch.utils.data import get_worker_info
 
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
-from wdsprep.loading.batch_memory import Batch, Memory
-from wdsprep.loading.batch_reader import Reader
+from wdsprep.loading.batch_memory import Batch
+from wdsprep.loading.batch_reader import Reader, Sources
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order.global_order import Samples
+from wdsprep.loading.sample_cache import CacheDir
 from wdsprep.loading.served_datasets import Dataset
-from wdsprep.loading.shard_access.local import LocalShelf, Shelf, WantedRows
-from wdsprep.loading.shard_access.remote import RemoteShelf
-from wdsprep.loading.shard_access.sample_cache import CacheDir
+from wdsprep.loading.shard_access import LocalShards, RemoteShards, Shards, WantedRows
 from wdsprep.loading.shared_memory import SharedBatch
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE
@@ -40,10 +38,7 @@ FIRST_ROWS = 16  # rows that a thread reads of the first batch, so that all thre
 CROPS_AT_ONCE = 8  # rows that a thread reads and decodes at a time
 ORDERED_AT_ONCE = 1 << 15  # samples; of many shapes each costs the same anew each time
 STEPS_AT_ONCE = 32  # the least number of steps whose order is computed at a time
-FETCHERS = 16  # requests to S3 at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
-Shelves = tuple[tuple[Shelf, ...], ...]
-"""The shelves of each stream: its own, then those of what is joined to it."""
 NOBODY = -1  # the stream of a sample that another worker reads
 CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
@@ -81,33 +76,25 @@ def _add_step(batch: Batch) -> tuple[int, dict[str, Any]]:
 
 
 def open_reader(plan: LoadPlan) -> Reader:
-    return Reader(
-        datasets=plan.datasets,
-        shelves=open_shelves(plan),
-        names=plan.names,
-        effects=plan.effects,
-        memory=Memory(pin=plan.pinned, keep=2 * (plan.ahead + 4)),
-        raw=plan.raw,
-        skip_missing=plan.skip_missing,
-    )
+    return Reader(plan, open_sources(plan), keep=2 * (plan.ahead + 4))
 
 
-def open_shelves(plan: LoadPlan) -> Shelves:
+def open_sources(plan: LoadPlan) -> Sources:
     wholes = dict.fromkeys(part.whole for dataset in plan.datasets for part in dataset.with_joined)
-    opened = {whole: open_shelf(whole, plan.cache) for whole in wholes}
+    opened = {whole: _open_shards(whole, plan.cache) for whole in wholes}
     return tuple(tuple(opened[part.whole] for part in d.with_joined) for d in plan.datasets)
 
 
-def close_shelves(shelves: Shelves) -> None:
-    for shelf in dict.fromkeys(chain.from_iterable(shelves)):
-        shelf.close()
+def close_sources(sources: Sources) -> None:
+    for shards in dict.fromkeys(chain.from_iterable(sources)):
+        shards.close()
 
 
-def open_shelf(dataset: Dataset, cache: CacheDir | None) -> Shelf:
+def _open_shards(dataset: Dataset, cache: CacheDir | None) -> Shards:
     if dataset.store.root:
-        return LocalShelf(dataset, dataset.store.root)
+        return LocalShards(dataset, dataset.store.root)
     if isinstance(dataset.store, RemoteStore):
-        return RemoteShelf(dataset, dataset.store, FETCHERS, cache)
+        return RemoteShards(dataset, dataset.store, cache)
     raise UsageError(f"{dataset.store.url} cannot be loaded: give {ANY_PLACE}")
 
 
@@ -118,12 +105,12 @@ def fill_batches(
 
     Threads fill batches in any order, a few steps ahead. The first batch is read alone, so that
     it comes soon. With `places`, batches have only the samples of these numbers,
-    counted from step 0. The shelves of the reader are closed at the end.
+    counted from step 0. The reader's shards are closed at the end.
     """
     reader = reader or open_reader(plan)
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
     # At the latest when the program ends:
-    close = weakref.finalize(reader, _close, pool, reader.shelves)
+    close = weakref.finalize(reader, _close, pool, reader.sources)
     most = _rows_at_once(plan)
     queue: deque[tuple[Batch, list[Future[None]]]] = deque()
     served = 0
@@ -157,9 +144,9 @@ def _rows_at_once(plan: LoadPlan) -> int:
     return max(slots * ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
 
 
-def _close(pool: ThreadPoolExecutor, shelves: Shelves) -> None:
+def _close(pool: ThreadPoolExecutor, sources: Sources) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
-    close_shelves(shelves)
+    close_sources(sources)
 
 
 def _finish(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
@@ -173,67 +160,52 @@ def _finish(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
 def _plan_batches(
     plan: LoadPlan, reader: Reader, steps: range, places: range | None
 ) -> Iterator[Batch]:
-    """Yield the batches to read, and announce their samples to shelves that fetch from S3.
+    """Yield the batches to read, and announce their samples to shards that are fetched.
 
-    Such a shelf hears of samples a group of steps before they are read, and at the same time of
-    those that come after, so that neighbours are fetched together. The first group is announced
-    alone: the less is fetched, the sooner it comes.
+    They are announced a group of steps before they are read, and at the same time as those that
+    come after, so that neighbours are fetched together. The first group is announced alone: the
+    less is fetched, the sooner it comes.
     """
-    fetches = any(shelf.fetches for shelf in chain.from_iterable(reader.shelves))
+    fetches = any(shards.fetches for shards in chain.from_iterable(reader.sources))
     groups = _groups(plan, steps, places, fetches=fetches)
     if not fetches:
-        for group in groups:
-            yield from group.batches
+        for some, samples, _ in groups:
+            yield from _make_batches(plan, some, samples)
         return
-    told: Iterator[Batch] = iter(())
-    now, first = next(groups, None), True
-    while now is not None:
+    announced: Iterator[Batch] = iter(())
+    group, is_first = next(groups, None), True
+    while group is not None:
         after = next(groups, None)
-        later = after.wanted(reader) if after is not None and not first else {}
-        for shelf, wanted in now.wanted(reader).items():
-            shelf.expect(wanted, later.get(shelf, NOTHING))
-        yield from told
-        told, now, first = now.batches, after, False
-    yield from told
+        soon = {} if after is None or is_first else wanted_by_source(reader, *after[1:])
+        for shards, wanted in wanted_by_source(reader, *group[1:]).items():
+            shards.expect(wanted, soon.get(shards, NOTHING))
+        yield from announced
+        announced, group, is_first = _make_batches(plan, *group[:2]), after, False
+    yield from announced
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Group:
-    """A few steps, with the places of all their samples.
-
-    Each batch is made when it is its turn, so that none is kept here.
-    """
-
-    batches: Iterator[Batch]
-    samples: Samples
-    choice: Ints | None
-    """The number of each sample's caption, if captions are picked by chance."""
-
-    def wanted(self, reader: Reader) -> dict[Shelf, WantedRows]:
-        return wanted_by_shelf(reader, self.samples, self.choice)
-
-
-def wanted_by_shelf(
+def wanted_by_source(
     reader: Reader, samples: Samples, choice: Ints | None, *, first: int = 0
-) -> dict[Shelf, WantedRows]:
-    """Return for each shelf the samples that will be read from it, in the order of training.
+) -> dict[Shards, WantedRows]:
+    """Return the samples that will be read, in the order of training, by the shards they are in.
 
-    Slots before `first` are left out.
+    `choice` has the number of each sample's caption, if captions are picked by chance. Slots before
+    `first` are left out.
     """
-    found: dict[Shelf, list[tuple[Ints, Ints, Ints]]] = {}
-    for number, (dataset, shelves) in enumerate(zip(reader.datasets, reader.shelves, strict=True)):
+    found: dict[Shards, list[tuple[Ints, Ints, Ints]]] = {}
+    for number, (dataset, sources) in enumerate(zip(reader.datasets, reader.sources, strict=True)):
         here = np.flatnonzero(samples.stream.ravel() == number)
         if not len(here):
             continue
         own = samples.shard.ravel()[here], samples.index.ravel()[here]
-        for slot in range(first, len(shelves)):
+        for slot in range(first, len(sources)):
             takes = np.array([wanted is not None for wanted in reader.wanted[number][slot]])
             some = takes[choice.ravel()[here]] if len(takes) > 1 and choice is not None else takes
             some = np.broadcast_to(some, here.shape)
             places = dataset.joined[slot - 1].positions.locate(*own) if slot else own
             rows = here[some], places[0][some], places[1][some]
-            found.setdefault(shelves[slot], []).append(rows)
-    return {shelf: _sort_by_order(rows) for shelf, rows in found.items()}
+            found.setdefault(sources[slot], []).append(rows)
+    return {shards: _sort_by_order(rows) for shards, rows in found.items()}
 
 
 def _sort_by_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
@@ -247,12 +219,12 @@ def _sort_by_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
 
 def _groups(
     plan: LoadPlan, steps: range, places: range | None, *, fetches: bool
-) -> Iterator[_Group]:
-    """Yield the steps in groups that double in size, with the places of all their samples.
+) -> Iterator[tuple[range, Samples, Ints | None]]:
+    """Yield a few steps at a time, with the places of their samples, and captions if picked.
 
-    They double up to a limit; the first is one step, so that the first batch comes soon.
-    `places` are numbers of samples, counted through all steps; the stream of other samples is
-    set to NOBODY. With `fetches`, the bytes of a group are limited too.
+    The first group is one step, so that the first batch comes soon; the next ones double in size
+    up to a limit. `places` are numbers of samples, counted through all steps; the stream of other
+    samples is set to NOBODY. With `fetches`, the bytes of a group are limited too.
     """
     most = max(STEPS_AT_ONCE, ORDERED_AT_ONCE // plan.share)
     if fetches:
@@ -261,19 +233,21 @@ def _groups(
     done, count = 0, 1
     while done < len(steps):
         some = steps[done : done + count]
-        found = plan.order.steps(some[0], some[-1] - some[0] + 1, rank=plan.rank, world=plan.world)
+        every = plan.order.steps(some[0], some[-1] - some[0] + 1, rank=plan.rank, world=plan.world)
         rows = slice(None, None, steps.step)
-        own = Samples(stream=found.stream[rows], shard=found.shard[rows], index=found.index[rows])
-        locate_in_tars(plan.datasets, own)
+        samples = Samples(
+            stream=every.stream[rows], shard=every.shard[rows], index=every.index[rows]
+        )
+        locate_in_tars(plan.datasets, samples)
         if places is not None:
             numbers = np.arange(some.start * plan.share, some.stop * plan.share) - places.start
             others = (numbers < 0) | (numbers % places.step != 0)
-            own.stream[others.reshape(own.stream.shape)] = NOBODY
-        picked = None
+            samples.stream[others.reshape(samples.stream.shape)] = NOBODY
+        choice = None
         if plan.effects.captions:
-            own_first = plan.rank * plan.share
-            picked = np.stack([plan.effects.pick_captions(n, own_first, plan.share) for n in some])
-        yield _Group(batches=_batches(plan, some, own), samples=own, choice=picked)
+            first = plan.rank * plan.share
+            choice = np.stack([plan.effects.pick_captions(n, first, plan.share) for n in some])
+        yield some, samples, choice
         done, count = done + count, min(2 * count, most)
 
 
@@ -285,13 +259,14 @@ def locate_in_tars(datasets: Sequence[Dataset], found: Samples) -> None:
             found.shard[here], found.index[here] = where
 
 
-def _batches(plan: LoadPlan, steps: range, found: Samples) -> Iterator[Batch]:
+def _make_batches(plan: LoadPlan, steps: range, samples: Samples) -> Iterator[Batch]:
+    """Yield the batches of these steps, each made when it is its turn, so that none is kept."""
     for row, step in enumerate(steps):
-        own = found.stream[row] != NOBODY
+        wanted = samples.stream[row] != NOBODY
         yield Batch(
             step=step,
             first=plan.rank * plan.share,
-            stream=found.stream[row][own].tolist(),
-            shard=found.shard[row][own].tolist(),
-            index=found.index[row][own].tolist(),
+            stream=samples.stream[row][wanted].tolist(),
+            shard=samples.shard[row][wanted].tolist(),
+            index=samples.index[row][wanted].tolist(),
         )

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wdsprep.dataset.damage import verify_step
-from wdsprep.dataset.npy_arrays import LATENT, Field, fields_of, text_fields
+from wdsprep.dataset.npy_arrays import LATENT, MASK, Field, fields_of, text_fields
 from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.settings import columns_of
@@ -125,6 +125,12 @@ class Dataset:
             for field in part.fields
             if given.get(batch_name(field.name)) == slot
         )
+
+    def variable_fields(self, names: Sequence[str]) -> list[Field]:
+        """Return the fields of variable length that a batch holds, or whose mask it holds."""
+        variable = [field for field in self.served if field.is_variable]
+        wanted = [field for field in variable if batch_name(field.name) in names]
+        return wanted or (variable if batch_name(MASK) in names else [])
 
     def array_sources(self, choice: str = "") -> tuple[dict[str, int], int]:
         """Return which dataset gives each array of a batch, and which one gives the texts.

@@ -19,8 +19,8 @@ from wdsprep.dataset.random_numbers import key_of
 from wdsprep.dataset.sample_selection import SampleSelection, ShardSamples, keep_selection
 from wdsprep.errors import UsageError
 from wdsprep.loading.open_datasets import select
+from wdsprep.loading.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
-from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.sources.patterns import is_table
 from wdsprep.text import examples, plural
 

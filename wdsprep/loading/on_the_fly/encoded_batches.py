@@ -34,18 +34,18 @@ from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
 from wdsprep.errors import FormatError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.loading.batch_memory import Arrays, Batch, Memory
+from wdsprep.loading.batch_memory import Arrays, Batch
 from wdsprep.loading.batch_reader import PutSubstitute, Reader
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.prefetch import (
     NOTHING,
-    close_shelves,
+    close_sources,
     fill_batches,
     open_reader,
-    open_shelves,
-    wanted_by_shelf,
+    open_sources,
+    wanted_by_source,
 )
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import ATTEMPTS
@@ -184,17 +184,12 @@ class BatchBuilder:
         self._mirrored = plan.effects.mirrored_rows
         self._pad = plan.pad
         self._fields = plan.datasets[0].fields
-        shelves = open_shelves(plan) if any(d.joined for d in plan.datasets) else ()
-        self._reader = Reader(
-            datasets=plan.datasets,
-            shelves=shelves,
-            names=plan.names,
-            effects=self._effects,
-            memory=Memory(pin=plan.pinned, keep=2 * (READY + 4)),
-        )
+        sources = open_sources(plan) if any(d.joined for d in plan.datasets) else ()
+        plan = replace(plan, effects=self._effects, skip_missing=False)
+        self._reader = Reader(plan, sources, keep=2 * (READY + 4))
         own = (each for of_all in self._reader.wanted for each in of_all[0] if each)
         self._own = {name for each in own for name in each.names}
-        weakref.finalize(self, close_shelves, shelves)
+        weakref.finalize(self, close_sources, sources)
 
     def build(
         self,
@@ -269,8 +264,8 @@ class BatchBuilder:
         stream, shard, index = where
         samples = Samples(stream=stream, shard=shard, index=index)
         choice = np.array(made.choice) if made.choice else None
-        for shelf, wanted in wanted_by_shelf(self._reader, samples, choice, first=1).items():
-            shelf.expect(wanted, NOTHING)
+        for shards, wanted in wanted_by_source(self._reader, samples, choice, first=1).items():
+            shards.expect(wanted, NOTHING)
         self._reader.fill_joined(made, instead)
 
     def _put_texts(

@@ -23,8 +23,8 @@ from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import Shapes, cut_of
 from wdsprep.loading.open_datasets import latents_of_images, latents_without_rejects
+from wdsprep.loading.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.served_datasets import Dataset
-from wdsprep.loading.shard_access.sample_cache import CacheDir, cache_folder
 from wdsprep.text import plural
 
 SIDES = ("width", "height")

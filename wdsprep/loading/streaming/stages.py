@@ -182,9 +182,9 @@ class DecodeStage:
             shard=share.shard[rows].tolist(),
             index=share.index[rows].tolist(),
         )
-        for number, shelves in enumerate(self._reader.shelves):
+        for number, sources in enumerate(self._reader.sources):
             here = share.stream[rows] == number
-            shelves[0].expect((share.shard[rows][here], share.index[rows][here]), NOTHING)
+            sources[0].expect((share.shard[rows][here], share.index[rows][here]), NOTHING)
         self._reader.fill(self._reader.begin(batch), range(len(batch)))
         return batch
 
