@@ -26,15 +26,15 @@ def _quotas() -> Iterator[float]:
 
     Groups without a limit are left out.
     """
-    for top, own in _control_groups():
-        for group in (own, *own.parents):
+    for top, innermost in control_groups("cpu"):
+        for group in (innermost, *innermost.parents):
             if group.is_relative_to(top):
                 with suppress(OSError, ValueError):  # no such file, or no limit
                     yield _quota(group)
 
 
-def _control_groups() -> Iterator[tuple[Path, Path]]:
-    """Yield the root and the path of each control group that may limit the cores of this process.
+def control_groups(controller: str) -> Iterator[tuple[Path, Path]]:
+    """Yield the root and the path of each control group of this process that has a controller.
 
     Control groups of versions 1 and 2 are found. In a container the path may be the one on the
     host, which does not exist here. The root is then the group of the container.
@@ -42,7 +42,7 @@ def _control_groups() -> Iterator[tuple[Path, Path]]:
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():
             _, kinds, path = line.split(":", 2)
-            if not kinds or "cpu" in kinds.split(","):
+            if not kinds or controller in kinds.split(","):
                 top = GROUPS / kinds
                 yield top, top / path.lstrip("/")
 

@@ -271,7 +271,8 @@ class Job:
 
         def wrapped(make: Callable[..., Any]) -> Callable[..., Any]:
             def made(*arguments: Any, **options: Any) -> Watched:
-                runner = replace(make(*arguments, **options), patience_s=patience_s)
+                runner = make(*arguments, **options)
+                runner = type(runner)(replace(runner.settings, patience_s=patience_s))
                 watched.append(Watched(runner, scene, fault, tracing))
                 return watched[-1]
 

@@ -145,7 +145,7 @@ class Loud(InProcessRunner):
 @contextlib.contextmanager
 def packing_here() -> Iterator[None]:
     """No worker processes, which take long to start."""
-    with patch("wdsprep.packing.pack.make_runner", lambda *_args, **_options: Loud(max_attempts=1)):
+    with patch("wdsprep.packing.pack.make_runner", lambda *_args, **_options: Loud(1)):
         yield
 
 

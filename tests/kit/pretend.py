@@ -21,8 +21,8 @@ from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Receipt, Receipts, Shard
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import NotFoundError
-from wdsprep.runners.base import Event
-from wdsprep.runners.schedule import Done, Ready, SlotMessage, drive
+from wdsprep.runners.base import Event, SlotMessage
+from wdsprep.runners.schedule import drive
 from wdsprep.sources.base import Item
 from wdsprep.store.base import HELD, Entry
 from wdsprep.store.remote import OverNetwork
@@ -112,10 +112,10 @@ class Pretenders:
     def hear(self) -> Iterator[SlotMessage]:
         self.calls += 1
         while self._ready:
-            yield self._ready.popleft(), 0, Ready()
+            yield self._ready.popleft(), 0, ("ready", 0)
         for _ in range(min(AT_ONCE, len(self._given))):
             slot, order, unit = self._given.popleft()
-            yield slot, order, Done(result=self._result(unit))
+            yield slot, order, ("done", self._result(unit))
 
     def stop(self) -> None:
         self._given.clear()

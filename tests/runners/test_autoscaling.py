@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,9 @@ from tests.kit.clusters import ray_cluster
 from tests.kit.gpus import pretend_cuda
 from tests.kit.runner_work import Number, Shared, Slow
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import Finished, Quarantined, RunnerSettings, Step
+from wdsprep.runners.base import Failure, Finished, Quarantined, RunnerSettings, Step
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.schedule import Lost, Ready, Schedule
+from wdsprep.runners.schedule import Schedule
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wdsprep.runners.ray.worker_count.LOOK_S", 0.2)
+    monkeypatch.setattr("wdsprep.runners.ray.cluster.LOOK_S", 0.2)
     runner = make_runner("ray", RunnerSettings(**workers, max_attempts=1))
     joined = None
     finished = []
@@ -132,15 +133,17 @@ class Started:
 
 
 def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
-    from wdsprep.runners.ray.worker_count import AHEAD, AheadOfOpen
+    from wdsprep.runners.ray.cluster import AHEAD, ahead_of_open
 
     crew, least, most = Started(), 20, 100
-    schedule = Schedule(range(10_000), workers=most, max_attempts=3, allowed=AheadOfOpen(least))
+    schedule = Schedule(
+        range(10_000), workers=most, max_attempts=3, allowed=partial(ahead_of_open, least)
+    )
     schedule.dispatch(crew)
     assert len(crew.slots) == least
     opened = 0
     while opened < most:
-        schedule.heard(crew.slots[opened], 0, Ready())
+        schedule.heard(crew.slots[opened], 0, ("ready", 0))
         opened += 1
         schedule.dispatch(crew)
         waiting = len(crew.slots) - opened
@@ -148,24 +151,30 @@ def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
     assert len(crew.slots) == most
 
 
-def test_without_a_number_workers_follow_the_room_of_the_cluster() -> None:
-    from wdsprep.runners.ray.worker_count import LOOK_S, MOST, RoomNow
+def test_without_a_number_workers_follow_the_room_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from wdsprep.runners.ray import cluster
 
-    rooms = {"now": 2}
-    share: Any = SimpleNamespace(room=lambda: rooms["now"])
-    crew, room = Started(), RoomNow(share, 2)
-    schedule = Schedule(range(1_000), workers=MOST, max_attempts=1, allowed=room)
+    machines: list[Any] = [{"Alive": True, "Resources": {"CPU": 2}}]
+    now = {"s": 0.0}
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: machines)
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: now["s"])
+    crew, allowed = Started(), cluster.room_now(RunnerSettings(), 2)
+    schedule = Schedule(range(1_000), workers=cluster.MOST, max_attempts=1, allowed=allowed)
     schedule.dispatch(crew)
     assert crew.slots == [0, 1]
     for slot in crew.slots:
-        schedule.heard(slot, 0, Ready())
-    rooms["now"] = 4
-    room.looked -= LOOK_S + 1
+        schedule.heard(slot, 0, ("ready", 0))
+    machines[0]["Resources"]["CPU"] = 4
+    schedule.dispatch(crew)
+    assert crew.slots == [0, 1], "the room is not looked at all the time"
+    now["s"] += cluster.LOOK_S + 1
     schedule.dispatch(crew)
     assert crew.slots == [0, 1, 2, 3]
-    rooms["now"] = 1
-    room.looked -= LOOK_S + 1
-    schedule.heard(0, 0, Lost(reason="its node left", costs=False))
+    machines[0]["Resources"]["CPU"] = 1
+    now["s"] += cluster.LOOK_S + 1
+    schedule.heard(0, 0, ("lost", Failure(reason="its node left", costs=False)))
     schedule.dispatch(crew)
     assert crew.slots == [0, 1, 2, 3]
 

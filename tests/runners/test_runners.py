@@ -11,9 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -245,8 +243,8 @@ def test_a_place_where_all_units_fail_is_given_up_and_they_are_done_elsewhere(
 def test_a_worker_that_hangs_while_it_opens_is_ended_and_replaced(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runner: Any = make_runner(kind, RunnerSettings(workers=1))
-    events = replace(runner, opening_patience_s=6.0).run(HangsAtFirst(str(tmp_path)), numbers(3))
-    assert sum(isinstance(event, Finished) for event in events) == 3
+    work = HangsAtFirst(str(tmp_path))
+    _, finished, _ = run(kind, work, numbers(3), workers=1, opening_patience_s=6.0)
+    assert len(finished) == 3
     assert "could not begin" in caplog.text
     assert "worker opened no further for 6 s, and was ended" in caplog.text

@@ -13,27 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsprep.runners.base import Finished, Quarantined
-from wdsprep.runners.schedule import (
-    MOST_IN_A_ROW,
-    TRIED_AGAIN,
-    Done,
-    Failed,
-    Lost,
-    Message,
-    Ready,
-    Schedule,
-    SlotMessage,
-    UnitProgress,
-    drive,
-)
+from wdsprep.runners.base import Failure, Finished, Message, Quarantined, SlotMessage
+from wdsprep.runners.schedule import MOST_IN_A_ROW, TRIED_AGAIN, Schedule, drive
 
 
 class FakeCrew:
     """Answers every order at once; `how` says what becomes of a unit."""
 
     def __init__(self, how: Callable[[int, Any], list[Message]] | None = None) -> None:
-        self.how = how or (lambda _slot, _unit: [Done(result=None)])
+        self.how = how or (lambda _slot, _unit: [("done", None)])
         self.messages: deque[SlotMessage] = deque()
         self.started: list[int] = []
         self.ended: list[int] = []
@@ -41,7 +29,7 @@ class FakeCrew:
 
     def start(self, slot: int) -> None:
         self.started.append(slot)
-        self.messages.append((slot, 0, Ready()))
+        self.messages.append((slot, 0, ("ready", 0)))
 
     def give(self, slot: int, order: int, unit: Any) -> None:
         self.messages.extend((slot, order, message) for message in self.how(slot, unit))
@@ -84,11 +72,13 @@ def test_whatever_happens_every_unit_ends_once_and_no_fault_of_a_node_is_counted
     def how(_slot: int, unit: int) -> list[Message]:
         chance = generator.random()
         if chance < 0.2:
-            return [UnitProgress(value=1), Lost(reason="node", costs=False)]
+            return [("progress", 1), ("lost", Failure(reason="node", costs=False))]
         if chance < 0.5:
             faults[unit] = faults.get(unit, 0) + 1
-            return [[Failed(reason="r", trace="t")], [Lost(reason="r")]][chance < 0.4]
-        return [UnitProgress(value=1), Done(result=unit)]
+            return [[("failed", Failure(reason="r", trace="t"))], [("lost", Failure(reason="r"))]][
+                chance < 0.4
+            ]
+        return [("progress", 1), ("done", unit)]
 
     events = list(drive(FakeCrew(how), range(5_000), workers=7, max_attempts=3))
     finished = [e.unit for e in events if isinstance(e, Finished)]
@@ -102,7 +92,9 @@ def test_a_place_where_no_worker_starts_is_given_up_and_the_others_do_its_work()
     class HalfCrew(FakeCrew):
         def start(self, slot: int) -> None:
             self.started.append(slot)
-            self.messages.append((slot, 0, Lost(reason="no GPU") if slot else Ready()))
+            self.messages.append(
+                (slot, 0, ("lost", Failure(reason="no GPU")) if slot else ("ready", 0))
+            )
 
     crew = HalfCrew()
     events = list(drive(crew, range(100), workers=2, max_attempts=3))
@@ -132,7 +124,7 @@ class Desks(FakeCrew):
         return sorted(self.held[slot].values())
 
     def done(self, schedule: Schedule, unit: int) -> None:
-        self.say(schedule, unit, Done(result=None))
+        self.say(schedule, unit, ("done", None))
 
     def say(self, schedule: Schedule, unit: int, message: Message) -> Any:
         ((slot, order),) = [
@@ -148,13 +140,13 @@ class Desks(FakeCrew):
 
     def lose(self, schedule: Schedule, slot: int, *, costs: bool = True) -> Any:
         del self.held[slot]
-        event = schedule.heard(slot, 0, Lost(reason="dead", costs=costs))
+        event = schedule.heard(slot, 0, ("lost", Failure(reason="dead", costs=costs)))
         schedule.dispatch(self)
         return event
 
     def ready(self, schedule: Schedule, *slots: int) -> None:
         for slot in slots:
-            schedule.heard(slot, 0, Ready())
+            schedule.heard(slot, 0, ("ready", 0))
         schedule.dispatch(self)
 
 
@@ -170,7 +162,7 @@ def desks(units: int, *, workers: int, count: int, max_attempts: int = 3) -> tup
 def test_a_worker_that_takes_fewer_units_than_the_run_gives_gets_no_more() -> None:
     crew, schedule = desks(40, workers=3, count=8)
     for slot, units in enumerate((3, 0, 99)):
-        schedule.heard(slot, 0, Ready(units=units))
+        schedule.heard(slot, 0, ("ready", units))
     schedule.dispatch(crew)
     assert [len(crew.units(slot)) for slot in range(3)] == [3, 8, 8]
     for unit in crew.units(0):
@@ -196,7 +188,7 @@ def test_a_suspect_is_alone_until_it_is_over() -> None:
     assert crew.units(0) == [0]
     crew.done(schedule, 0)
     assert crew.units(0) == [1]
-    assert crew.say(schedule, 1, Failed(reason="r", trace="t")) is None
+    assert crew.say(schedule, 1, ("failed", Failure(reason="r", trace="t"))) is None
     assert crew.units(0) == [2]
     crew.done(schedule, 2)
     assert crew.units(0) == [1]
@@ -232,8 +224,8 @@ def dying_at(slots: Collection[int], units: Collection[int]) -> FakeCrew:
 
     def how(slot: int, unit: int) -> list[Message]:
         if slot in slots or unit in units:
-            return [Lost(reason="died")]
-        return [Done(result=None)]
+            return [("lost", Failure(reason="died"))]
+        return [("done", None)]
 
     return FakeCrew(how)
 
@@ -283,20 +275,20 @@ class Chaos(Desks):
         slot = self.chance.choice(list(self.held))
         if slot in self.opening:
             self.opening.remove(slot)
-            return [(slot, 0, Ready())]
+            return [(slot, 0, ("ready", 0))]
         if not self.held[slot]:
             return []
         order, unit = self.chance.choice(list(self.held[slot].items()))
         roll = self.chance.random()
         if roll < 0.2:
-            return [(slot, order, UnitProgress(value=unit))]
+            return [(slot, order, ("progress", unit))]
         if roll < 0.3 or unit in self.killers:
             return [self._lost(slot, costs=roll > 0.25)]
         del self.held[slot][order]
         if roll < 0.4:
             self.failures[unit] = self.failures.get(unit, 0) + 1
-            return [(slot, order, Failed(reason="r", trace="t"))]
-        return [(slot, order, Done(result=unit))]
+            return [(slot, order, ("failed", Failure(reason="r", trace="t")))]
+        return [(slot, order, ("done", unit))]
 
     def _lost(self, slot: int, *, costs: bool) -> SlotMessage:
         units = self.held.pop(slot).values()
@@ -304,7 +296,7 @@ class Chaos(Desks):
             self.suspects.update(units)
             for unit in units:
                 self.failures[unit] = self.failures.get(unit, 0) + 1
-        return slot, 0, Lost(reason="r", costs=costs)
+        return slot, 0, ("lost", Failure(reason="r", costs=costs))
 
 
 @settings(max_examples=200, deadline=None)

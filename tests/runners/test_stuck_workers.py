@@ -2,14 +2,15 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 import wdsprep
-from wdsprep.runners import stuck_workers
+from wdsprep.runners import base, stuck_workers
+from wdsprep.runners.base import Failure, RunnerSettings
 from wdsprep.runners.ray.runner import death_reason
-from wdsprep.runners.schedule import Done, Lost, Opening, Ready, Returned, UnitProgress
 from wdsprep.runners.stuck_workers import (
     LOOK_S,
     OUT_OF_MEMORY,
@@ -27,7 +28,7 @@ PAGE = Path(wdsprep.__file__).parent / "encoding/README.md"
 
 
 def test_the_page_says_how_long_a_worker_may_make_no_progress() -> None:
-    minutes = stuck_workers.PATIENCE_S / 60
+    minutes = base.PATIENCE_S / 60
     told = f"A worker that makes no progress for {minutes:.0f} minutes is ended"
     assert told in " ".join(PAGE.read_text().split())
 
@@ -38,7 +39,7 @@ class Time:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         patch.setattr("wdsprep.runners.stuck_workers.time.monotonic", lambda: self.now)
-        self.watch = Watch(PATIENCE_S, OPENING_S)
+        self.watch = Watch(RunnerSettings(patience_s=PATIENCE_S, opening_patience_s=OPENING_S))
 
     def passes(self, seconds: float) -> list[int]:
         found = []
@@ -57,10 +58,10 @@ def test_a_worker_that_comes_no_further_is_overdue_whatever_it_says(time: Time) 
     time.watch.given(0, 1)
     time.watch.given(1, 2)
     for number in range(6):
-        time.watch.heard(0, 1, UnitProgress(value="8 images"))
-        time.watch.heard(1, 2, UnitProgress(value=f"{number} images"))
+        time.watch.heard(0, 1, ("progress", "8 images"))
+        time.watch.heard(1, 2, ("progress", f"{number} images"))
         assert time.passes(PATIENCE_S / 6) == [0] * (number == 5)
-    time.watch.heard(0, 0, Lost(reason="ended"))
+    time.watch.heard(0, 0, ("lost", Failure(reason="ended")))
     assert time.watch.overdue() == []
 
 
@@ -71,13 +72,13 @@ def test_more_units_do_not_make_a_worker_look_alive(time: Time) -> None:
     assert time.passes(LOOK_S) == [0]
 
 
-@pytest.mark.parametrize("end", [Done(result=None), Returned()])
-def test_a_worker_that_holds_nothing_may_be_silent(time: Time, end: Done | Returned) -> None:
-    time.watch.heard(0, 0, Ready())
+@pytest.mark.parametrize("end", ["done", "returned"])
+def test_a_worker_that_holds_nothing_may_be_silent(time: Time, end: Any) -> None:
+    time.watch.heard(0, 0, ("ready", 0))
     time.watch.given(0, 1)
     time.watch.given(0, 2)
-    time.watch.heard(0, 1, end)
-    time.watch.heard(0, 2, end)
+    time.watch.heard(0, 1, (end, None))
+    time.watch.heard(0, 2, (end, None))
     assert time.passes(10 * PATIENCE_S) == []
     time.watch.given(0, 3)
     assert time.passes(PATIENCE_S - LOOK_S) == []
@@ -95,14 +96,14 @@ def test_a_worker_that_opens_no_further_is_overdue_and_one_that_downloads_is_not
     time: Time,
 ) -> None:
     for slot in (0, 1):
-        time.watch.heard(slot, 0, Opening())
+        time.watch.heard(slot, 0, ("opening", None))
     for megabytes in range(10):
-        time.watch.heard(1, 0, Opening(value=megabytes))
+        time.watch.heard(1, 0, ("opening", megabytes))
         assert time.passes(OPENING_S / 5) == [0] * (megabytes >= 4)
     ((slot, lost),) = time.watch.overdue()
     assert (slot, lost.reason) == (0, "worker opened no further for 300 s, and was ended")
-    time.watch.heard(0, 0, lost)
-    time.watch.heard(1, 0, Ready())
+    time.watch.heard(0, 0, ("lost", lost))
+    time.watch.heard(1, 0, ("ready", 0))
     assert time.passes(10 * OPENING_S) == []
 
 
@@ -117,11 +118,11 @@ def test_bytes_that_a_process_reads_or_another_downloads_are_progress(
 ) -> None:
     (tmp_path / "there").write_bytes(bytes(STEP_NBYTES))
     reports = report_opening(is_over)
-    values = [next(reports).value]
+    values = [next(reports)[1]]
     (tmp_path / "there").read_bytes()
-    values.append(next(reports).value)
+    values.append(next(reports)[1])
     with awaiting(tmp_path):
-        values.append(next(reports).value)
+        values.append(next(reports)[1])
     assert len({*values}) == 3
     is_over.set()
     assert list(reports) == []

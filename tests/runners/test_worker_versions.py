@@ -64,7 +64,7 @@ def site(folder: Path, kind: str) -> Path:
         Path(package, "__init__.py").write_text('__version__ = "0.1.0"\n')
         shutil.rmtree(package / "loading")
         shutil.rmtree(package / "runners/ray")
-        for name in ("worker_versions", "worker", "local_worker"):
+        for name in ("worker_versions", "worker"):
             Path(package, f"runners/{name}.py").unlink()
         Path(package, "runners/ray.py").touch()
     elif kind == "partial":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-from wdsprep.errors import UsageError
+from wdsprep.errors import UsageError, WdsprepError
 
+PATIENCE_S = 2700.0
+"""The seconds for which a worker may make no progress: longer than eight attempts at a server that
+never answers. Pages say it in minutes."""
 PROGRESS_S = 0.25
 """The seconds between two reports of a unit's progress."""
 
@@ -80,6 +83,42 @@ class Quarantined:
 Event: TypeAlias = Step | Finished | Quarantined
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a unit failed, or why a worker is gone."""
+
+    reason: str
+    trace: str = ""
+    is_hopeless: bool = False
+    """Another attempt at the unit would fail the same way."""
+    is_of_unit: bool = False
+    """The error is known to have nothing to do with the place of the worker."""
+    costs: bool = True
+    """The end of the worker is an attempt at each unit it held: its node was not taken away."""
+    place: str = ""
+    """The place of a worker that is gone, as far as the worker itself could say so."""
+    error: WdsprepError | None = None
+    """Why a worker could not open; raised as it is where that ends the run."""
+
+
+Kind: TypeAlias = Literal[
+    "opening", "ready", "progress", "done", "failed", "returned", "fatal", "lost"
+]
+Message: TypeAlias = tuple[Kind, Any]
+"""A message of a worker, or about it, and its value:
+
+- `opening`: it has its place and opens; comes again with another value as it gets further.
+- `ready`: it is open, and takes so many units at once; 0 means as many as the schedule gives.
+- `progress` of a unit, whatever the work yields. `done`: its result.
+- `failed`: a `Failure` of a unit, after which the worker lives on.
+- `returned`: a unit never reached the worker, and so has no part in its end.
+- `fatal`: an error and its trace, for which the whole run cannot go on.
+- `lost`: a `Failure` of the worker, which is gone with all units it held.
+"""
+SlotMessage: TypeAlias = tuple[int, int, Message]
+"""Slot, order, message. The order is 0 where the message is about the worker itself."""
+
+
 class Runner(Protocol):
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         """Do all units, and yield their events in the order in which they happen."""
@@ -100,6 +139,9 @@ class RunnerSettings:
     gpus: tuple[str, ...] = ()
     """The values of CUDA_VISIBLE_DEVICES for local workers, one for each in turn; without them the
     variable is left as it is. Ray hands out its own GPUs."""
+    patience_s: float = PATIENCE_S
+    """The seconds for which a unit may come no further, and an opening."""
+    opening_patience_s: float = PATIENCE_S
     name: str = "work"
     phase: str = ""
     units: int = 0

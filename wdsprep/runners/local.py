@@ -19,19 +19,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TypeAlias
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
-from wdsprep.runners.base import Event, RunnerSettings, Unit, Work
-from wdsprep.runners.schedule import Fatal, Lost, Opening, SlotMessage, drive
+from wdsprep.runners.base import Event, Failure, RunnerSettings, SlotMessage, Unit, Work
+from wdsprep.runners.schedule import drive
 from wdsprep.runners.stuck_workers import (
     LOOK_S,
     ONE_BLAS_THREAD,
-    PATIENCE_S,
     KillsCounted,
     Watch,
     reason_of_end,
@@ -41,6 +41,8 @@ from wdsprep.runners.worker_versions import installed, refusal
 from wdsprep.version import __version__
 
 _log = logging.getLogger("wdsprep")
+OTHER_VERSION = "other version"
+"""The kind of message in which a worker tells of a version that is not the driver's."""
 
 
 @functools.cache
@@ -54,65 +56,57 @@ def _worker_program() -> str:
 import sys; fd, units_at_once, version, *sys.path = sys.argv[1:]
 if (there := installed())[0] != version:
     from multiprocessing.connection import Connection
-    sys.exit(Connection(int(fd)).send((0, there)))
-from wdsprep.runners.local_worker import main; main(int(fd), int(units_at_once))"""
+    sys.exit(Connection(int(fd)).send((0, ({OTHER_VERSION!r}, there))))
+from wdsprep.runners.worker import main; main(int(fd), int(units_at_once))"""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+_Worker: TypeAlias = tuple["subprocess.Popen[bytes]", Connection]
+
+
 class LocalRunner:
-    """A runner of processes: one for each of `gpus`, or else one for each core, by default."""
+    """A runner of processes: one for each of its GPUs, or else one for each core, by default."""
 
-    settings: RunnerSettings
-    patience_s: float = PATIENCE_S
-    opening_patience_s: float = PATIENCE_S
-
-    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        return drive(
-            _Processes(self, work),
-            units,
-            workers=self.settings.workers or len(self.settings.gpus) or usable_cpus(),
-            max_attempts=self.settings.max_attempts,
-            units_per_worker=self.settings.units_per_worker,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    pipe: Connection
-
-
-class _Processes:
-    def __init__(self, runner: LocalRunner, work: Work) -> None:
-        self._settings = runner.settings
-        self._work = pickle.dumps(work)
+    def __init__(self, settings: RunnerSettings) -> None:
+        self.settings = settings
+        self._work = b""
         self._workers: dict[int, _Worker] = {}
         self._slots: dict[Connection, int] = {}
         self._news: list[SlotMessage] = []
         """Messages that workers which are started open, or could not be started."""
-        self._watch = Watch(runner.patience_s, runner.opening_patience_s)
+        self._watch = Watch(settings)
         self._kills = KillsCounted()
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        self._work = pickle.dumps(work)
+        settings = self.settings
+        return drive(
+            self,
+            units,
+            workers=settings.workers or len(settings.gpus) or usable_cpus(),
+            max_attempts=settings.max_attempts,
+            units_per_worker=settings.units_per_worker,
+        )
 
     def start(self, slot: int) -> None:
         # The child inherits the mask: Ctrl-C cannot hit it before it ignores SIGINT, nor
         # can it hit us between the start of a worker and the note of it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            worker = _spawn(self._settings.units_per_worker, self._environment(slot))
+            worker = _spawn(self.settings.units_per_worker, self._environment(slot))
             self._workers[slot] = worker
-            self._slots[worker.pipe] = slot
+            self._slots[worker[1]] = slot
         except (OSError, MemoryError) as error:
             reason = f"a worker process could not be started: {error or 'out of memory'}"
-            lost = Lost(reason=reason, place=self._place(slot), error=WorkError(reason))
-            self._news.append((slot, 0, lost))
+            lost = Failure(reason=reason, place=self._place(slot), error=WorkError(reason))
+            self._news.append((slot, 0, ("lost", lost)))
             return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._news.append((slot, 0, Opening()))
-        _send(worker.pipe, self._work)
+        self._news.append((slot, 0, ("opening", None)))
+        _send(worker[1], self._work)
 
     def _environment(self, slot: int) -> dict[str, str]:
-        gpus = self._settings.gpus
+        gpus = self.settings.gpus
         visible = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
         return {**ONE_BLAS_THREAD, **os.environ, **visible}
 
@@ -121,52 +115,52 @@ class _Processes:
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
         self._watch.given(slot, order)
-        _send(self._workers[slot].pipe, pickle.dumps((order, unit)))
+        _send(self._workers[slot][1], pickle.dumps((order, unit)))
 
     def end(self, slot: int) -> None:
         self._bury(slot)
-        self._watch.heard(slot, 0, Lost(reason="its place is broken"))
+        self._watch.forget(slot)
 
     def hear(self) -> Iterable[SlotMessage]:
+        return self._watch.watched(self._messages())
+
+    def _messages(self) -> Iterator[SlotMessage]:
         news, self._news = self._news, []
-        for slot, order, message in news:
-            self._watch.heard(slot, order, message)
-            yield slot, order, message
+        yield from news
         for pipe in wait(list(self._slots), 0 if news else LOOK_S):
             assert isinstance(pipe, Connection)  # noqa: S101  for mypy: we wait for nothing else
             slot = self._slots[pipe]
             try:
                 order, message = pipe.recv()
-                if isinstance(message, tuple):  # what a worker finds instead of our version
-                    remedy = "run again, with what is installed now: it goes on from there"
-                    error = WorkError(refusal("a worker process", message, __version__, remedy))
-                    message = Fatal(error=error, trace="")
             except (EOFError, OSError):
                 reason = reason_of_end(self._bury(slot), self._kills)
-                order, message = 0, Lost(reason=reason, place=self._place(slot))
+                order, message = 0, ("lost", Failure(reason=reason, place=self._place(slot)))
             else:
-                if isinstance(message, Lost):
+                if message[0] == "lost":
                     self._bury(slot)
-            self._watch.heard(slot, order, message)
+                elif message[0] == OTHER_VERSION:
+                    remedy = "run again, with what is installed now: it goes on from there"
+                    error = WorkError(refusal("a worker process", message[1], __version__, remedy))
+                    message = "fatal", (error, "")
             yield slot, order, message
         for slot, lost in self._watch.overdue():
-            self._workers[slot].process.kill()
+            self._workers[slot][0].kill()
             self._bury(slot)
-            self._watch.heard(slot, 0, lost)
-            yield slot, 0, replace(lost, place=self._place(slot))
+            yield slot, 0, ("lost", replace(lost, place=self._place(slot)))
 
     def _bury(self, slot: int) -> int:
         worker = self._workers.pop(slot)
-        del self._slots[worker.pipe]
+        process, pipe = worker
+        del self._slots[pipe]
         _end([worker])
-        return worker.process.returncode
+        return process.returncode
 
     def stop(self) -> None:
         workers = list(self._workers.values())
         self._workers.clear()
         self._slots.clear()
-        for worker in workers:
-            worker.process.terminate()
+        for process, _ in workers:
+            process.terminate()
         _end(workers)
 
 
@@ -181,7 +175,7 @@ def _spawn(units_at_once: int, environment: dict[str, str]) -> _Worker:
             env=environment,
             pass_fds=[theirs.fileno()],
         )
-        return _Worker(process=process, pipe=Connection(ours.detach()))
+        return process, Connection(ours.detach())
 
 
 def _send(pipe: Connection, data: bytes) -> None:
@@ -194,18 +188,18 @@ def _send(pipe: Connection, data: bytes) -> None:
 def _end(workers: list[_Worker]) -> None:
     """End workers: close their pipes, wait up to 5 s for all, and kill those that still run."""
     deadline = time.monotonic() + GRACE_S
-    for worker in workers:
-        worker.pipe.close()  # an idle worker leaves on this alone
+    for _, pipe in workers:
+        pipe.close()  # an idle worker leaves on this alone
     try:
-        for worker in workers:
-            worker.process.wait(max(0.0, deadline - time.monotonic()))
+        for process, _ in workers:
+            process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         pass
     finally:
-        for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            _reap(worker.process)
+        for process, _ in workers:
+            process.kill()
+        for process, _ in workers:
+            _reap(process)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

@@ -6,14 +6,14 @@ units, or none.
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
+from typing import cast
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import Event, Runner, RunnerSettings, Unit, Work
+from wdsprep.runners.base import Event, Runner, RunnerSettings, SlotMessage, Unit, Work
 from wdsprep.runners.options import WorkerOptions, check_span, with_runner
-from wdsprep.runners.schedule import SlotMessage, drive
+from wdsprep.runners.schedule import drive
 from wdsprep.runners.worker import Worker, open_worker
 from wdsprep.text import brief
 
@@ -24,41 +24,36 @@ def make_runner(kind: str, settings: RunnerSettings) -> Runner:
     if kind == "local":
         from wdsprep.runners.local import LocalRunner
 
-        return LocalRunner(settings=settings)
+        return LocalRunner(settings)
     if kind == "ray":
         from wdsprep.runners.ray.runner import RayRunner
 
-        return RayRunner(settings=settings)
+        return RayRunner(settings)
     raise UsageError(f"there is no runner {brief(kind)}: choose local or ray")
 
 
 HERE_NBYTES = 64 << 20  # less than this is read in the time that worker processes take to start
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class InProcessRunner:
     """A runner that does one unit after another in this process.
 
     Failures are judged as those of workers, but a unit that ends its process ends the run.
     """
 
-    max_attempts: int = 3
-
-    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        return drive(_InProcessWorkers(work), units, workers=1, max_attempts=self.max_attempts)
-
-
-class _InProcessWorkers:
-    """A crew of one worker, which works in this process."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(self, max_attempts: int = 3) -> None:
+        self._max_attempts = max_attempts
+        self._work: Work | None = None
         self._worker: Worker | None = None
         self._messages: Generator[SlotMessage, None, None] | None = None
 
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        self._work = work
+        return drive(self, units, workers=1, max_attempts=self._max_attempts)
+
     def start(self, slot: int) -> None:
-        self._worker, message = open_worker(lambda: self._work)
-        self._messages = (each for each in [(slot, 0, message)])
+        self._worker, message = open_worker(lambda: cast("Work", self._work))
+        self._messages = (opened for opened in [(slot, 0, message)])
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
         self._messages = self._do(slot, order, unit)
@@ -99,12 +94,12 @@ def runner_for(
     a process over a damaged file. `told` gets a line if Ray is used, and `name` is shown by Ray.
     """
     if nbytes <= HERE_NBYTES:
-        return InProcessRunner(max_attempts=options.max_attempts)
+        return InProcessRunner(options.max_attempts)
     runner = with_runner(options, told).runner
     most = options.least or (usable_cpus() if runner == "local" else 0)
     workers = min(most, units)
     if is_safe and runner == "local" and workers == 1:
-        return InProcessRunner(max_attempts=options.max_attempts)
+        return InProcessRunner(options.max_attempts)
     settings = RunnerSettings(
         workers=workers,
         max_workers=options.most,

@@ -40,8 +40,17 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol, TypeAlias
 
-from wdsprep.errors import WdsprepError, WorkError
-from wdsprep.runners.base import Event, Finished, Quarantined, Step, Unit
+from wdsprep.errors import WorkError
+from wdsprep.runners.base import (
+    Event,
+    Failure,
+    Finished,
+    Message,
+    Quarantined,
+    SlotMessage,
+    Step,
+    Unit,
+)
 from wdsprep.text import plural
 
 _log = logging.getLogger("wdsprep")
@@ -53,82 +62,6 @@ MOST_WAITING = 4
 """The last attempts that may wait for a better place, while failing ones still get fresh units."""
 TRIED_AGAIN = 100
 """Units that others finish before a place that was given up is tried again."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
-    """The message that a worker has its place and opens; it comes again as it gets further."""
-
-    value: object = None
-    """How far it is."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """The message that a worker is open and waits for its first units."""
-
-    units: int = 0
-    """The number of units it takes at once; 0: as many as the schedule gives to one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitProgress:
-    value: object
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
-    result: object
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
-    """The message that a unit raised an error, after which its worker lives on."""
-
-    reason: str
-    trace: str
-    is_hopeless: bool = False
-    """Another attempt would fail the same way."""
-    is_of_unit: bool = False
-    """The error is known to have nothing to do with the place of the worker."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Returned:
-    """The message that a unit never reached its worker, and so has no part in its end."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fatal:
-    """The message that the whole run cannot go on."""
-
-    error: WdsprepError
-    trace: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lost:
-    """The message that a worker is gone, with all units it held.
-
-    It `costs` them an attempt, unless the node of the worker was taken away.
-    """
-
-    reason: str
-    trace: str = ""
-    costs: bool = True
-    place: str = ""
-    """The place where that was, as far as the worker itself could say so."""
-    error: WdsprepError | None = None
-    """Why it could not open; raised as it is where that ends the run."""
-
-    @property
-    def where(self) -> str:
-        return f" on {self.place}" if self.place else ""
-
-
-Message: TypeAlias = Opening | Ready | UnitProgress | Done | Failed | Returned | Fatal | Lost
-SlotMessage: TypeAlias = tuple[int, int, Message]
-"""Slot, order, message. The order is 0 where the message is about the worker itself."""
 
 
 class Workers(Protocol):
@@ -149,7 +82,7 @@ class Workers(Protocol):
     def hear(self) -> Iterable[SlotMessage]:
         """Wait a while for messages of the workers, and return those that came: perhaps none.
 
-        After `Lost` the slot is empty, and nothing more is heard of the units that its
+        After `lost` the slot is empty, and nothing more is heard of the units that its
         worker held.
         """
         ...
@@ -368,21 +301,19 @@ class Schedule:
 
     def heard(self, slot: int, order: int, message: Message) -> Event | None:
         match message:
-            case UnitProgress(value=value):
+            case "progress", value:
                 return Step(unit=self._held[slot][order].unit, value=value)
-            case Done(result=result):
+            case "done", result:
                 ticket = self._take_back(slot, order)
                 self._note_success(slot, ticket)
                 return Finished(unit=ticket.unit, result=result)
-            case Failed():
-                return self._failed(slot, self._take_back(slot, order), message)
-            case Returned():
+            case "failed", failure:
+                return self._failed(slot, self._take_back(slot, order), failure)
+            case "returned", _:
                 self._put_back(self._take_back(slot, order))
-                return None
-            case Opening():
+            case "opening", _:
                 self._opening.add(slot)
-                return None
-            case Ready(units=units):
+            case "ready", units:
                 self._starting.remove(slot)
                 self._opening.discard(slot)
                 self._most[slot] = min(units or len(self._roomy), len(self._roomy))
@@ -391,11 +322,11 @@ class Schedule:
                 self._roomy[0][slot] = None
                 self._false_starts.pop(slot, None)
                 self._ever_ready = True
-                return None
-            case Fatal(error=error, trace=trace):
+            case "fatal", (error, trace):
                 raise error from WorkerTraceback(trace)
-            case Lost():
-                return self._lost(slot, message)
+            case "lost", failure:
+                return self._lost(slot, failure)
+        return None
 
     def _take_back(self, slot: int, order: int) -> _Ticket:
         held = self._held[slot]
@@ -422,14 +353,14 @@ class Schedule:
         for row in ticket.rows:
             row.is_refuted = True
 
-    def _failed(self, slot: int, ticket: _Ticket, message: Failed) -> Quarantined | None:
-        if message.is_of_unit or message.is_hopeless:
+    def _failed(self, slot: int, ticket: _Ticket, failure: Failure) -> Quarantined | None:
+        if failure.is_of_unit or failure.is_hopeless:
             ticket.other_attempts += 1
         else:
-            if why := self._note_failure(slot, ticket, message.reason):
+            if why := self._note_failure(slot, ticket, failure.reason):
                 self._broken[slot] = why
             self._doubt(slot, self._doubts[slot] + 1)
-        return self._try_or_quarantine(ticket, message, is_last=message.is_hopeless)
+        return self._try_or_quarantine(ticket, failure)
 
     def _note_failure(
         self, slot: int, ticket: _Ticket, reason: str, *, is_death: bool = False
@@ -451,43 +382,41 @@ class Schedule:
         row_of = f"{row.units} units in a row failed there"
         return f"{row_of}, while others were done elsewhere: {reason}"
 
-    def _try_or_quarantine(
-        self, ticket: _Ticket, message: Failed | Lost, *, is_last: bool = False
-    ) -> Quarantined | None:
+    def _try_or_quarantine(self, ticket: _Ticket, failure: Failure) -> Quarantined | None:
         """Put a unit back that failed, or quarantine it if that was its last attempt."""
-        reason, attempts = message.reason, ticket.attempts
-        if attempts < self._max_attempts and not is_last:
+        reason, attempts = failure.reason, ticket.attempts
+        if attempts < self._max_attempts and not failure.is_hopeless:
             if _log.isEnabledFor(logging.INFO):
                 _log.info("%s is tried again: %s", ticket.unit.name, reason)
             self._put_back(ticket)
             return None
-        return Quarantined(unit=ticket.unit, attempts=attempts, reason=reason, trace=message.trace)
+        return Quarantined(unit=ticket.unit, attempts=attempts, reason=reason, trace=failure.trace)
 
     def _put_back(self, ticket: _Ticket) -> None:
         queue = self._suspects if ticket.is_suspect else self._waiting
         is_last = 0 < ticket.attempts >= self._max_attempts - 1
         (queue.last if is_last else queue.usual).append(ticket)
 
-    def _lost(self, slot: int, message: Lost) -> Quarantined | None:
+    def _lost(self, slot: int, failure: Failure) -> Quarantined | None:
         if slot in self._starting:
-            _log.warning("a worker could not begin%s: %s", message.where, message.reason)
+            _log.warning("a worker could not begin%s: %s", _on(failure), failure.reason)
             self._starting.remove(slot)
             self._opening.discard(slot)
-            self._vacate(slot, message)
+            self._vacate(slot, failure)
             return None
         tickets = self._close(slot)
-        _log.warning("a worker was lost with %s: %s", plural(len(tickets), "unit"), message.reason)
-        if message.costs and len(tickets) == 1:
+        _log.warning("a worker was lost with %s: %s", plural(len(tickets), "unit"), failure.reason)
+        if failure.costs and len(tickets) == 1:
             (ticket,) = tickets
             ticket.is_suspect = True
-            if why := self._note_failure(slot, ticket, message.reason, is_death=True):
+            if why := self._note_failure(slot, ticket, failure.reason, is_death=True):
                 self._give_up(slot, why)
             else:
                 self._empty.append(slot)
-            return self._try_or_quarantine(ticket, message)
+            return self._try_or_quarantine(ticket, failure)
         self._empty.append(slot)
         for ticket in tickets:
-            if message.costs:
+            if failure.costs:
                 ticket.is_suspect = True
                 ticket.other_attempts += ticket.attempts < self._max_attempts - 1
             self._put_back(ticket)
@@ -497,33 +426,37 @@ class Schedule:
         self._given_up[slot] = self._finished + TRIED_AGAIN
         _log.warning("a place is given up for now: %s", why)
 
-    def _vacate(self, slot: int, message: Lost) -> None:
+    def _vacate(self, slot: int, failure: Failure) -> None:
         """Free the slot of a worker that did not get ready, for another try.
 
         After too many tries, give the slot up instead. Raise an error if the run cannot go on.
         """
-        if message.costs:
+        if failure.costs:
             self._false_starts[slot] = self._false_starts.get(slot, 0) + 1
         is_over = self._false_starts.get(slot, 0) >= self._max_attempts
         if not is_over:
             self._empty.append(slot)
-        if self._is_hopeless(message):
-            trace = WorkerTraceback(message.trace) if message.trace else None
-            error = message.error or WorkError(f"workers do not start: {message.reason}")
+        if self._is_hopeless(failure):
+            trace = WorkerTraceback(failure.trace) if failure.trace else None
+            error = failure.error or WorkError(f"workers do not start: {failure.reason}")
             raise error from trace
         if is_over:
             self._false_starts[slot] -= 1  # where it is tried again, once is enough
-            self._give_up(slot, f"no worker can begin{message.where}: {message.reason}")
+            self._give_up(slot, f"no worker can begin{_on(failure)}: {failure.reason}")
 
-    def _is_hopeless(self, message: Lost) -> bool:
+    def _is_hopeless(self, failure: Failure) -> bool:
         """Return whether the run is over because a worker could not start."""
         if self._ever_ready:
             others = self._given_up.keys() - self._false_starts.keys()
             return not (self._empty or self._starting or self._held or others)
-        if message.error is not None and not self._starting:
+        if failure.error is not None and not self._starting:
             return True
         untried = self._starting - self._false_starts.keys()
         return sum(self._false_starts.values()) >= self._max_attempts and not untried
+
+
+def _on(failure: Failure) -> str:
+    return f" on {failure.place}" if failure.place else ""
 
 
 def drive(

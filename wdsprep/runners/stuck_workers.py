@@ -31,17 +31,15 @@ import signal
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from wdsprep.runners.schedule import Lost, Message, Opening, UnitProgress
+from wdsprep.cpus import control_groups
+from wdsprep.runners.base import Failure, Message, RunnerSettings, SlotMessage
 from wdsprep.text import human_bytes
 
-PATIENCE_S = 2700.0
-"""Longer than eight attempts at a server that never answers. Pages say it in minutes."""
 LOOK_S = 5.0
 """The most seconds between two looks."""
 
@@ -56,34 +54,47 @@ _changing = threading.Lock()
 class Watch:
     """The progress of all workers, those that open and those that hold units."""
 
-    def __init__(self, patience_s: float, opening_patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, settings: RunnerSettings) -> None:
+        self._settings = settings
         self._now_s, self._looked = 0.0, time.monotonic()
         self._held: dict[int, dict[int, object]] = {}
         """The progress that each order of a worker reported last; the order 0 is its opening."""
-        self._working = _Waiting(patience_s)
-        self._opening = _Waiting(opening_patience_s)
+        self._working: OrderedDict[int, float] = OrderedDict()
+        """When each worker that holds units last made progress, the longest ago first."""
+        self._opening: OrderedDict[int, float] = OrderedDict()
 
     def given(self, slot: int, order: int) -> None:
         self._held.setdefault(slot, {})[order] = None
-        self._working.since.setdefault(slot, self._now_s)
+        self._working.setdefault(slot, self._now_s)
+
+    def watched(self, messages: Iterable[SlotMessage]) -> Iterator[SlotMessage]:
+        """Pass on messages, and take note of each before it is passed on."""
+        for slot, order, message in messages:
+            self.heard(slot, order, message)
+            yield slot, order, message
 
     def heard(self, slot: int, order: int, message: Message) -> None:
+        kind, value = message
         held = self._held.setdefault(slot, {})
-        if isinstance(message, Opening | UnitProgress):
-            if order in held and held[order] == message.value:
+        if kind in ("opening", "progress"):
+            if order in held and held[order] == value:
                 return
-            held[order] = message.value
-        elif isinstance(message, Lost):
-            del self._held[slot]
-            held = {}
+            held[order] = value
+        elif kind == "lost":
+            self.forget(slot)
+            return
         else:
             held.pop(order, None)
-        for workers in (self._opening, self._working):
-            workers.since.pop(slot, None)
+        for since in (self._opening, self._working):
+            since.pop(slot, None)
         if held:
-            (self._opening if 0 in held else self._working).since[slot] = self._now_s
+            (self._opening if 0 in held else self._working)[slot] = self._now_s
 
-    def overdue(self) -> list[tuple[int, Lost]]:
+    def forget(self, slot: int) -> None:
+        for kept in (self._held, self._opening, self._working):
+            kept.pop(slot, None)
+
+    def overdue(self) -> list[tuple[int, Failure]]:
         """Return the slots of workers that came no further for too long, and what to say of each.
 
         Call this after each wait for messages: each call counts the time since the last one, but
@@ -91,24 +102,17 @@ class Watch:
         """
         before, self._looked = self._looked, time.monotonic()
         self._now_s += min(self._looked - before, LOOK_S)
-        working, opening = self._working, self._opening
-        hung = f"worker made no progress for {working.patience_s:,.0f} s, and was ended"
-        closed = f"worker opened no further for {opening.patience_s:,.0f} s, and was ended"
         return [
-            *((slot, Lost(reason=hung)) for slot in working.overdue(self._now_s)),
-            *((slot, Lost(reason=closed)) for slot in opening.overdue(self._now_s)),
+            *self._overdue(self._working, self._settings.patience_s, "made no progress"),
+            *self._overdue(self._opening, self._settings.opening_patience_s, "opened no further"),
         ]
 
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """The workers of one kind, and when each last made progress, the longest ago first."""
-
-    patience_s: float
-    since: OrderedDict[int, float] = field(default_factory=OrderedDict)
-
-    def overdue(self, now_s: float) -> Iterator[int]:
-        return takewhile(lambda slot: now_s - self.since[slot] >= self.patience_s, self.since)
+    def _overdue(
+        self, since: Mapping[int, float], patience_s: float, fault: str
+    ) -> Iterator[tuple[int, Failure]]:
+        failure = Failure(reason=f"worker {fault} for {patience_s:,.0f} s, and was ended")
+        for slot in takewhile(lambda slot: self._now_s - since[slot] >= patience_s, since):
+            yield slot, failure
 
 
 # --- in a worker that opens
@@ -124,7 +128,7 @@ def awaiting(folder: Path) -> Iterator[None]:
             _growing[folder] -= 1
 
 
-def report_opening(is_over: threading.Event) -> Iterator[Opening]:
+def report_opening(is_over: threading.Event) -> Iterator[Message]:
     """Yield a message now and then if bytes have moved, until the opening is over."""
     reported = 0
     while not is_over.wait(REPORT_S):
@@ -133,7 +137,7 @@ def report_opening(is_over: threading.Event) -> Iterator[Opening]:
         moved = _own_nbytes() + sum(map(_nbytes_in, folders))
         if abs(moved - reported) >= STEP_NBYTES:
             reported = moved
-            yield Opening(value=moved)
+            yield "opening", moved
 
 
 def _own_nbytes() -> int:
@@ -162,7 +166,6 @@ ENDS_OF_OURS = (0, 128 + signal.SIGTERM)
 """Codes with which a worker ends that was told to, or saw its driver gone."""
 LACKED = ("can't start new thread", "failed to map segment", "cannot allocate memory")
 """So Python and the loader of libraries say that there was no memory."""
-GROUPS = Path("/sys/fs/cgroup")
 OF_THE_MACHINE = Path("/proc/vmstat")
 
 
@@ -232,18 +235,8 @@ def find_counters() -> list[Path]:
 
     Those of this process's control groups come before that of the machine.
     """
-    return [*_own_groups(), OF_THE_MACHINE]
-
-
-def _own_groups() -> Iterator[Path]:
-    """Yield the files of this process's control groups that may count kills for lack of memory."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _number, kinds, path = line.split(":", 2)
-        if not kinds:
-            yield GROUPS / path.lstrip("/") / "memory.events"
-        elif "memory" in kinds.split(","):
-            yield GROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
+    groups = [group for _, group in control_groups("memory")]
+    counters = [
+        group / name for group in groups for name in ("memory.events", "memory.oom_control")
+    ]
+    return [*counters, OF_THE_MACHINE]

@@ -1,21 +1,36 @@
-"""A worker's side that both kinds of worker share: units become messages.
+"""A worker's side: units become messages. Below that, the life of a local worker process.
 
 A `Worker` is where the units of one worker lie, each worked on in a thread of its own or one
 after the other. What concerns them all meets here: they are told to stop together, and when
 one of them finds the worker broken, all are put down before the worker reports itself lost.
+
+A local worker process opens the work once, then turns each unit into messages. It ends by itself
+when its driver is gone, even in the middle of a long step, and on SIGTERM it leaves through
+`SystemExit`. Whatever else ends it, such as memory that not even a thread can be had for, it tells
+the driver, and ends at once: an interpreter that ends by itself waits for threads, which may wait
+for ever. A worker that does one unit at a time does it in its main thread, where that alone makes
+context managers remove half-written files. One that does several has each in its own thread, which
+no exception reaches: they stop at their next yield. SIGINT is the driver's business: Ctrl-C reaches
+both.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import pickle
+import select
+import signal
 import socket
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
-from typing import Any, TypeAlias
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn, TypeAlias
 
 from wdsprep.errors import (
     BusyError,
@@ -28,9 +43,8 @@ from wdsprep.errors import (
     WorkError,
     without_secrets,
 )
-from wdsprep.runners.base import BrokenWorkerError, HopelessError, Unit, Work
-from wdsprep.runners.schedule import Done, Failed, Fatal, Lost, Message, Ready, UnitProgress
-from wdsprep.runners.stuck_workers import FEWER, is_of_memory
+from wdsprep.runners.base import BrokenWorkerError, Failure, HopelessError, Message, Unit, Work
+from wdsprep.runners.stuck_workers import FEWER, is_of_memory, report_opening
 
 GRACE_S = 5.0
 """The seconds that a worker may clean up before it is killed."""
@@ -51,9 +65,9 @@ def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
     try:
         with without_full_collections():
             call = load().open()
-        return Worker(call), Ready(units=getattr(call, "units_at_once", 0))
+        return Worker(call), ("ready", getattr(call, "units_at_once", 0))
     except OF_THE_REQUEST as error:
-        return None, Fatal(error=_make_picklable(error), trace=traceback.format_exc())
+        return None, ("fatal", (_make_picklable(error), traceback.format_exc()))
     except WdsprepError as error:
         return None, _lost_at_start(_text(error), _make_picklable(error))
     except Exception as error:  # noqa: BLE001  whatever it is, the driver must hear of it
@@ -75,9 +89,10 @@ def without_full_collections() -> Iterator[None]:
         gc.set_threshold(young, middle, full)
 
 
-def _lost_at_start(reason: str, error: WdsprepError | None = None) -> Lost:
+def _lost_at_start(reason: str, error: WdsprepError | None = None) -> Message:
     place = place_of(os.environ)
-    return Lost(reason=reason, trace=traceback.format_exc(), place=place, error=error)
+    failure = Failure(reason=reason, trace=traceback.format_exc(), place=place, error=error)
+    return "lost", failure
 
 
 def place_of(environment: Mapping[str, str]) -> str:
@@ -87,10 +102,12 @@ def place_of(environment: Mapping[str, str]) -> str:
 
 
 class Worker:
+    """The units of one worker, and the function that does them."""
+
     def __init__(self, call: Call) -> None:
         self._call = call
         self._is_stopping = False
-        self._lost: Lost | None = None
+        self._lost: Message | None = None
         # A set without a lock: a lock could stay taken when SIGTERM interrupts its holder.
         self._busy: set[object] = set()
 
@@ -101,7 +118,7 @@ class Worker:
             self._busy.add(token)
             with closing(self._attempt(unit)) as messages:
                 for message in messages:
-                    if isinstance(message, Lost):
+                    if message[0] == "lost":
                         self._lost = self._lost or message
                         self._is_stopping = True
                     else:
@@ -139,24 +156,31 @@ class Worker:
                     except StopIteration as end:
                         result = end.value
                         break
-                    yield UnitProgress(value=value)
+                    yield "progress", value
                 else:
                     return
-        except BusyError as error:  # whoever is in the way may not be for ever
-            yield Failed(reason=_text(error), trace=traceback.format_exc(), is_of_unit=True)
-        except NotAFileError as error:  # only this unit fails, until somebody moves it
-            yield Failed(reason=_text(error), trace=traceback.format_exc(), is_hopeless=True)
-        except WdsprepError as error:
-            yield Fatal(error=_make_picklable(error), trace=traceback.format_exc())
-        except BrokenWorkerError as error:
-            yield Lost(reason=error_line(error), trace=traceback.format_exc())
-        except HopelessError as error:
-            reason = _text(error) or error_line(error)
-            yield Failed(reason=reason, trace=traceback.format_exc(), is_hopeless=True)
         except Exception as error:  # noqa: BLE001  a unit may raise anything: it is counted
-            yield Failed(reason=error_line(error), trace=traceback.format_exc())
+            yield _message_of(error)
         else:
-            yield Done(result=result)
+            yield "done", result
+
+
+def _message_of(error: Exception) -> Message:
+    """Return the message about an error of a unit that is being handled."""
+    trace = traceback.format_exc()
+    match error:
+        case BusyError():  # whoever is in the way may not be for ever
+            return "failed", Failure(reason=_text(error), trace=trace, is_of_unit=True)
+        case NotAFileError():  # only this unit fails, until somebody moves it
+            return "failed", Failure(reason=_text(error), trace=trace, is_hopeless=True)
+        case WdsprepError():
+            return "fatal", (_make_picklable(error), trace)
+        case BrokenWorkerError():
+            return "lost", Failure(reason=error_line(error), trace=trace)
+        case HopelessError():
+            reason = _text(error) or error_line(error)
+            return "failed", Failure(reason=reason, trace=trace, is_hopeless=True)
+    return "failed", Failure(reason=error_line(error), trace=trace)
 
 
 def error_line(error: BaseException) -> str:
@@ -177,3 +201,174 @@ def _make_picklable(error: WdsprepError) -> WdsprepError:
     except Exception:  # noqa: BLE001  whatever its own code raises
         return WorkError(str(error))
     return error
+
+
+# --- the life of a local worker process
+def main(fd: int, units_at_once: int) -> NoReturn:
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the driver blocked it for us
+    os.set_inheritable(fd, False)
+    os.dup2(2, 1)  # stdout belongs to the driver's command
+    channel = _Channel(Connection(fd))
+    code = 0
+    try:
+        threading.Thread(target=_end_with_driver, args=(fd,), daemon=True).start()
+        _serve(channel, units_at_once)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException as error:  # noqa: BLE001  whatever it is, the driver must hear of it
+        _tell_end(channel, error)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _exit_now(code)
+
+
+def _tell_end(channel: _Channel, error: BaseException) -> NoReturn:
+    """Tell the driver why this worker ends, if there is memory to say so, and end the process."""
+    try:
+        lost = Failure(reason=error_line(error), trace=traceback.format_exc())
+        channel.send(0, ("lost", lost))
+    finally:
+        os._exit(1)
+
+
+def _exit_now(code: int) -> NoReturn:
+    """End the process at once.
+
+    The work is closed by now. An interpreter that ends in the usual way takes its modules apart
+    one by one, which is a second with torch, and the driver would wait for it.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve(channel: _Channel, units_at_once: int) -> None:
+    pipe = channel.pipe
+    with _reporting(channel):
+        worker, message = open_worker(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
+    gc.freeze()  # or a full collection looks at all of torch: 0.2 s in which nothing runs
+    channel.send(0, message)
+    if worker is None:
+        return
+    with _stopping(worker), _woken_by_signals() as woken:
+        while True:
+            wait([pipe, woken])
+            order, unit = pipe.recv()
+            if units_at_once == 1:
+                _work(worker, channel, order, unit)
+            else:
+                job = (worker, channel, order, unit)
+                threading.Thread(target=_work_aside, args=job, name=unit.name, daemon=True).start()
+
+
+@contextmanager
+def _reporting(channel: _Channel) -> Iterator[None]:
+    """Tell the driver of progress while the block, which opens the work, lasts."""
+    is_over = threading.Event()
+
+    def report() -> None:
+        with suppress(OSError):  # no driver any more: the main thread hears of it too
+            for message in report_opening(is_over):
+                channel.send(0, message)
+
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        reporter.join()
+
+
+@contextmanager
+def _woken_by_signals() -> Iterator[socket.socket]:
+    """Yield a socket that becomes readable when a signal arrives.
+
+    A handler of signals runs in this thread, and only when it is awake. A bare `recv` would
+    sleep on where a signal comes just before it, or to another thread.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        signal.set_wakeup_fd(theirs.fileno())
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(-1)
+
+
+@contextmanager
+def _stopping(worker: Worker) -> Iterator[None]:
+    """Stop the units of a worker and close its work, however the block ends.
+
+    If units do not stop in time, the process ends at once. SIGTERM raises once at most, so if it
+    comes while this cleans up, it hits the inner `finally`.
+    """
+    try:
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        signal.alarm(round(GRACE_S))  # kills us, should a `close` hang
+        if not worker.stop():
+            os._exit(128 + signal.SIGTERM)  # an orderly end would trip over running threads
+
+
+class _Channel:
+    """The pipe to the driver, which takes one message at a time."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, order: int, message: Message) -> bool:
+        """Send a message to the driver.
+
+        Return False if it cannot be pickled: then a failure that says so was sent instead.
+        """
+        is_sound = True
+        try:
+            data = pickle.dumps((order, message))
+        except Exception as error:  # noqa: BLE001  pickling runs the values' own code
+            failure = Failure(reason=error_line(error), trace=traceback.format_exc())
+            data, is_sound = pickle.dumps((order, ("failed", failure))), False
+        with self._lock:
+            self.pipe.send_bytes(data)
+        return is_sound
+
+
+def _work(worker: Worker, channel: _Channel, order: int, unit: Unit) -> None:
+    with closing(worker.do(unit)) as messages:
+        for message in messages:
+            if not channel.send(order, message):
+                break
+
+
+def _work_aside(worker: Worker, channel: _Channel, order: int, unit: Unit) -> None:
+    try:
+        with suppress(OSError):  # no driver any more: the main thread hears of it too
+            _work(worker, channel, order, unit)
+    except SystemExit:  # it would end the thread alone, and the unit never
+        os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException as error:  # noqa: BLE001  it too would end the thread alone
+        _tell_end(channel, error)
+
+
+def _terminate(_signum: int, _frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # cleaning up is not interrupted again
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _end_with_driver(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, 0)  # nothing but the hang-up
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os._exit(1)

@@ -3,17 +3,18 @@
 What travels is pickled by name, and names mean something else in another version, or nothing. So
 the driver's version goes before it as plain text, and it is the driver's own code that compares:
 `installed` reaches a local worker as source, and all of this reaches Ray's workers by value, as the
-module is registered for that. It runs there whatever is installed, so nothing of wdsprep is
-imported at its top.
+module is registered for that, with the actor that Ray makes on a node (`WdsprepWorker`). It runs
+there whatever is installed, so nothing of wdsprep is imported at its top.
 """
 
 import importlib
 import re
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
+THEN = "run again: it goes on from there"
 Installed = tuple[str, str]
 """A version, and the folder where it lies; both empty where there is none."""
 
@@ -58,3 +59,30 @@ def import_for_driver(module: str, ours: str, path: Iterable[str], then: str) ->
     who, remedy = f"the worker on {socket.gethostname()}", f"install wdsprep {ours} on every node"
     # Not an error of wdsprep: there may be none to import it from.
     raise RuntimeError(refusal(who, there, ours, f"{remedy} and {then}", because=because))
+
+
+class WdsprepWorker:
+    """The actor that does units. The Ray dashboard shows its class and its name."""
+
+    def __init__(
+        self, version: str, work: bytes, path: list[str], tags: Mapping[str, str], others: int = 1
+    ) -> None:
+        self._version, self._path = version, path
+        self._arguments = work, tags, others
+        self._worker: Any = None
+
+    def open(self) -> Generator[Any, None, None]:
+        module = import_for_driver("wdsprep.runners.ray.worker", self._version, self._path, THEN)
+        self._worker = module.RayWorker(*self._arguments)
+        yield from self._worker.open()
+
+    def do(self, unit: Any) -> Generator[Any, None, None]:
+        yield from self._worker.do(unit)
+
+    def stop(self) -> None:
+        """Stop the units at their next yield, and then close the work.
+
+        If a unit has not stopped after 4 s, answer without closing the work.
+        """
+        if self._worker:
+            self._worker.stop()

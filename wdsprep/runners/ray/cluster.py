@@ -8,6 +8,18 @@ A cluster may ask for a token, as one does that `ray start` of 2.60 began where 
 is. Ray sends one to an address that is named only where RAY_AUTH_MODE says so, and else tries for
 20 s, so the address is asked first. That is not for us to set: who holds the token is to say where
 it goes.
+
+How many workers a cluster may have at a time, while machines join it and leave (`worker_count`):
+
+- A number is asked for at once, whether there is room for it or not: Ray keeps the workers that it
+  cannot place, and places them when machines join.
+- Without a number there are as many as the cluster's machines could hold. That is looked at again
+  and again, so machines that join are used.
+- Of a range the least are asked for at once, the others a few at a time. Workers without a place
+  are what makes an autoscaler add machines, so it does, up to the most; and where none are to be
+  had, few wait in vain.
+
+Where all machines have left, a run waits for others, and says so.
 """
 
 from __future__ import annotations
@@ -16,17 +28,22 @@ import logging
 import os
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError, RayError
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.errors import WorkError, without_secrets
+from wdsprep.errors import UsageError, WorkError, without_secrets
+from wdsprep.runners.base import RunnerSettings
 from wdsprep.runners.options import ray_in_use
+from wdsprep.runners.schedule import Allowed, all_at_once
+from wdsprep.text import human_time, plural
 
 LOCAL = "local"
 """The address for which Ray is started on this machine."""
@@ -231,3 +248,115 @@ def _check_reachable(address: str) -> None:
             f"no Ray cluster answers at {address} ({error}): check the address, or leave it out "
             "to run on this machine"
         ) from error
+
+
+# --- how many workers there may be
+AHEAD, AHEAD_SHARE = 8, 4
+"""The workers that may wait for a place, or one for each `AHEAD_SHARE` open, if that is more."""
+LOOK_S = 5.0
+MOST = 100_000
+"""The most workers, where nobody says how many there may be."""
+SILENT_S, AGAIN_S = 60.0, 900.0
+"""The seconds that a run waits for workers before it says so, and before it says so again."""
+
+
+def _needs(settings: RunnerSettings) -> str:
+    """Return in words what a worker needs of its machine."""
+    kind = f" of type {settings.accelerator_type}" if settings.accelerator_type else ""
+    return f"{settings.cpus_per_worker:g} CPU and {settings.gpus_per_worker:g} GPU{kind}"
+
+
+def room_for(settings: RunnerSettings) -> int:
+    """Count the workers that the machines of the cluster can hold in all."""
+    return sum(room_on(node["Resources"], settings) for node in ray.nodes() if node["Alive"])
+
+
+def room_on(resources: dict[str, float], settings: RunnerSettings) -> int:
+    """Count the workers that a machine with these resources can hold."""
+    kind = settings.accelerator_type
+    if kind and f"accelerator_type:{kind}" not in resources:
+        return 0
+    shares = {"CPU": settings.cpus_per_worker, "GPU": settings.gpus_per_worker}
+    if not any(shares.values()):
+        shares["CPU"] = 1
+    return int(min(resources.get(name, 0) / share for name, share in shares.items() if share))
+
+
+def room_now(settings: RunnerSettings, room: int) -> Allowed:
+    """Return a rule that lets as many more workers start as the cluster has room for by then.
+
+    `room` is how many it has room for now.
+    """
+    looked = time.monotonic()
+
+    def allowed(opened: int, starting: int) -> int:
+        nonlocal room, looked
+        if time.monotonic() - looked > LOOK_S:
+            room, looked = room_for(settings), time.monotonic()
+        return room - opened - starting
+
+    return allowed
+
+
+def ahead_of_open(least: int, opened: int, starting: int) -> int:
+    """Return how many more workers may start: the least at once, and then a few at a time.
+
+    At most 8 workers are then starting, or a quarter of the number of open ones if that is more.
+    """
+    missing = least - opened
+    return (missing if missing > 0 else max(AHEAD, opened // AHEAD_SHARE)) - starting
+
+
+def worker_count(settings: RunnerSettings, *, is_own: bool) -> tuple[int, Allowed]:
+    """Return how many workers there may ever be, and the function that says how many may start.
+
+    `is_own` means a Ray that was started on this machine, which does not grow: a range for it
+    raises UsageError. Raise WorkError if there is no room for a worker, unless a cluster is asked
+    for a number of workers: then the run waits for room.
+    """
+    least, most = settings.workers, settings.max_workers
+    if (is_own or not least) and not (room := room_for(settings)):
+        raise WorkError(
+            f"no node of the Ray cluster has the {_needs(settings)} that one worker needs: lower "
+            "what each takes, or add such nodes (if they start on demand, give the number of "
+            "workers)"
+        )
+    if most and is_own:
+        raise UsageError(
+            f"{least}:{most} workers are for a cluster that grows, and Ray would be started on "
+            "this machine alone: give the cluster with --ray-address, or give one number"
+        )
+    if most > least:
+        return most, partial(ahead_of_open, least)
+    if least or is_own:
+        return least or room, all_at_once
+    return MOST, room_now(settings, room)
+
+
+class WaitWarning:
+    """A warning that tells now and then what a run without any worker waits for."""
+
+    def __init__(self, settings: RunnerSettings) -> None:
+        self._settings = settings
+        self._since = time.monotonic()
+        self._next = self._since + SILENT_S
+
+    def look(self, *, has_workers: bool) -> None:
+        """Warn if there has been no worker for a long time. Call this from time to time."""
+        now = time.monotonic()
+        if has_workers:
+            self._since, self._next = now, now + SILENT_S
+        elif now >= self._next:
+            self._next = now + AGAIN_S
+            _log.warning(
+                "no worker for %s: %s (Ctrl-C ends the run, and the same command goes on later)",
+                human_time(now - self._since),
+                self._reason(),
+            )
+
+    def _reason(self) -> str:
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        cluster = f"the Ray cluster has {plural(nodes, 'node')}"
+        if room := room_for(self._settings):
+            return f"{cluster} with room for {room:,}: they are starting, or others use it"
+        return f"{cluster}, and none with {_needs(self._settings)}: waiting for one to join"

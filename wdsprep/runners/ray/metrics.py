@@ -11,12 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from wdsprep.runners.base import Event, Finished, Quarantined
-from wdsprep.runners.schedule import Lost, Message, Ready, UnitProgress
+from wdsprep.runners.base import Event, Finished, Kind, Message, Quarantined
 
 TAGS = ("command", "phase")
 SECONDS = [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0]
@@ -44,44 +42,30 @@ class WorkersMetrics:
         The seconds are counted before the message that ends the unit: behind the last one the
         worker may be ended.
         """
-        began, last, is_over = time.monotonic(), _LastProgress(), False
+        began, is_over = time.monotonic(), False
+        last: object = None  # the progress of the unit when it was last counted
         with closing(messages):
-            for message in messages:
-                if isinstance(message, UnitProgress):
-                    last = self._count(last, _LastProgress.from_value(message.value))
+            for kind, value in messages:
+                if kind == "progress":
+                    self._count(last, value)
+                    last = value
                 elif not is_over:
                     self._seconds.observe(time.monotonic() - began, self._tagged(last))
                     is_over = True
-                yield message
+                yield kind, value
 
-    def _count(self, before: _LastProgress, now: _LastProgress) -> _LastProgress:
+    def _count(self, before: object, now: object) -> None:
         tags = self._tagged(now)
-        _grow(self._images, now.samples - before.samples, tags)
-        _grow(self._nbytes, now.nbytes - before.nbytes, tags)
-        for code, number in now.rejects.items():
-            _grow(self._rejects, number - before.rejects.get(code, 0), {**tags, "code": code})
-        if now.wall_s:
-            self._busy.set(now.busy_s / now.wall_s, tags)
-        return now
+        for counter, name in ((self._images, "samples"), (self._nbytes, "nbytes")):
+            _grow(counter, getattr(now, name, 0) - getattr(before, name, 0), tags)
+        counted = getattr(before, "rejects", {})
+        for code, number in getattr(now, "rejects", {}).items():
+            _grow(self._rejects, number - counted.get(code, 0), {**tags, "code": code})
+        if wall_s := getattr(now, "wall_s", 0.0):
+            self._busy.set(getattr(now, "busy_s", 0.0) / wall_s, tags)
 
-    def _tagged(self, seen: _LastProgress) -> dict[str, str]:
-        return {**self._tags, "kind": seen.device}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _LastProgress:
-    """The progress of a unit when it was last counted."""
-
-    samples: int = 0
-    nbytes: int = 0
-    rejects: Mapping[str, int] = field(default_factory=dict)
-    device: str = "cpu"
-    busy_s: float = 0.0
-    wall_s: float = 0.0
-
-    @classmethod
-    def from_value(cls, value: object) -> _LastProgress:
-        return cls(**{name: getattr(value, name) for name in cls.__slots__ if hasattr(value, name)})
+    def _tagged(self, progress: object) -> dict[str, str]:
+        return {**self._tags, "kind": getattr(progress, "device", "cpu")}
 
 
 def _grow(counter: Counter, number: float, tags: dict[str, str]) -> None:
@@ -107,11 +91,11 @@ class DriversMetrics:
     def given(self) -> None:
         self._attempts.inc(1, self._tags)
 
-    def heard(self, slot: int, message: Message) -> None:
+    def heard(self, slot: int, kind: Kind) -> None:
         """Count a message in which a worker says that it is ready or lost."""
-        if isinstance(message, Ready):
+        if kind == "ready":
             self._open.add(slot)
-        elif isinstance(message, Lost):
+        elif kind == "lost":
             self._open.discard(slot)
             self._lost.inc(1, self._tags)
         else:

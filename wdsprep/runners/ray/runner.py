@@ -42,70 +42,26 @@ from ray.exceptions import (
 
 from wdsprep.errors import WorkError
 from wdsprep.runners import worker_versions
-from wdsprep.runners.base import Event, RunnerSettings, Unit, Work
-from wdsprep.runners.ray import actor
-from wdsprep.runners.ray.actor import WdsprepWorker
-from wdsprep.runners.ray.cluster import connect_to_ray
-from wdsprep.runners.ray.metrics import DriversMetrics
-from wdsprep.runners.ray.worker_count import Share, WaitWarning, worker_count
-from wdsprep.runners.schedule import (
-    Done,
-    Failed,
-    Fatal,
-    Lost,
+from wdsprep.runners.base import (
+    Event,
+    Failure,
     Message,
-    Ready,
-    Returned,
+    RunnerSettings,
     SlotMessage,
-    drive,
+    Unit,
+    Work,
 )
-from wdsprep.runners.stuck_workers import FEWER, LOOK_S, OUT_OF_MEMORY, PATIENCE_S, Watch
+from wdsprep.runners.ray.cluster import WaitWarning, connect_to_ray, worker_count
+from wdsprep.runners.ray.metrics import DriversMetrics
+from wdsprep.runners.schedule import drive
+from wdsprep.runners.stuck_workers import FEWER, LOOK_S, OUT_OF_MEMORY, Watch
 from wdsprep.runners.worker import GRACE_S
+from wdsprep.runners.worker_versions import WdsprepWorker
 from wdsprep.version import __version__
 
-for _by_value in (worker_versions, actor):
-    cloudpickle.register_pickle_by_value(_by_value)
+cloudpickle.register_pickle_by_value(worker_versions)
 
 VERDICT_S = 2.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RayRunner:
-    """A runner of actors on a Ray cluster: one for each share of its CPUs and GPUs, by default."""
-
-    settings: RunnerSettings
-    patience_s: float = PATIENCE_S
-    opening_patience_s: float = PATIENCE_S
-
-    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        settings = self.settings
-        cpus = ceil(settings.workers * settings.cpus_per_worker)
-        with connect_to_ray(settings.address, cpus=cpus) as is_own:
-            workers, allowed = worker_count(
-                self.share, least=settings.workers, most=settings.max_workers, is_own=is_own
-            )
-            metrics = DriversMetrics(self.tags, settings.units)
-            events = drive(
-                _Actors(self, work, metrics),
-                units,
-                workers=workers,
-                max_attempts=settings.max_attempts,
-                units_per_worker=settings.units_per_worker,
-                allowed=allowed,
-            )
-            yield from metrics.noting(events)
-
-    @property
-    def tags(self) -> dict[str, str]:
-        return {"command": self.settings.name, "phase": self.settings.phase}
-
-    @property
-    def share(self) -> Share:
-        return Share(
-            cpus=self.settings.cpus_per_worker,
-            gpus=self.settings.gpus_per_worker,
-            accelerator_type=self.settings.accelerator_type,
-        )
 
 
 @dataclass(slots=True)
@@ -119,36 +75,56 @@ class _Actor:
     """Orders that it was given since; they come back with the verdict."""
 
 
-class _Actors:
-    def __init__(self, runner: RayRunner, work: Work, metrics: DriversMetrics) -> None:
-        settings = runner.settings
-        options: dict[str, Any] = {
+class RayRunner:
+    """A runner of actors on a Ray cluster: one for each share of its CPUs and GPUs, by default."""
+
+    def __init__(self, settings: RunnerSettings) -> None:
+        self.settings = settings
+        self._tags = {"command": settings.name, "phase": settings.phase}
+        self._births: dict[int, int] = {}
+        self._actors: dict[int, _Actor] = {}
+        self._awaited: dict[Any, tuple[int, int]] = {}  # refs and streams -> slot, order
+        self._doubts: deque[tuple[float, int, _Actor, RayError]] = deque()
+        self._watch = Watch(settings)
+
+    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
+        settings = self.settings
+        cpus = ceil(settings.workers * settings.cpus_per_worker)
+        with connect_to_ray(settings.address, cpus=cpus) as is_own:
+            workers, allowed = worker_count(settings, is_own=is_own)
+            self._metrics = DriversMetrics(self._tags, settings.units)
+            self._waiting = WaitWarning(settings)
+            self._class = ray.remote(**self._options())(WdsprepWorker)
+            data, path = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
+            self._arguments = __version__, data, path, self._tags
+            events = drive(
+                self,
+                units,
+                workers=workers,
+                max_attempts=settings.max_attempts,
+                units_per_worker=settings.units_per_worker,
+                allowed=allowed,
+            )
+            yield from self._metrics.noting(events)
+
+    def _options(self) -> dict[str, Any]:
+        settings = self.settings
+        kind = settings.accelerator_type
+        return {
             "num_cpus": settings.cpus_per_worker,
             "num_gpus": settings.gpus_per_worker,
             "max_restarts": 0,
             "max_concurrency": settings.units_per_worker + 1,
             "namespace": f"wdsprep-{uuid.uuid4().hex[:8]}",  # names are unique within a run
+            **({"accelerator_type": kind} if kind else {}),
         }
-        if settings.accelerator_type:
-            options["accelerator_type"] = settings.accelerator_type
-        self._class = ray.remote(**options)(WdsprepWorker)
-        self._name = f"wdsprep-{settings.name}"
-        self._waiting = WaitWarning(runner.share)
-        data, path = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
-        self._arguments = __version__, data, path, runner.tags
-        self._planned = max(settings.workers, settings.max_workers)
-        self._units_per_worker = settings.units_per_worker
-        self._metrics = metrics
-        self._births: dict[int, int] = {}
-        self._actors: dict[int, _Actor] = {}
-        self._awaited: dict[Any, tuple[int, int]] = {}  # refs and streams -> slot, order
-        self._doubts: deque[tuple[float, int, _Actor, RayError]] = deque()
-        self._watch = Watch(runner.patience_s, runner.opening_patience_s)
 
     def start(self, slot: int) -> None:
         births = self._births[slot] = self._births.get(slot, 0) + 1
-        name = f"{self._name}-{slot}" + f".{births}" * (births > 1)
-        others = max(self._planned, len(self._actors)) * self._units_per_worker
+        settings = self.settings
+        name = f"wdsprep-{settings.name}-{slot}" + f".{births}" * (births > 1)
+        planned = max(settings.workers, settings.max_workers, len(self._actors))
+        others = planned * settings.units_per_worker
         handle = self._class.options(name=name).remote(*self._arguments, others)
         self._actors[slot] = _Actor(handle)
         self._await(handle.open.options(num_returns="streaming").remote(), slot)
@@ -172,16 +148,13 @@ class _Actors:
 
     def end(self, slot: int) -> None:
         self._dismiss(slot)
-        self._note(slot, 0, Lost(reason="its place is broken"))
+        self._watch.forget(slot)
+        self._metrics.heard(slot, "lost")
 
     def hear(self) -> Iterable[SlotMessage]:
-        for slot, order, message in self._messages():
-            self._note(slot, order, message)
+        for slot, order, message in self._watch.watched(self._messages()):
+            self._metrics.heard(slot, message[0])
             yield slot, order, message
-
-    def _note(self, slot: int, order: int, message: Message) -> None:
-        self._watch.heard(slot, order, message)
-        self._metrics.heard(slot, message)
 
     def _messages(self) -> Iterator[SlotMessage]:
         self._waiting.look(has_workers=any(actor.node for actor in self._actors.values()))
@@ -199,7 +172,7 @@ class _Actors:
         for slot, lost in self._watch.overdue():
             actor = self._actors[slot]
             self._dismiss(slot)
-            yield from _with_returned(slot, 0, actor, lost)
+            yield from _with_returned(slot, 0, actor, ("lost", lost))
 
     def _ready(self) -> list[Any]:
         """Return all answers that are there, after a wait for the first.
@@ -232,20 +205,20 @@ class _Actors:
         if value is None:  # it has stopped
             return self._bury(slot, None)
         message: Message = value
-        if isinstance(value, tuple):
+        if not order:  # the node comes with what is said of the worker itself
             self._actors[slot].node, message = value
-        if is_stream and isinstance(message, Ready | Done | Failed | Fatal):
+        if message[0] in ("ready", "done", "failed", "fatal"):
             self._forget(awaited)
-        if isinstance(message, Lost):
+        elif message[0] == "lost":
             self._dismiss(slot)
         return message
 
     def _read_failure(self, slot: int, error: Exception, *, is_of_unit: bool) -> Message | None:
         actor = self._actors[slot]
         if not is_of_unit and (line := worker_versions.find_refusal(str(error))):
-            return Fatal(error=WorkError(line), trace="")
+            return "fatal", (WorkError(line), "")
         if isinstance(error, RayTaskError) and is_of_unit:  # a value that cannot be pickled
-            return Failed(reason=death_reason(error), trace=str(error))
+            return "failed", Failure(reason=death_reason(error), trace=str(error))
         if is_of_unit and actor.is_doubted:
             return None
         if isinstance(error, ActorUnavailableError):
@@ -260,10 +233,10 @@ class _Actors:
         self._doubts.append((time.monotonic() + VERDICT_S, slot, actor, error))
         return None
 
-    def _bury(self, slot: int, error: RayError | None) -> Lost:
+    def _bury(self, slot: int, error: RayError | None) -> Message:
         lost = lost_worker(error, self._actors[slot].node)
         self._dismiss(slot)
-        return lost
+        return "lost", lost
 
     def _dismiss(self, slot: int) -> None:
         actor = self._actors.pop(slot)
@@ -293,9 +266,9 @@ class _Actors:
 
 
 def _with_returned(slot: int, order: int, actor: _Actor, message: Message) -> Iterator[SlotMessage]:
-    if isinstance(message, Lost):
+    if message[0] == "lost":
         for unsent in actor.unsent:
-            yield slot, unsent, Returned()
+            yield slot, unsent, ("returned", None)
     yield slot, order, message
 
 
@@ -315,16 +288,16 @@ def is_node_gone(error: RayError, node: str) -> bool:
     return any(known["NodeID"] == node and not known["Alive"] for known in ray.nodes())
 
 
-def lost_worker(error: RayError | None, node: str) -> Lost:
+def lost_worker(error: RayError | None, node: str) -> Failure:
     """Return what the schedule is told of a worker that is lost.
 
     `error` is None if the connection to the worker broke and Ray does not call it dead: this costs
     no attempt.
     """
     if error is None:
-        return Lost(reason="the connection to the worker broke", trace="", costs=False)
+        return Failure(reason="the connection to the worker broke", costs=False)
     costs = not is_node_gone(error, node)
-    return Lost(reason=death_reason(error), trace=str(error), costs=costs)
+    return Failure(reason=death_reason(error), trace=str(error), costs=costs)
 
 
 def death_reason(error: Exception) -> str:

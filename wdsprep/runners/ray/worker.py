@@ -12,9 +12,8 @@ from contextlib import closing
 
 import ray
 
-from wdsprep.runners.base import Unit
+from wdsprep.runners.base import Message, Unit
 from wdsprep.runners.ray.metrics import WorkersMetrics
-from wdsprep.runners.schedule import Message, Opening, UnitProgress
 from wdsprep.runners.stuck_workers import report_opening
 from wdsprep.runners.worker import Worker, open_worker
 
@@ -39,7 +38,7 @@ class RayWorker:
     def open(self) -> Generator[tuple[str, Message], None, None]:
         """Open the work, and yield messages of its progress, each with the id of this node."""
         node = ray.get_runtime_context().get_node_id()
-        yield node, Opening()
+        yield node, ("opening", None)
         is_over = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             opened = pool.submit(open_worker, lambda: pickle.loads(self._work))  # noqa: S301  ours
@@ -70,7 +69,7 @@ def limit_pace(
     told, held = float("-inf"), None
     with closing(messages):
         for message in messages:
-            is_progress = isinstance(message, UnitProgress)
+            is_progress = message[0] == "progress"
             if is_progress and time.monotonic() - told < pause_s:
                 held = message
                 continue
