@@ -73,9 +73,9 @@ def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in (
-        "worker_count.LOOK_S",
-        "worker_count.SILENT_S",
-        "worker_count.AGAIN_S",
+        "cluster.LOOK_S",
+        "cluster.SILENT_S",
+        "cluster.AGAIN_S",
         "runner.LOOK_S",
     ):
         monkeypatch.setattr(f"wdsprep.runners.ray.{name}", 0.3)

@@ -29,7 +29,7 @@ from wdsprep.runners import track
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.track import Tracking, track_run
+from wdsprep.runners.track import RunTracking, Tracker, Tracking
 
 
 @pytest.fixture
@@ -114,14 +114,12 @@ def test_wandb_writes_runs_without_a_network_and_fails_without_a_key(photos: Pat
 class Broken:
     """Fails, or hangs, where it is told to."""
 
-    shown = "nowhere"
-
     def __init__(self, at: str, over: threading.Event) -> None:
         self._at, self._over = at, over
 
-    def __call__(self, _group: str, _axis: str, _settings: Mapping[str, Any]) -> Broken:
+    def __call__(self, _group: str, _axis: str, _settings: Mapping[str, Any]) -> Tracker:
         self._come_to("open")
-        return self
+        return "nowhere", self.log, self.close
 
     def log(self, _at: int, _figures: Mapping[str, float]) -> None:
         self._come_to("log")
@@ -146,7 +144,7 @@ def over() -> Iterator[threading.Event]:
 @pytest.fixture
 def broken(over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     monkeypatch.setattr(track, "CLOSING_S", 0.2)
-    return lambda at: monkeypatch.setattr(track, "TensorboardTracker", Broken(at, over))
+    return lambda at: monkeypatch.setattr(track, "open_tensorboard", Broken(at, over))
 
 
 @pytest.mark.parametrize("at", ["open", "log", "close", "hang at open", "hang at log"])
@@ -156,7 +154,7 @@ def test_a_tracker_that_fails_or_hangs_is_told_of_once(
     broken(at)
     told: list[str] = []
     listener = JobListener(told=told.append)
-    with track_run("tensorboard", ["out"], listener, settings={}, before=0) as heard:
+    with RunTracking("tensorboard", ["out"], listener, settings={}, before=0) as heard:
         heard(lambda: JobStatus(samples=3, units=1))
     assert not told or at == "hang at log"
     (record,) = caplog.records

@@ -76,7 +76,7 @@ from wdsprep.options import as_places, takes_options
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.runners.options import with_runner
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
-from wdsprep.runners.track import track_run
+from wdsprep.runners.track import RunTracking
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart, local_path, write_bytes
 from wdsprep.text import NotebookTable, human_bytes, plural
@@ -449,7 +449,7 @@ class _SelectedDataset:
             runner = runner_for(
                 options, len(pending), nbytes, told=lambda _line: None, name="select"
             )
-        with track_run(
+        with RunTracking(
             self.selection.options.track if runner else "",
             [self.place],
             listener,

@@ -33,7 +33,7 @@ from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep_to_begin
-from wdsprep.runners.track import track_run
+from wdsprep.runners.track import RunTracking
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
@@ -116,7 +116,7 @@ def _run_encode(options: EncodeOptions, listener: EncodeListener) -> list[Outcom
         else None
     )
     work = _make_work(plan, editions)
-    with track_run(
+    with RunTracking(
         options.track if runner else "",
         places,
         listener,

@@ -80,7 +80,7 @@ def import_(options: ImportOptions) -> "Outcome":
     from wdsprep.importing.import_plan import empty_of, empty_setting, resolution_of, settings_of
     from wdsprep.importing.latent_caches import find_cache
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
-    from wdsprep.runners.track import track_run
+    from wdsprep.runners.track import RunTracking
     from wdsprep.store.base import absolute, check_apart
 
     listener = options.heard_by
@@ -125,7 +125,7 @@ def import_(options: ImportOptions) -> "Outcome":
         count=len(pending),
         limit=options.limit if wanted != shards else 0,
     )
-    with track_run(
+    with RunTracking(
         options.track if pending else "",
         [latents],
         listener,

@@ -25,7 +25,7 @@ from wdsprep.packing.options import PackOptions, PackRules, settings_of
 from wdsprep.runners.base import Runner, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
-from wdsprep.runners.track import track_run
+from wdsprep.runners.track import RunTracking
 from wdsprep.sources.base import Source
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def pack(options: PackOptions) -> "Outcome":
         settle=retries.settle,
     )
     pending = retries.apart_from(chain(plan.pending(), again))
-    with track_run(
+    with RunTracking(
         options.track if count else "",
         [images],
         listener,

@@ -45,7 +45,7 @@ from wdsprep.errors import UsageError
 from wdsprep.options import takes_options
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
-from wdsprep.runners.track import track_run
+from wdsprep.runners.track import RunTracking
 from wdsprep.scoring.heads import read_head
 from wdsprep.scoring.languages import COLUMNS, language_library
 from wdsprep.scoring.models import (
@@ -177,7 +177,7 @@ def score(options: ScoreOptions) -> Outcome:
     if count:
         runner = runner_of(plan.by, plan.worker_plan, units=count, phase=plan.out, name="score")
     track = options.track if count else ""
-    with track_run(track, [plan.out], listener, settings=plan.settings, before=before) as status:
+    with RunTracking(track, [plan.out], listener, settings=plan.settings, before=before) as status:
         units = joint_units([PackedShards.take_from(left.shards)])
         (outcome,) = do_runs([run], runner, work, units, status=status)
     return outcome
