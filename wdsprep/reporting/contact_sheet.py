@@ -40,15 +40,11 @@ META_LENGTH = 400
 FactPairs = list[tuple[str, str]]
 
 
-class SheetItem(NamedTuple):
-    """One sample on the contact sheet. `score` is the name and value that it is shown for."""
+SheetItem = dict[str, Any]
+"""One sample on the contact sheet: key, caption, facts and pictures, or key and `problem`.
 
-    key: str
-    caption: str = ""
-    facts: Sequence[tuple[str, str]] = ()
-    pictures: Sequence[SheetPicture] = ()
-    problem: str = ""
-    score: tuple[str, str] | None = None
+`score` is the name and value that it is shown for, if that is why.
+"""
 
 
 def count_items(datasets: Datasets, count: int) -> tuple[int, int]:
@@ -136,7 +132,7 @@ class Sheet(NamedTuple):
             facts += _facts_of_latent(dataset, latent.facts)
             if dataset.has_latents:
                 pictures += self._latent_pictures(dataset, latent, image)
-        return SheetItem(sample.key, sample.caption, facts, pictures)
+        return sheet_item(sample, facts, pictures)
 
     def _latent_pictures(
         self, latents: ReportDataset, sample: ReadSample, image: Any
@@ -152,24 +148,24 @@ class Sheet(NamedTuple):
             try:
                 crop = crop_of(image, sample.facts, shapes_of(settings) or ((side, side),))
             except (KeyError, TypeError, ValueError, ZeroDivisionError):
-                yield SheetPicture("crop", note="its json states no crop", kind="crop")
+                yield {"title": "crop", "note": "its json states no crop", "kind": "crop"}
             else:
                 size = format_sides(*crop.size)
                 alt = f"the part that was encoded, at {size} pixels"
-                yield thumbnail(crop, "crop", alt=alt, measure=size)._replace(kind="crop")
+                yield thumbnail(crop, "crop", alt=alt, measure=size) | {"kind": "crop"}
         try:
             latent = latent_of(sample, settings)
         except FormatError as error:
-            yield SheetPicture("latent", note=str(error))
+            yield {"title": "latent", "note": str(error)}
             return
         yield draw_latent(latent, f"its latent for {side} pixels in false colours")
-        model = self.decodings[latents.shown].model
+        model, _ = self.decodings[latents.shown]
         if model is None:
             return
         try:
             shown = self.decoders.decode(model, latent)
         except WdsprepError as error:
-            yield SheetPicture("decoded", note=str(error))
+            yield {"title": "decoded", "note": str(error)}
             return
         is_like = crop is not None and crop.size == shown.size
         measure = f"{psnr(crop, shown):.1f} dB" if crop and is_like else format_sides(*shown.size)
@@ -177,10 +173,19 @@ class Sheet(NamedTuple):
         yield thumbnail(shown, "decoded", alt=alt, measure=measure)
 
 
+def sheet_item(sample: ReadSample, facts: FactPairs, pictures: Sequence[SheetPicture]) -> SheetItem:
+    """Return the item of a sample with its facts and its pictures."""
+    about = {"key": sample.key, "caption": sample.caption}
+    return {**about, "facts": facts, "pictures": pictures}
+
+
 def unread_item(sample: ReadSample) -> SheetItem:
     """Return the item of a sample that could not be read."""
     place = sample.place
-    return SheetItem(f"sample {place.number:,} of {place.shard.name}", problem=sample.problem)
+    return {
+        "key": f"sample {place.number:,} of {place.shard.name}",
+        "problem": sample.problem,
+    }
 
 
 def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
@@ -228,53 +233,35 @@ EACH = 4
 MOST_COLUMNS = 12
 
 
-class ColumnEnds(NamedTuple):
-    """The samples with the lowest and the highest numbers of a column.
-
-    `compared` counts the samples that were compared.
-    """
-
-    column: str
-    low: Sequence[SheetItem]
-    high: Sequence[SheetItem]
-    compared: int
-
-
 def column_ends(
     images: ReportDataset | None,
     scores: ReportDataset,
     *,
     samples: Sequence[ReadSample],
     max_area: int,
-) -> Iterator[ColumnEnds]:
+) -> Iterator[dict[str, Any]]:
     """Yield the samples with the lowest and highest numbers of each column, of those given.
 
-    Only the first MOST_COLUMNS columns of numbers are looked at. Without images there are none.
+    `compared` counts the samples that were compared. Only the first MOST_COLUMNS columns of numbers
+    are looked at. Without images there are none.
     """
     if images is None:
         return
 
     def item(column: str, sample: ReadSample) -> SheetItem:
         image = find_image(images, scores, sample)
-        return SheetItem(
-            key=sample.key,
-            caption=image.caption,
-            facts=_facts_of_latent(scores, sample.facts),
-            pictures=() if image.problem else (open_picture(image, max_area)[1],),
-            problem=image.problem,
-            score=(column, _shown_value(sample.facts[column])),
-        )
+        shown = {"key": sample.key, "score": (column, _shown_value(sample.facts[column]))}
+        if image.problem:
+            return {**shown, "problem": image.problem}
+        pictures = [open_picture(image, max_area)[1]]
+        return sheet_item(image, _facts_of_latent(scores, sample.facts), pictures) | shown
 
     numeric = [name for name, holds in scores.columns.items() if holds != TEXT]
     for column in numeric[:MOST_COLUMNS]:
         known = [sample for sample in samples if isinstance(sample.facts.get(column), int | float)]
         known.sort(key=lambda sample, column=column: (sample.facts[column], sample.key))  # type: ignore[misc]
-        items = min(EACH, len(known) // 2)
-        if items:
-            low, high = known[:items], known[-items:]
-            yield ColumnEnds(
-                column,
-                [item(column, sample) for sample in low],
-                [item(column, sample) for sample in high],
-                len(known),
+        if items := min(EACH, len(known) // 2):
+            low, high = (
+                [item(column, sample) for sample in end] for end in (known[:items], known[-items:])
             )
+            yield {"column": column, "low": low, "high": high, "compared": len(known)}

@@ -5,8 +5,8 @@ copies need not doubt the others.
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.reporting.contact_sheet import SheetItem, facts_of_image, unread_item
+from wdsprep.reporting.contact_sheet import SheetItem, facts_of_image, sheet_item, unread_item
 from wdsprep.reporting.datasets import Datasets, places_of, read_sample
 from wdsprep.reporting.pictures import open_picture
 from wdsprep.store import split_url
@@ -24,33 +24,13 @@ GROUPS, COPIES = 8, 3
 """The most groups that are shown, and the most copies of each beside the image that stays."""
 
 
-class CopyGroup(NamedTuple):
-    """A group of copies: the image that stays, then some of its copies.
-
-    `copies` counts all of its copies, whether they are shown or not.
-    """
-
-    items: Sequence[SheetItem]
-    copies: int
-
-
-class ShownCopies(NamedTuple):
-    """The groups of copies that a report shows.
-
-    `total` counts all groups whose remaining image is in the dataset.
-    """
-
-    groups: Sequence[CopyGroup]
-    total: int
-    table: str
-
-
 def choose_copies(
     datasets: Datasets, table: str, max_area: int, heard: Callable[[str], None]
-) -> ShownCopies:
+) -> dict[str, Any]:
     """Read a table of copies, and return up to 8 groups whose copies differ most, with pictures.
 
-    A group shows the image that stays and up to 3 copies. An image of more than `max_area` pixels
+    `total` counts all groups whose remaining image is in the dataset. A group shows the image that
+    stays and up to 3 copies, and counts all its `copies`. An image of more than `max_area` pixels
     has a note in place of a picture. `heard` gets a line before the table is read. Raise UsageError
     if no dataset of images is given, or if the table lists other samples.
     """
@@ -82,14 +62,14 @@ def choose_copies(
             return unread_item(sample)
         text = "equal to the byte" if duplicate[row] == 2 else f"{distance[row]} of 64 bits differ"
         title = text if is_copy[row] else "it stays"
-        picture = open_picture(sample, max_area)[1]._replace(title=title)
-        return SheetItem(sample.key, sample.caption, facts_of_image(sample.facts), [picture])
+        picture = open_picture(sample, max_area)[1] | {"title": title}
+        return sheet_item(sample, facts_of_image(sample.facts), [picture])
 
     groups = [
-        CopyGroup([item(row) for row in rows[: 1 + COPIES].tolist()], len(rows) - 1)
+        {"shown": [item(row) for row in rows[: 1 + COPIES].tolist()], "copies": len(rows) - 1}
         for rows in chosen
     ]
-    return ShownCopies(groups, int(total), table)
+    return {"groups": groups, "total": int(total), "table": table}
 
 
 def _choose_groups(group: Any, duplicate: Any, distance: Any) -> list[Any]:

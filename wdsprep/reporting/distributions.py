@@ -8,9 +8,9 @@ same. If a channel is far from that, look first for a wrong scale, shift or VAE.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import erf, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,77 +36,64 @@ ASPECTS = (
 """The ranges of aspect ratios between `RATIOS`, alike on both sides of the square."""
 
 
-class Bar(NamedTuple):
-    """A bar of a histogram: a short label, its whole range, and how many samples it counts."""
-
-    label: str
-    range: str
-    height: float
+Bar = dict[str, Any]
+"""A bar of a histogram: its `label`, its whole `range`, and its `height`, which counts samples."""
 
 
-class Histogram(NamedTuple):
-    """A histogram of samples: of all of them with `is_of_all`, otherwise of a random part."""
-
-    title: str
-    unit: str
-    bars: Sequence[Bar]
-    is_of_all: bool
-
-    @property
-    def total(self) -> int:
-        return int(sum(bar.height for bar in self.bars))
+def _bar(label: str, range: str, height: float) -> Bar:
+    return {"label": label, "range": range, "height": height}
 
 
-class SampleSurvey(NamedTuple):
-    """The samples that could be read of the `picked` ones of a dataset, with their histograms."""
+def survey_of(dataset: ReportDataset, seed: str, heard: Counting) -> dict[str, Any]:
+    """Read some random samples of a dataset, and return them with their histograms.
 
-    picked: int
-    samples: Sequence[ReadSample]
-    histograms: Sequence[Histogram]
-
-
-def survey_of(dataset: ReportDataset, seed: str, heard: Counting) -> SampleSurvey:
-    """Read some random samples of a dataset, and return them with their histograms."""
+    `picked` counts the samples that were picked; `samples` are those that could be read.
+    """
     places = pick(dataset.manifest.shards, SAMPLES, seed)
-    wanted = ("json", LATENT) if dataset.has_latents else ("json",)
+    members = ("json", LATENT) if dataset.has_latents else ("json",)
     read = read_each(
-        lambda place: read_sample(dataset, place, only=wanted),
+        lambda place: read_sample(dataset, place, only=members),
         places,
         dataset.store.readers,
         lambda done: heard(done, len(places)),
     )
     samples = [sample for sample in read if not sample.problem]
-    charts = [chart for chart in _histograms(dataset, samples) if chart.total]
-    return SampleSurvey(len(places), samples, charts)
+    histograms = [
+        {"title": title, "unit": unit, "bars": bars, "is_of_all": is_of_all, "total": total}
+        for title, unit, bars, is_of_all in _histograms(dataset, samples)
+        if (total := sum(bar["height"] for bar in bars))
+    ]
+    return {"picked": len(places), "samples": samples, "histograms": histograms}
 
 
-def _histograms(dataset: ReportDataset, samples: Sequence[ReadSample]) -> list[Histogram]:
-    counts = dataset.manifest.counts
+def _histograms(
+    dataset: ReportDataset, samples: Sequence[ReadSample]
+) -> Iterator[tuple[str, str, list[Bar], bool]]:
+    """Yield the title, the unit and the bars of each histogram, and whether it is of all samples.
+
+    Otherwise it is of a random part of them.
+    """
+    counts: Mapping[str, int] = dataset.manifest.counts
     sizes = [size for sample in samples if (size := _size(sample))]
-    captions = (
-        []  # scores have none; how long the images' captions are is one of their columns
-        if dataset.manifest.is_scored
-        else [len(str(sample.facts.get("caption", ""))) for sample in samples]
-    )
-    is_counted = bool(histogram(counts, "side"))
     is_every = len(samples) == dataset.manifest.samples
-    coarse: Mapping[str, int] = counts
+    is_counted = bool(histogram(counts, "side"))
     if not is_counted:
         names = [bin_name("side", min(size)) for size in sizes]
-        coarse = Counter([*names, *(bin_name("caption", length) for length in captions)])
-    is_of_all = is_counted or is_every
+        if not dataset.manifest.is_scored:  # how long captions are is a column of scores
+            captions = (str(sample.facts.get("caption", "")) for sample in samples)
+            names += [bin_name("caption", len(caption)) for caption in captions]
+        counts = Counter(names)
     ratios = [width / height for width, height in sizes]
     heights = np.bincount(np.searchsorted(RATIOS, ratios, side="right"), minlength=len(ASPECTS))
     aspects = [
-        Bar(name.replace("about ", "").replace("under ", "<").replace("over ", ">"), name, count)
+        _bar(name.replace("about ", "").replace("under ", "<").replace("over ", ">"), name, count)
         for name, count in zip(ASPECTS, heights.tolist(), strict=True)
     ]
-    return [
-        Histogram("Shorter side", "pixels", _coarse_bars(coarse, "side"), is_of_all),
-        Histogram("Aspect ratio", "", aspects, is_every),
-        Histogram("Caption length", "characters", _coarse_bars(coarse, "caption"), is_of_all),
-        *(column_histogram(name, samples, is_every) for name in dataset.columns),
-    ]
+    yield "Shorter side", "pixels", _coarse_bars(counts, "side"), is_counted or is_every
+    yield "Aspect ratio", "", aspects, is_every
+    yield "Caption length", "characters", _coarse_bars(counts, "caption"), is_counted or is_every
+    for name in dataset.columns:
+        yield name, "", column_bars(name, samples), is_every
 
 
 def _size(sample: ReadSample) -> tuple[int, int] | None:
@@ -134,16 +121,17 @@ def _coarse_bars(counts: Mapping[str, int], what: str) -> list[Bar]:
 
 def _range_bar(least: int, most: int, height: int) -> Bar:
     """Return the bar of a range of whole numbers, both ends included."""
-    return Bar(f"{least:,}", f"{least:,}" if least == most else f"{least:,} to {most:,}", height)
+    return _bar(f"{least:,}", f"{least:,}" if least == most else f"{least:,} to {most:,}", height)
 
 
-def column_histogram(name: str, samples: Sequence[ReadSample], is_every: bool) -> Histogram:
-    """Return the histogram of a column: equal ranges of numbers, or its most frequent texts."""
+def column_bars(name: str, samples: Sequence[ReadSample]) -> list[Bar]:
+    """Return the bars of a column: equal ranges of numbers, or its most frequent texts."""
     values = [sample.facts.get(name) for sample in samples]
     numbers = [n for n in values if isinstance(n, int | float) and abs(n) < LARGEST]
+    if numbers:
+        return _equal_bars(numbers)
     texts = Counter(value for value in values if isinstance(value, str))
-    bars = [Bar(text, text, height) for text, height in texts.most_common(STEPS)]
-    return Histogram(name, "", _equal_bars(numbers) if numbers else bars, is_every)
+    return [_bar(text, text, height) for text, height in texts.most_common(STEPS)]
 
 
 def _equal_bars(numbers: Sequence[float]) -> list[Bar]:
@@ -158,7 +146,7 @@ def _equal_bars(numbers: Sequence[float]) -> list[Bar]:
     if is_whole:
         return [_range_bar(int(at), int(at + width) - 1, height) for at, height in starts]
     return [
-        Bar(f"{at:.3g}", f"{at:.4g} to {at + width:.4g}" if width else f"{at:.4g}", height)
+        _bar(f"{at:.3g}", f"{at:.4g} to {at + width:.4g}" if width else f"{at:.4g}", height)
         for at, height in starts
     ]
 
@@ -167,43 +155,6 @@ SIDES = 5.0  # the end of the histogram: larger values count into its last bin
 BINS = 40
 FAR, VERY_FAR = 3.0, 5.0
 EXTREMES = 5
-
-
-class Channel(NamedTuple):
-    """The distribution of the values in one channel of latents.
-
-    `far` and `very_far` are the shares of values whose size is above 3 and above 5, and `shares`
-    those in each bin from -5 to 5.
-    """
-
-    mean: float
-    std: float
-    least: float
-    most: float
-    far: float
-    very_far: float
-    shares: Sequence[float]
-
-
-class Extreme(NamedTuple):
-    """A sample with an extreme value in a channel of its latent."""
-
-    key: str
-    channel: int
-    value: float
-
-
-class Spectrum(NamedTuple):
-    """The distribution of latents by channel.
-
-    `unsound` samples had a latent of another shape than the dataset states, or one that is not
-    finite.
-    """
-
-    samples: int
-    unsound: int
-    channels: Sequence[Channel]
-    extremes: Sequence[Extreme]
 
 
 def usual_share(beyond: float) -> float:
@@ -246,8 +197,12 @@ def _latent_shape(sample: ReadSample, settings: Settings) -> tuple[int, ...]:
     return next(field.shape for field in fields if field.name == LATENT)
 
 
-def spectrum_of(samples: Sequence[ReadSample], settings: Settings) -> Spectrum | None:
-    """Return the distribution of latents, or None if no latent could be used."""
+def spectrum_of(samples: Sequence[ReadSample], settings: Settings) -> dict[str, Any] | None:
+    """Return the distribution of latents by channel, or None if no latent could be used.
+
+    `unsound` counts the samples that had a latent of another shape than the dataset states, or one
+    that is not finite.
+    """
     latents = []
     for sample in samples:
         try:
@@ -257,26 +212,34 @@ def spectrum_of(samples: Sequence[ReadSample], settings: Settings) -> Spectrum |
     if not latents:
         return None
     channels = zip(*(latent for _, latent in latents), strict=True)
-    return Spectrum(
-        samples=len(latents),
-        unsound=len(samples) - len(latents),
-        channels=[_channel(np.concatenate([part.ravel() for part in parts])) for parts in channels],
-        extremes=_extremes(latents),
-    )
+    return {
+        "samples": len(latents),
+        "unsound": len(samples) - len(latents),
+        "channels": [
+            _channel(np.concatenate([part.ravel() for part in parts])) for parts in channels
+        ],
+        "extremes": _extremes(latents),
+    }
 
 
-def _channel(values: Any) -> Channel:
+def _channel(values: Any) -> dict[str, Any]:
+    """Return the distribution of the values in one channel of latents.
+
+    `far` and `very_far` are the shares of values whose size is above 3 and above 5, and `shares`
+    those in each bin from -5 to 5.
+    """
     wide = values.astype(np.float64)
     counts, _ = np.histogram(wide.clip(-SIDES, SIDES), bins=BINS, range=(-SIDES, SIDES))
-    far, very_far = (float((abs(wide) > beyond).mean()) for beyond in (FAR, VERY_FAR))
-    mean, std, least, most = map(float, (wide.mean(), wide.std(), wide.min(), wide.max()))
-    return Channel(mean, std, least, most, far, very_far, (counts / wide.size).tolist())
+    measures = {"mean": wide.mean(), "std": wide.std(), "least": wide.min(), "most": wide.max()}
+    measures |= {"far": (abs(wide) > FAR).mean(), "very_far": (abs(wide) > VERY_FAR).mean()}
+    shares = (counts / wide.size).tolist()
+    return {"shares": shares, **{name: float(value) for name, value in measures.items()}}
 
 
-def _extremes(latents: Sequence[tuple[str, Any]]) -> list[Extreme]:
-    """Return at most five samples: those with the most extreme values, the most extreme first."""
+def _extremes(latents: Sequence[tuple[str, Any]]) -> list[tuple[str, int, float]]:
+    """Return at most five samples with extreme values: key, channel and value of each."""
     extremes = []
     for key, latent in sorted(latents, key=lambda pair: -abs(pair[1]).max())[:EXTREMES]:
         place = np.unravel_index(abs(latent).argmax(), latent.shape)
-        extremes.append(Extreme(key, int(place[0]), float(latent[place])))
+        extremes.append((key, int(place[0]), float(latent[place])))
     return extremes

@@ -11,7 +11,7 @@ that was done again has the later time.
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -35,16 +35,15 @@ LOST_BY_STAGE = {
 }
 
 
-class FunnelRow(NamedTuple):
-    """A row of the funnel: the samples left after a step, or lost in a step.
+Row = dict[str, Any]
+"""A row of the funnel: its `label`, and the `samples` left after a step, or lost in it (`is_lost`).
 
-    It is drawn as so many samples, which begin at `start`.
-    """
+It is drawn as so many samples, which begin at `start`.
+"""
 
-    label: str
-    samples: int
-    start: int = 0
-    is_lost: bool = False
+
+def _row(label: str, samples: int) -> Row:
+    return {"label": label, "samples": samples, "start": 0, "is_lost": False}
 
 
 def losses(rejects: Mapping[str, int]) -> dict[str, int]:
@@ -55,13 +54,13 @@ def losses(rejects: Mapping[str, int]) -> dict[str, int]:
     return {label: counts[stage] for stage, label in LOST_BY_STAGE.items() if counts[stage]}
 
 
-def funnel(datasets: Datasets) -> Iterator[FunnelRow]:
+def funnel(datasets: Datasets) -> Iterator[Row]:
     """Yield the rows of the funnel, from the source to each dataset of latents."""
     images = datasets.images
     if images:
-        yield FunnelRow("samples in the source", images.manifest.inputs)
+        yield _row("samples in the source", images.manifest.inputs)
         yield from _loss_rows(images.manifest.inputs, losses(images.manifest.rejects))
-        yield FunnelRow("packed", images.manifest.samples)
+        yield _row("packed", images.manifest.samples)
     labels = Counter(latents.label for latents in datasets.latents)
     for latents in datasets.latents:
         name = latents.label.removeprefix("latents ")
@@ -69,16 +68,14 @@ def funnel(datasets: Datasets) -> Iterator[FunnelRow]:
         yield from _phase_rows(images, latents, name)
 
 
-def _loss_rows(left: int, counts: Mapping[str, int], of: str = "") -> Iterator[FunnelRow]:
+def _loss_rows(left: int, counts: Mapping[str, int], of: str = "") -> Iterator[Row]:
     for label, count in counts.items():
         left -= count
         if count:
-            yield FunnelRow(f"{label}{of}", count, left, is_lost=True)
+            yield {"label": f"{label}{of}", "samples": count, "start": left, "is_lost": True}
 
 
-def _phase_rows(
-    images: ReportDataset | None, latents: ReportDataset, name: str
-) -> Iterator[FunnelRow]:
+def _phase_rows(images: ReportDataset | None, latents: ReportDataset, name: str) -> Iterator[Row]:
     manifest = latents.manifest
     wanted = manifest.inputs
     if images:
@@ -88,13 +85,13 @@ def _phase_rows(
     done = "given" if manifest.is_scored else "encoded"
     of = f" at {name}" if latents.has_latents else f" as {name}"
     of = f" {name}" if manifest.is_scored else of
-    yield FunnelRow(f"for {'phase ' if latents.has_latents else ''}{name}", wanted)
+    yield _row(f"for {'phase ' if latents.has_latents else ''}{name}", wanted)
     removed = manifest.rejects.get(Code.REMOVED.value, 0)
     rejected = sum(manifest.rejects.values()) - removed
     yield from _loss_rows(wanted, {f"not {done}{of} so far": wanted - manifest.inputs})
     lost = {f"could not be {done}": rejected, "removed": removed}
     yield from _loss_rows(manifest.inputs, lost, of)
-    yield FunnelRow(f"{done}{of}", manifest.samples)
+    yield _row(f"{done}{of}", manifest.samples)
 
 
 UNITS = 24
@@ -102,31 +99,12 @@ EXAMPLES = 4
 HOSTS = 20
 
 
-class Host(NamedTuple):
-    """A host, with its failures by code."""
-
-    name: str
-    failures: int
-    codes: Sequence[tuple[str, int]]
-
-
-class RejectSummary(NamedTuple):
-    """A part of the rejects: examples by code, and the worst hosts.
+def look_at_rejects(dataset: ReportDataset, seed: str, heard: Counting) -> dict[str, Any]:
+    """Read the rejects of some units of a dataset, and return examples and the worst hosts.
 
     `failures` is the number of failures that the hosts are picked from. Of the `units` with
     rejects, `units_read` were read, and `units_damaged` could not be read.
     """
-
-    examples: Mapping[str, Sequence[Reject]]
-    hosts: Sequence[Host]
-    failures: int
-    units_read: int
-    units_damaged: int
-    units: int
-
-
-def look_at_rejects(dataset: ReportDataset, seed: str, heard: Counting) -> RejectSummary:
-    """Read the rejects of some units of a dataset, and return examples and the worst hosts."""
     receipts = [receipt for receipt in dataset.manifest.receipts if receipt.rejects]
     chosen = _choose_units(receipts, seed)
 
@@ -144,14 +122,14 @@ def look_at_rejects(dataset: ReportDataset, seed: str, heard: Counting) -> Rejec
             examples[reject.code.value].append(reject)
     hosts = _hosts(rejects)
     damaged = files.count(None)
-    return RejectSummary(
-        examples=examples,
-        hosts=hosts[:HOSTS],
-        failures=sum(host.failures for host in hosts),
-        units_read=len(files) - damaged,
-        units_damaged=damaged,
-        units=len(receipts),
-    )
+    return {
+        "examples": examples,
+        "hosts": hosts[:HOSTS],
+        "failures": sum(host["failures"] for host in hosts),
+        "units_read": len(files) - damaged,
+        "units_damaged": damaged,
+        "units": len(receipts),
+    }
 
 
 def _choose_units(receipts: Sequence[Receipt], seed: str) -> list[Receipt]:
@@ -169,14 +147,16 @@ def _choose_units(receipts: Sequence[Receipt], seed: str) -> list[Receipt]:
     return sorted(chosen.values(), key=lambda receipt: receipt.unit)
 
 
-def _hosts(rejects: Iterable[Reject]) -> list[Host]:
-    """Return the hosts, those with the most failed downloads first."""
+def _hosts(rejects: Iterable[Reject]) -> list[dict[str, Any]]:
+    """Return the hosts with their failed downloads by code, those with most failures first."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for reject in rejects:
         if reject.code.stage == "fetch" and (host := host_of(reject.url)):
             counts[host][reject.code.value] += 1
-    hosts = (Host(name, codes.total(), codes.most_common()) for name, codes in counts.items())
-    return sorted(hosts, key=lambda host: (-host.failures, host.name))
+    return [
+        {"name": name, "failures": codes.total(), "codes": codes.most_common()}
+        for name, codes in sorted(counts.items(), key=lambda pair: (-pair[1].total(), pair[0]))
+    ]
 
 
 def host_of(url: str) -> str:
@@ -194,24 +174,12 @@ PAUSE_TIMES = 8
 """How many times as long as usual a step takes that is a pause."""
 
 
-class RunPace(NamedTuple):
-    """The pace of a run over time.
+def pace_of(dataset: ReportDataset) -> dict[str, Any] | None:
+    """Return the pace of a run by the times of its receipts; None with fewer than three times.
 
     `rates` are inputs a second, over equal parts of the time in which work was done. Pauses, such
     as between a kill and a resume, are left out. `inputs` counts those of all units, except those
     done at `first_s`.
-    """
-
-    first_s: float
-    last_s: float
-    active_s: float
-    pauses: int
-    inputs: int
-    rates: Sequence[float]
-
-
-def pace_of(dataset: ReportDataset) -> RunPace | None:
-    """Return the pace of a run by the times of its receipts; None with fewer than three times.
 
     A pause is a step of over 10 minutes that takes 8 times as long as is usual for its inputs, or
     one of over a minute that takes 8 times as long as all other steps together. It counts as long
@@ -234,11 +202,11 @@ def pace_of(dataset: ReportDataset) -> RunPace | None:
     steps = np.where(is_pause, np.minimum(gaps, usual), gaps)
     ends, totals = (np.cumsum([0, *numbers]) for numbers in (steps, inputs))
     edges = np.linspace(0, ends[-1], min(PERIODS, len(steps)) + 1)
-    return RunPace(
-        first_s=float(at_s[0]),
-        last_s=float(at_s[-1]),
-        active_s=float(steps.sum()),
-        pauses=int(is_pause.sum()),
-        inputs=int(inputs.sum()),
-        rates=(np.diff(np.interp(edges, ends, totals)) / edges[1]).tolist(),
-    )
+    return {
+        "first_s": float(at_s[0]),
+        "last_s": float(at_s[-1]),
+        "active_s": float(steps.sum()),
+        "pauses": int(is_pause.sum()),
+        "inputs": int(inputs.sum()),
+        "rates": (np.diff(np.interp(edges, ends, totals)) / edges[1]).tolist(),
+    }

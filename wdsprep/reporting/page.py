@@ -10,12 +10,13 @@ script but its own, whose digest it names.
 
 import base64
 import hashlib
+import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from math import pi, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jinja2
 import numpy as np
@@ -23,63 +24,22 @@ import numpy as np
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.errors import without_secrets
-from wdsprep.reporting.contact_sheet import ColumnEnds, Sheet, SheetItem, column_ends, count_items
+from wdsprep.reporting.contact_sheet import Sheet, column_ends, count_items
 from wdsprep.reporting.datasets import NAME, Datasets, ReportDataset
 from wdsprep.reporting.distributions import (
     FAR,
     SIDES,
     VERY_FAR,
     Bar,
-    Channel,
-    SampleSurvey,
-    Spectrum,
     spectrum_of,
     survey_of,
     usual_share,
 )
-from wdsprep.reporting.funnel import (
-    EXAMPLES,
-    FunnelRow,
-    RejectSummary,
-    RunPace,
-    funnel,
-    look_at_rejects,
-    losses,
-    pace_of,
-)
-from wdsprep.reporting.pictures import Decoders, Decoding, find_decoding, format_sides, model_name
+from wdsprep.reporting.funnel import EXAMPLES, funnel, look_at_rejects, losses, pace_of
+from wdsprep.reporting.options import ReportOptions
+from wdsprep.reporting.pictures import Decoders, find_decoding, format_sides, model_name
 from wdsprep.text import Counting, human_bytes, human_time, plural
 from wdsprep.version import __version__
-
-if TYPE_CHECKING:
-    from wdsprep.reporting.copies import ShownCopies
-
-
-class Chapter(NamedTuple):
-    """The facts about one dataset of a report."""
-
-    dataset: ReportDataset
-    refused: RejectSummary
-    pace: RunPace | None
-    surveyed: SampleSurvey
-    spectrum: Spectrum | None
-    decoding: Decoding | None
-    ends: Sequence[ColumnEnds]
-
-
-class ReportFacts(NamedTuple):
-    """The facts of a whole report."""
-
-    datasets: Datasets
-    funnel: Sequence[FunnelRow]
-    chapters: Sequence[Chapter]
-    groups: Mapping[str, Sequence[SheetItem]]
-    copies: "ShownCopies | None"
-    seed: int
-
-    @property
-    def samples(self) -> int:
-        return sum(map(len, self.groups.values()))
 
 
 def plan_of(datasets: Datasets, samples: int, model: str) -> str:
@@ -96,61 +56,56 @@ def plan_of(datasets: Datasets, samples: int, model: str) -> str:
     )
 
 
-def gather(
-    datasets: Datasets,
-    *,
-    samples: int,
-    seed: int,
-    model: str,
-    max_area: int,
-    duplicates: str,
-    told: Callable[[str], None],
-    heard: Callable[[str], None],
-) -> ReportFacts:
+def gather(datasets: Datasets, options: ReportOptions) -> dict[str, Any]:
     """Gather the facts of a report: read receipts, and a bounded number of samples and rejects.
 
-    `told` gets a line for each model that is loaded, and `heard` what is being done now.
+    The listener of the options gets a line for each model that is loaded, and hears what is being
+    done now.
     """
+    listener, seed, max_area = options.heard_by, options.seed, options.max_area
     copies = None
-    if duplicates:
+    if options.duplicates:
         from wdsprep.reporting.copies import choose_copies  # pyarrow is slow to import
 
-        copies = choose_copies(datasets, duplicates, max_area, heard)
+        table = os.fspath(options.duplicates)
+        copies = choose_copies(datasets, table, max_area, listener.heard)
     decodings = {
-        dataset.shown: find_decoding(dataset, model)
+        dataset.shown: find_decoding(dataset, options.model)
         for dataset in datasets.latents
         if dataset.has_latents
     }
 
-    def chapter(dataset: ReportDataset) -> Chapter:
+    def chapter(dataset: ReportDataset) -> dict[str, Any]:
         def counts(noun: str, many: str = "") -> Counting:
-            return lambda done, of: heard(
+            return lambda done, of: listener.heard(
                 f"{done:,} of {plural(of, noun, many)} read: {dataset.shown}"
             )
 
         surveyed = survey_of(dataset, f"survey {seed}", counts("sample"))
-        samples, settings = surveyed.samples, dataset.manifest.settings
+        samples, settings = surveyed["samples"], dataset.manifest.settings
         of_files = counts("file of rejects", "files of rejects")
-        return Chapter(
-            dataset=dataset,
-            refused=look_at_rejects(dataset, f"rejects {seed}", of_files),
-            pace=pace_of(dataset),
-            surveyed=surveyed,
-            spectrum=spectrum_of(samples, settings) if dataset.has_latents else None,
-            decoding=decodings.get(dataset.shown),
-            ends=list(column_ends(datasets.images, dataset, samples=samples, max_area=max_area)),
-        )
+        return {
+            "dataset": dataset,
+            "refused": look_at_rejects(dataset, f"rejects {seed}", of_files),
+            "pace": pace_of(dataset),
+            "surveyed": surveyed,
+            "spectrum": spectrum_of(samples, settings) if dataset.has_latents else None,
+            "decoding": decodings.get(dataset.shown),
+            "ends": [*column_ends(datasets.images, dataset, samples=samples, max_area=max_area)],
+        }
 
-    return ReportFacts(
-        datasets=datasets,
-        funnel=list(funnel(datasets)),
-        chapters=list(map(chapter, datasets.every)),
-        groups=Sheet(datasets, decodings, Decoders(told), max_area, heard).groups(
-            samples, f"sheet {seed}"
-        ),
-        copies=copies,
-        seed=seed,
-    )
+    sheet = Sheet(datasets, decodings, Decoders(listener.told), max_area, listener.heard)
+    chapters = list(map(chapter, datasets.every))
+    groups = sheet.groups(options.samples, f"sheet {seed}")
+    return {
+        "datasets": datasets,
+        "funnel": list(funnel(datasets)),
+        "chapters": chapters,
+        "groups": groups,
+        "samples": sum(map(len, groups.values())),
+        "copies": copies,
+        "seed": seed,
+    }
 
 
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -161,8 +116,8 @@ CURVE_POINTS = 60
 SHORT = 220
 
 
-def page_of(facts: ReportFacts) -> str:
-    """Return the HTML page of a report."""
+def page_of(facts: Mapping[str, Any]) -> str:
+    """Return the HTML page of a report with the facts that `gather` returns."""
     template, style, script = map(_asset, ("page.html", "page.css", "page.js"))
     policy = (
         f"default-src 'none'; img-src data:; style-src 'sha256-{_digest(style)}'; "
@@ -231,10 +186,13 @@ def span(seconds: float) -> str:
     return human_time(seconds) if seconds >= 10 or not seconds else f"{seconds:.1f} s"
 
 
-def pace_bars(pace: RunPace) -> list[Bar]:
+def pace_bars(pace: Mapping[str, Any]) -> list[Bar]:
     """Return a bar for each period of a run: after which time it begins, and its rate."""
-    period = pace.active_s / len(pace.rates)
-    return [Bar(span(at * period), rate(height), height) for at, height in enumerate(pace.rates)]
+    period = pace["active_s"] / len(pace["rates"])
+    return [
+        {"label": span(at * period), "range": rate(height), "height": height}
+        for at, height in enumerate(pace["rates"])
+    ]
 
 
 def moments(first_s: float, last_s: float) -> str:
@@ -243,15 +201,15 @@ def moments(first_s: float, last_s: float) -> str:
     return f"{first} to {last[11:] if first[:10] == last[:10] else last} UTC"
 
 
-def bell_paths(channel: Channel) -> tuple[str, str]:
+def bell_paths(shares: Sequence[float]) -> tuple[str, str]:
     """Return the paths of a channel's distribution, and of the bell curve that it should fill."""
-    count = len(channel.shares)
+    count = len(shares)
     z = np.linspace(-SIDES, SIDES, CURVE_POINTS + 1)
     bell = 2 * SIDES / count * np.exp(-z * z / 2) / sqrt(2 * pi)
-    most = max(*channel.shares, bell.max()) * 1.08
+    most = max(*shares, bell.max()) * 1.08
     steps = " ".join(
         f"H{100 * number / count:.2f}V{100 - 100 * share / most:.2f}"
-        for number, share in enumerate(channel.shares)
+        for number, share in enumerate(shares)
     )
     curve = "L".join(
         f"{x:.2f} {y:.2f}" for x, y in zip(10 * (z + SIDES), 100 - 100 * bell / most, strict=True)

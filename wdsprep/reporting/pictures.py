@@ -10,7 +10,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -41,21 +41,12 @@ PROJECTION = (
 )
 
 
-class SheetPicture(NamedTuple):
-    """A picture of a sample on the contact sheet.
+SheetPicture = dict[str, Any]
+"""A picture of a sample on the contact sheet: title, measure, alt, source, width, height and kind.
 
-    If it could not be made, `source` is empty and `note` says why. Of the kind `coarse` each pixel
-    is shown as a square; `crop` is the first picture of a latent.
-    """
-
-    title: str
-    measure: str = ""
-    alt: str = ""
-    source: str = ""
-    width: int = 0
-    height: int = 0
-    note: str = ""
-    kind: str = ""
+Of the kind `coarse` each pixel is shown as a square; `crop` is the first picture of a latent. A
+picture that could not be made has a title and a `note` that says why.
+"""
 
 
 def format_sides(*sides: object) -> str:
@@ -68,7 +59,7 @@ def open_picture(sample: ReadSample, max_area: int) -> tuple[Any, SheetPicture]:
     try:
         image = open_image(sample.members, max_area)
     except RejectedError as error:
-        return None, SheetPicture("original", note=f"{error.code} {error.detail}".strip())
+        return None, {"title": "original", "note": f"{error.code} {error.detail}".strip()}
     return image, thumbnail(image, "original", alt="the image", measure=format_sides(*image.size))
 
 
@@ -90,7 +81,8 @@ def thumbnail(image: Image.Image, title: str, *, alt: str, measure: str) -> Shee
     scale = min(1.0, SIDE / image.height, LONGEST / image.width)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     small = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
-    return SheetPicture(title, measure, alt, _uri(small, "WEBP", quality=80, method=4), *size)
+    source = _uri(small, "WEBP", quality=80, method=4)
+    return _picture(title, measure, alt, source, size)
 
 
 def crop_of(image: Image.Image, facts: Mapping[str, Any], sizes: Sequence[Size]) -> Image.Image:
@@ -118,7 +110,15 @@ def draw_latent(latent: Any, alt: str) -> SheetPicture:
     levels = ((rgb + 1) * 127.5).clip(0, 255).round().astype(np.uint8)
     image = Image.fromarray(levels)
     sides = format_sides(*latent.shape)
-    return SheetPicture("latent", sides, alt, _uri(image, "PNG"), *image.size, kind="coarse")
+    return _picture("latent", sides, alt, _uri(image, "PNG"), image.size, kind="coarse")
+
+
+def _picture(
+    title: str, measure: str, alt: str, source: str, size: Size, *, kind: str = ""
+) -> SheetPicture:
+    width, height = size
+    about = {"title": title, "measure": measure, "alt": alt, "kind": kind}
+    return {**about, "source": source, "width": width, "height": height}
 
 
 def psnr(image: Image.Image, other: Image.Image) -> float:
@@ -138,14 +138,11 @@ NONE = "none"
 PACKAGES = ("torch", "diffusers")  # needed to decode
 
 
-class Decoding(NamedTuple):
-    """The model that decodes the latents of a dataset, or the `reason` why none does.
+Decoding = tuple[Model | None, str]
+"""The model that decodes the latents of a dataset, or None with the reason why none does.
 
-    With a model the reason is a warning, or empty.
-    """
-
-    model: Model | None
-    reason: str
+With a model the reason is a warning, or empty.
+"""
 
 
 def model_name(latents: ReportDataset, wanted: str) -> str:
@@ -162,25 +159,25 @@ def find_decoding(latents: ReportDataset, wanted: str) -> Decoding:
     weights differ from those of the dataset, the reason is a warning.
     """
     if wanted == NONE:
-        return Decoding(None, "--model none was given")
+        return None, "--model none was given"
     settings = latents.manifest.settings
     name = model_name(latents, wanted)
     if not name:
-        return Decoding(None, "the dataset does not say which model made it: give it with --model")
+        return None, "the dataset does not say which model made it: give it with --model"
     if missing := [package for package in PACKAGES if find_spec(package) is None]:
-        return Decoding(None, f"{missing[0]} is not installed here")
+        return None, f"{missing[0]} is not installed here"
     try:
         model = find_model(name, text=settings["text"], is_offline=True)
     except WdsprepError as error:
         if wanted:
             raise
-        return Decoding(None, str(error))
+        return None, str(error)
     if model.weights == settings["weights"]:
-        return Decoding(model, "")
+        return model, ""
     if wanted:
         _check_channels(model, latents)
     reason = f"the latents were made with other weights of {name}"
-    return Decoding(model if wanted else None, reason)
+    return model if wanted else None, reason
 
 
 def _check_channels(model: Model, latents: ReportDataset) -> None:

@@ -49,16 +49,7 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     store, name = split_url(output)
     with store.write(name) as sink:  # fails before the work if the place cannot be written to
         listener.told(plan_of(opened, options.samples, options.model))
-        facts = gather(
-            opened,
-            samples=options.samples,
-            seed=options.seed,
-            model=options.model,
-            max_area=options.max_area,
-            duplicates=os.fspath(options.duplicates),
-            told=listener.told,
-            heard=listener.heard,
-        )
+        facts = gather(opened, options)
         data = page_of(facts).encode()
         sink.write(data)
-    return WrittenReport(output=output, nbytes=len(data), samples=facts.samples)
+    return WrittenReport(output=output, nbytes=len(data), samples=facts["samples"])
