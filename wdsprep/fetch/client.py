@@ -36,7 +36,7 @@ from wdsprep.fetch.answer_rules import (
 from wdsprep.fetch.limits import CrowdedError, HostLimits
 from wdsprep.fetch.options import TRANSIENT, Fetched, FetchRules
 from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, RobotsCache, read_robots
-from wdsprep.fetch.transfer import Answer, AnswerRule, Handles
+from wdsprep.fetch.transfer import Answer, AnswerRule, CurlLoop
 from wdsprep.fetch.urls import Target, follow, parse
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
@@ -54,11 +54,11 @@ class Client:
 
     def __init__(self, rules: FetchRules) -> None:
         self._rules = rules
-        self._lines = Handles(rules)
+        self._transfers = CurlLoop(rules)
         self._turns = HostLimits(
             in_flight=rules.in_flight,
             per_host=rules.per_host,
-            may_start=lambda: self._lines.room.takes_one_more,
+            may_start=lambda: self._transfers.room.takes_one_more,
         )
         self._robots = RobotsCache(self._ask_robots)
         self._check = self._robots.check if rules.robots else None
@@ -88,7 +88,7 @@ class Client:
     def close(self) -> None:
         self._reader.shutdown(wait=False, cancel_futures=True)
         self._objects.close()
-        self._lines.close()
+        self._transfers.close()
 
     async def _fetch_with_retries(self, target: Target) -> bytes:
         for attempt in range(self._rules.retries):
@@ -101,12 +101,12 @@ class Client:
         return await self._get_image(target)
 
     async def _get_image(self, target: Target) -> bytes:
-        answer = await self._get(
+        head, body = await self._get(
             target, self._image, redirects=self._rules.redirects, check=self._check
         )
-        if not answer.body:
-            raise RejectedError(Code.EMPTY, f"HTTP {answer.head.status} without a body")
-        return answer.body
+        if not body:
+            raise RejectedError(Code.EMPTY, f"HTTP {head.status} without a body")
+        return body
 
     async def _ask_robots(self, target: Target) -> Robots:
         """Read the robots.txt of the origin of `target`.
@@ -116,7 +116,7 @@ class Client:
         """
         want = AnswerRule(judge=judge_robots, max_nbytes=MAX_NBYTES, cut=True)
         try:
-            answer = await self._get(
+            _, body = await self._get(
                 parse(f"{target.origin}/robots.txt"), want, redirects=ROBOTS_REDIRECTS
             )
         except RejectedError as error:
@@ -126,10 +126,10 @@ class Client:
                 error.args = (error.code, f"robots.txt: {error.detail}", *error.args[2:])
                 error.detail = error.args[1]
             raise
-        if len(answer.body) <= SHORT_ROBOTS:
-            return read_robots(answer.body)
+        if len(body) <= SHORT_ROBOTS:
+            return read_robots(body)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, read_robots, answer.body)
+        return await loop.run_in_executor(self._reader, read_robots, body)
 
     async def _get(
         self,
@@ -148,11 +148,11 @@ class Client:
         while True:
             if check is not None:
                 await check(target)
-            answer, took_s = await self._ask(target, want, left_s)
-            if not is_redirect(answer.head):
-                return answer
+            (head, body), took_s = await self._ask(target, want, left_s)
+            if not is_redirect(head):
+                return head, body
             left_s -= took_s
-            target = follow(target, answer.head.first("location"))
+            target = follow(target, head.first("location"))
             if target.url in seen:
                 raise RejectedError(Code.REDIRECTS, "in a circle")
             if len(seen) > redirects:
@@ -164,23 +164,20 @@ class Client:
             await self._turns.take(target.host)
             failure: RejectedError | None = None
             try:
-                return await self._lines.get(target.url, want, timeout_s=left_s)
+                return await self._transfers.get(target.url, want, timeout_s=left_s)
             except CrowdedError:
                 continue
             except RejectedError as error:
                 failure = error
                 raise
             finally:
-                self._give_back(target.host, failure)
-
-    def _give_back(self, host: str, failure: RejectedError | None) -> None:
-        after_s = failure.after_s if isinstance(failure, LaterError) else 0.0
-        self._turns.give_back(
-            host,
-            failure,
-            pause_s=min(after_s, LONGEST_WAIT_S),
-            for_all=after_s > LONGEST_WAIT_S,
-        )
+                after_s = failure.after_s if isinstance(failure, LaterError) else 0.0
+                self._turns.give_back(
+                    target.host,
+                    failure,
+                    pause_s=min(after_s, LONGEST_WAIT_S),
+                    for_all=after_s > LONGEST_WAIT_S,
+                )
 
 
 THREADS = 16

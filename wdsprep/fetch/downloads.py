@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
@@ -31,6 +31,9 @@ from wdsprep.fetch.limits import USUAL_NBYTES
 from wdsprep.fetch.options import Fetched
 from wdsprep.fetch.outage import OutageCheck, Witnesses
 from wdsprep.store.spool import Spool
+
+if TYPE_CHECKING:
+    from wdsprep.fetch.client import Fetcher
 
 WAIT_S = 0.25
 ROWS_AHEAD = 4_096
@@ -43,12 +46,6 @@ SPOOLED_NBYTES = 1 << 30
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-
-
-class UrlSource(Protocol):
-    """The methods of a Fetcher that downloads call."""
-
-    def submit(self, url: str, /) -> "Future[Fetched]": ...
 
 
 @dataclass(slots=True)
@@ -100,7 +97,7 @@ class Downloads:
 
     def __init__(
         self,
-        fetcher: UrlSource,
+        fetcher: "Fetcher",
         repeated: Callable[[], Counter[str]],
         *,
         pace: DownloadTurns,

@@ -57,26 +57,23 @@ Rank = tuple[int, bool]
 """The length of a rule, and whether it allows: the greatest of those that match decides."""
 
 
-@dataclass(frozen=True, slots=True)
-class RulePattern:
-    """The path of a rule that has wildcards, cut at each."""
+RulePattern = tuple[Rank, tuple[str, ...], bool]
+"""A rule that has wildcards: its rank, its path cut at each wildcard, and whether it holds to the
+end of a path."""
 
-    pieces: tuple[str, ...]
-    to_the_end: bool
-    rank: Rank
 
-    def matches(self, path: str) -> bool:
-        first, *others = self.pieces
-        if not path.startswith(first):
+def _matches(pattern: RulePattern, path: str) -> bool:
+    _, (first, *others), to_the_end = pattern
+    if not path.startswith(first):
+        return False
+    at = len(first)
+    last = others.pop() if to_the_end else ""
+    for piece in others:
+        place = path.find(piece, at)
+        if place < 0:
             return False
-        at = len(first)
-        last = others.pop() if self.to_the_end else ""
-        for piece in others:
-            found = path.find(piece, at)
-            if found < 0:
-                return False
-            at = found + len(piece)
-        return path.endswith(last) and len(path) - len(last) >= at
+        at = place + len(piece)
+    return path.endswith(last) and len(path) - len(last) >= at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,10 +103,10 @@ class Robots:
         for length in self.lengths:
             best = max(best, self.starts.get(plain[:length], nothing))
         for pattern in self.patterns:
-            if pattern.rank <= best:
+            if pattern[0] <= best:
                 break
-            if pattern.matches(plain):
-                return pattern.rank[1]
+            if _matches(pattern, plain):
+                return pattern[0][1]
         return best[1]
 
 
@@ -136,7 +133,7 @@ def read_robots(data: bytes) -> Robots:
 def _sort_rules(rules: list[tuple[bool, str]]) -> Robots:
     starts: dict[str, Rank] = {}
     wholes: dict[str, Rank] = {}
-    patterns = []
+    patterns: list[RulePattern] = []
     for allow, path in rules:
         rank = len(path), allow
         to_the_end = path.endswith("$")
@@ -144,7 +141,7 @@ def _sort_rules(rules: list[tuple[bool, str]]) -> Robots:
         if text.endswith("*"):
             text, to_the_end = text.rstrip("*"), False
         if "*" in text:
-            patterns.append(RulePattern(tuple(text.split("*")), to_the_end, rank))
+            patterns.append((rank, tuple(text.split("*")), to_the_end))
         else:
             kept = wholes if to_the_end else starts
             kept[text] = max(rank, kept.get(text, rank))
@@ -152,8 +149,8 @@ def _sort_rules(rules: list[tuple[bool, str]]) -> Robots:
         starts=starts,
         lengths=tuple(set(map(len, starts))),
         wholes=wholes,
-        patterns=tuple(sorted(patterns, key=lambda pattern: pattern.rank, reverse=True)),
-        wildcards=sum(len(pattern.pieces) - 1 for pattern in patterns),
+        patterns=tuple(sorted(patterns, key=lambda pattern: pattern[0], reverse=True)),
+        wildcards=sum(len(pieces) - 1 for _, pieces, _ in patterns),
         nbytes=sum(len(path) + _RULE_NBYTES for _, path in rules),
     )
 

@@ -51,13 +51,40 @@ from wdsprep.version import __version__
 _DONE = (0, "")
 
 
+MAX_HEAD_NBYTES = 1 << 16
+DRAIN_NBYTES = 1 << 14  # a body that nobody wants is read to the end to keep the connection
+READ_NBYTES = 1 << 17
+SWITCHING = 101
+
+
+Answer = tuple[Head, bytes]
+"""The head and the body of an answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerRule:
+    """A rule for how an answer is taken.
+
+    `judge` sees the head before the body is read. It returns whether the body is wanted, or raises
+    RejectedError.
+    """
+
+    judge: Callable[[Head], bool]
+    max_nbytes: int
+    cut: bool = False
+    """Take the first `max_nbytes` of a longer body, instead of refusing it."""
+
+
 class CurlLoop:
     """A loop that runs many libcurl transfers on one event loop.
 
     libcurl tells which sockets and which time it waits for; the loop tells libcurl when they come.
+    Handles are kept, as many as were ever busy at a time.
     """
 
-    def __init__(self, *, connections: int) -> None:
+    def __init__(self, rules: FetchRules) -> None:
+        self._rules, self.room = rules, body_limit_for(rules.max_nbytes)
+        self._free = [Handle(rules, self.room)]  # so that wrong settings are told at once
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
         self._timer_ends = self._due = math.inf
@@ -68,7 +95,20 @@ class CurlLoop:
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
-        self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, rules.in_flight)
+
+    async def get(self, url: str, want: AnswerRule, *, timeout_s: float) -> tuple[Answer, float]:
+        """Get a URL. Return the answer and the seconds it took.
+
+        Raise CrowdedError if memory is short, and RejectedError if the transfer fails or `want`
+        rejects the answer.
+        """
+        handle = self._free.pop() if self._free else Handle(self._rules, self.room)
+        try:
+            answer = await handle.get(self, url, want, timeout_s=timeout_s)
+            return answer, handle.took_s
+        finally:
+            self._free.append(handle)
 
     async def perform(self, handle: Any) -> tuple[int, str]:
         """Run a transfer. Return libcurl's error and its message; an error of 0 is success."""
@@ -82,7 +122,9 @@ class CurlLoop:
             self._multi.remove_handle(handle)
 
     def close(self) -> None:
-        """Close the sockets and the timer. No transfer may be running."""
+        """Close the handles, the sockets and the timer. No transfer may be running."""
+        for handle in self._free:
+            handle.close()
         self._loop.remove_reader(self._sockets.fileno())
         self._multi.close()
         self._sockets.close()
@@ -145,32 +187,6 @@ class CurlLoop:
         future = self._waiting[handle]
         if not future.done():
             future.set_result(how)
-
-
-MAX_HEAD_NBYTES = 1 << 16
-DRAIN_NBYTES = 1 << 14  # a body that nobody wants is read to the end to keep the connection
-READ_NBYTES = 1 << 17
-SWITCHING = 101
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    head: Head
-    body: bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerRule:
-    """A rule for how an answer is taken.
-
-    `judge` sees the head before the body is read. It returns whether the body is wanted, or raises
-    RejectedError.
-    """
-
-    judge: Callable[[Head], bool]
-    max_nbytes: int
-    cut: bool = False
-    """Take the first `max_nbytes` of a longer body, instead of refusing it."""
 
 
 class Handle:
@@ -244,7 +260,7 @@ class Handle:
             raise rejection_for_curl(error, message, system=system, resolved=resolved)
         if self._wanted and not self._want.cut:
             self._room.learn(self._nbytes)
-        return Answer(head=self._head, body=b"".join(chunks)[: self._want.max_nbytes])
+        return self._head, b"".join(chunks)[: self._want.max_nbytes]
 
     def _on_connect(self, _purpose: int, address: Any) -> Any:
         self._has_address = True
@@ -298,33 +314,6 @@ class Handle:
         if self._want.cut:
             return 0
         raise too_many_bytes(self._want.max_nbytes)
-
-
-class Handles:
-    """The free handles of libcurl, as many as were ever busy at a time."""
-
-    def __init__(self, rules: FetchRules) -> None:
-        self._rules, self.room = rules, body_limit_for(rules.max_nbytes)
-        self._free = [Handle(rules, self.room)]  # so that wrong settings are told at once
-        self._multi = CurlLoop(connections=rules.in_flight)
-
-    async def get(self, url: str, want: AnswerRule, *, timeout_s: float) -> tuple[Answer, float]:
-        """Get a URL. Return the answer and the seconds it took.
-
-        Raise CrowdedError if memory is short, and RejectedError if the transfer fails or `want`
-        rejects the answer.
-        """
-        line = self._free.pop() if self._free else Handle(self._rules, self.room)
-        try:
-            answer = await line.get(self._multi, url, want, timeout_s=timeout_s)
-            return answer, line.took_s
-        finally:
-            self._free.append(line)
-
-    def close(self) -> None:
-        for line in self._free:
-            line.close()
-        self._multi.close()
 
 
 def user_agent(contact: str) -> str:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,14 +24,14 @@ from wdsprep.dataset.file_names import CARD
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.dataset.thread_map import read_each
-from wdsprep.errors import NotFoundError, UsageError
+from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.datasets import (
     ReadSample,
     ReportDataset,
-    check_folder,
     open_each,
     pick,
+    read_output,
     read_sample,
 )
 from wdsprep.reporting.options import REPO, CardOptions
@@ -44,7 +44,6 @@ LONGEST = 300
 LICENCE = "license: put here under which licence it is, such as cc-by-4.0"
 MARK = "<!-- written by wdsprep card, {} -->\n"
 _MARKED = re.compile(r"(.*)<!-- written by wdsprep card, ([0-9a-f]+) -->\n", re.DOTALL)
-MOST_NBYTES = 1 << 20
 SHARES = (0.05, 0.5, 0.95)
 IMAGE_FACTS = {
     "bucket": "int64",
@@ -99,7 +98,12 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
         repo = (repos.pop() if len(repos) == 1 else "") or repo
     placed = _place_datasets(opened, repo)
     if output:
-        _check_output(output, opened, replaces=lambda: options.yes or listener.asked(output))
+        there = read_output(output, opened, "card", endings=(".md",), besides=(CARD,))
+        if there and not _is_ours(there) and not (options.yes or listener.asked(output)):
+            raise UsageError(
+                f"{output} exists already, and is not a card or was changed since: give another "
+                "-o, or --yes to replace it"
+            )
     text = "".join(_card_parts(placed, repo, license, options.samples, options.seed))
     text += MARK.format(_digest(text))
     if output:
@@ -141,24 +145,10 @@ def _place_datasets(datasets: Sequence[ReportDataset], repo: str) -> list[Placed
     return placed
 
 
-def _check_output(
-    output: str, datasets: Sequence[ReportDataset], *, replaces: Callable[[], bool]
-) -> None:
-    if not output.lower().endswith(".md"):
-        raise UsageError(f"-o {output}: give the card a name that ends in .md, as {CARD}")
-    check_folder(output, datasets, "card", besides=(CARD,))
-    store, name = split_url(output)
-    try:
-        text = store.read(name, nbytes=MOST_NBYTES).decode("utf-8", "replace")
-    except NotFoundError:
-        return
-    card = _MARKED.fullmatch(text)
-    is_ours = card is not None and _digest(card[1]) == card[2]
-    if text and not is_ours and not replaces():
-        raise UsageError(
-            f"{output} exists already, and is not a card or was changed since: give another -o, or "
-            "--yes to replace it"
-        )
+def _is_ours(data: bytes) -> bool:
+    """Return whether a file is a card that nobody has changed."""
+    card = _MARKED.fullmatch(data.decode("utf-8", "replace"))
+    return card is not None and _digest(card[1]) == card[2]
 
 
 def _digest(text: str) -> str:

@@ -6,6 +6,7 @@ latents what was made of it. With latents alone, an item is a latent sample.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from wdsprep.dataset.settings import TEXT
@@ -14,11 +15,11 @@ from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError, WdsprepError, without_secrets
 from wdsprep.reporting.datasets import (
     Datasets,
-    LatentFinder,
     ReadSample,
     ReportDataset,
     SamplePlace,
     find_image,
+    find_latent,
     pick,
     read_sample,
 )
@@ -104,8 +105,10 @@ class Sheet(NamedTuple):
         made = _made_of_bucket(self.datasets, base, bucket=bucket)
         columns = [samples]
         if base.is_of_images:
-            finders = [(LatentFinder(latents), latents.store.readers) for latents in made]
-            columns = [read_each(finder.find, samples, readers) for finder, readers in finders]
+            columns = [
+                read_each(partial(find_latent, latents), samples, latents.store.readers)
+                for latents in made
+            ]
         for number, sample in enumerate(samples):
             if sample.problem:
                 yield unread_item(sample)

@@ -1,6 +1,6 @@
 """The datasets of a report or a card: at most one of images, and latents, text or scores of them.
 
-`open_all` opens them and refuses what does not belong together, and `check_output` says where a
+`open_all` opens them and refuses what does not belong together, and `read_output` says where a
 report may be written.
 
 Samples are picked by chance, and each is read where it is, so that no shard is read whole. The pick
@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ import numpy as np
 from wdsprep.dataset.file_names import latent_shard, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
-from wdsprep.dataset.rejects import rejects_in
+from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.settings import SCORES, columns_of
 from wdsprep.dataset.shapes import buckets_encoded
@@ -45,10 +44,7 @@ from wdsprep.store.base import Store, absolute, is_web
 from wdsprep.store.schemes import WRITABLE_PLACE
 from wdsprep.tables.read_positions import read_positions
 
-NAME = "wdsprep report"
-MARK = f" · {NAME}</title>".encode()
-"""The text near the start of each report that distinguishes it from other pages."""
-HEAD_NBYTES = 1 << 16
+START_NBYTES = 1 << 20
 KEPT = 16
 """The shards whose readers are kept: samples are read in the order of shards."""
 
@@ -113,6 +109,16 @@ class ReportDataset:
     def units(self) -> dict[str, Receipt]:
         return {receipt.unit: receipt for receipt in self.manifest.receipts}
 
+    @cached_property
+    def rejects(self) -> Callable[[str], Sequence[Reject]]:
+        """Return a function that returns the rejects of a unit; each file is read once."""
+        return lru_cache(None)(lambda unit: rejects_in(self.store, unit))
+
+    @cached_property
+    def positions(self) -> Callable[[str], Any]:
+        """Return a function that returns the image positions of a unit; each file is read once."""
+        return lru_cache(None)(lambda unit: read_positions(self.store, self.units[unit]).positions)
+
 
 class Datasets(NamedTuple):
     """The datasets of a report, sorted by kind. All but the images count as latents."""
@@ -164,43 +170,37 @@ def open_each(urls: Sequence[str]) -> tuple[ReportDataset, ...]:
     )
 
 
-def check_output(output: str, datasets: Datasets, *, replaces: Callable[[], bool]) -> None:
-    """Raise UsageError if a report must not be written to `output`.
+def read_output(
+    output: str,
+    datasets: Sequence[ReportDataset],
+    what: str,
+    *,
+    endings: tuple[str, ...],
+    besides: Sequence[str] = (),
+) -> bytes:
+    """Return the start of the file at `output`, b"" if there is none.
 
-    The name has to end in .html or .htm, and the place must be neither a web address nor within a
-    dataset, where `verify` would find the report foreign. A file that is there has to be a report
-    or empty, unless `replaces` returns true.
+    Raise UsageError if nothing must be written there: the name has to have one of the endings, and
+    the place must be neither a web address nor within a dataset, where `verify` would find the file
+    foreign. Names in `besides` are allowed inside. `what` is the noun for the output in messages.
     """
-    if not output.lower().endswith((".html", ".htm")):
-        raise UsageError(f"-o {output}: give the report a name that ends in .html")
-    check_folder(output, datasets.every, "report")
-    store, name = split_url(output)
-    try:
-        start = store.read(name, nbytes=HEAD_NBYTES)
-    except NotFoundError:
-        return
-    if start and MARK not in start and not replaces():
-        raise UsageError(
-            f"{output} exists already and is not a report: give another -o, or --yes to replace it"
-        )
-
-
-def check_folder(
-    output: str, every: Sequence[ReportDataset], what: str, *, besides: Sequence[str] = ()
-) -> None:
-    """Raise UsageError if `output` is inside one of the datasets, or is a web address.
-
-    Names in `besides` are allowed inside. `what` is the noun for the output in the message.
-    """
+    if not output.lower().endswith(endings):
+        such = "".join(f", as {name}" for name in besides)
+        raise UsageError(f"-o {output}: give the {what} a name that ends in {endings[0]}{such}")
     if is_web(output):
         raise UsageError(f"-o {output}: a web address is only read: give {WRITABLE_PLACE}")
     place = _folder(output)
-    for dataset in every:
+    for dataset in datasets:
         folder = _folder(dataset.store.url)
         if f"{place}/".startswith(f"{folder}/") and place[len(folder) + 1 :] not in besides:
             raise UsageError(
                 f"{output} is inside the dataset {dataset.shown}: write the {what} somewhere else"
             )
+    store, name = split_url(output)
+    try:
+        return store.read(name, nbytes=START_NBYTES)
+    except NotFoundError:
+        return b""
 
 
 def _folder(url: str) -> str:
@@ -266,58 +266,42 @@ def read_sample(
     return ReadSample(place, sample.key, sample.fields, facts)
 
 
-class LatentFinder:
-    """A finder of latent samples in one dataset. It reads the files of each shard once."""
+def find_latent(latents: ReportDataset, image: ReadSample) -> ReadSample:
+    """Return the latent sample of an image, with a `problem` if there is none.
 
-    def __init__(self, latents: ReportDataset) -> None:
-        self._latents, self._lock = latents, Lock()
-        self._files: dict[str, Any] = {}
+    A damaged file is such a problem, and raises nothing.
+    """
+    try:
+        sample = _find_latent(latents, image)
+    except (*DAMAGE, UsageError, ValueError) as error:
+        sample = str(error)
+    return sample if isinstance(sample, ReadSample) else ReadSample(image.place, problem=sample)
 
-    def find(self, image: ReadSample) -> ReadSample:
-        """Return the latent sample of an image, with a `problem` if there is none.
 
-        A damaged file is such a problem, and raises nothing.
-        """
-        try:
-            sample = self._find(image)
-        except (*DAMAGE, UsageError, ValueError) as error:
-            sample = str(error)
-        return sample if isinstance(sample, ReadSample) else ReadSample(image.place, problem=sample)
-
-    def _find(self, image: ReadSample) -> ReadSample | str:
-        """Return the latent sample of an image, or why there is none."""
-        store, number = self._latents.store, image.place.number
-        receipt = self._latents.units.get(latent_unit(image.place.shard.name))
-        if receipt is None:
-            return "its shard has not been encoded"
-        made_of, _, taken = receipt.input.partition(":")
-        if made_of != image.place.shard.digest:
-            return "these latents were made of another shard of that name"
-        if taken and number >= int(taken):
-            return "left out by --limit"
-        if receipt.rejects:
-            rejects = self._once(
-                f"rejects of {receipt.unit}", lambda: rejects_in(store, receipt.unit)
-            )
-            if codes := [reject.code for reject in rejects if reject.key == image.key]:
-                return f"rejected: {codes[0]}"
-        rows: Any = ()
-        if receipt.shards:
-            rows = self._once(receipt.unit, lambda: read_positions(store, receipt).positions)
-        at = np.flatnonzero(np.asarray(rows) == number)
-        if not len(at):
-            return "its latent shard has no such sample"
-        (shard,) = receipt.shards
-        sample = read_sample(self._latents, SamplePlace(shard, int(at[0])))
-        if sample.problem or sample.key != image.key:
-            return sample.problem or f"{shard.name} has {sample.key} in its place"
-        return sample
-
-    def _once(self, name: str, read: Callable[[], Any]) -> Any:
-        with self._lock:
-            if name not in self._files:
-                self._files[name] = read()
-            return self._files[name]
+def _find_latent(latents: ReportDataset, image: ReadSample) -> ReadSample | str:
+    """Return the latent sample of an image, or why there is none."""
+    number = image.place.number
+    receipt = latents.units.get(latent_unit(image.place.shard.name))
+    if receipt is None:
+        return "its shard has not been encoded"
+    made_of, _, taken = receipt.input.partition(":")
+    if made_of != image.place.shard.digest:
+        return "these latents were made of another shard of that name"
+    if taken and number >= int(taken):
+        return "left out by --limit"
+    if receipt.rejects:
+        rejects = latents.rejects(receipt.unit)
+        if codes := [reject.code for reject in rejects if reject.key == image.key]:
+            return f"rejected: {codes[0]}"
+    rows = latents.positions(receipt.unit) if receipt.shards else ()
+    at = np.flatnonzero(np.asarray(rows) == number)
+    if not len(at):
+        return "its latent shard has no such sample"
+    (shard,) = receipt.shards
+    sample = read_sample(latents, SamplePlace(shard, int(at[0])))
+    if sample.problem or sample.key != image.key:
+        return sample.problem or f"{shard.name} has {sample.key} in its place"
+    return sample
 
 
 def find_image(images: ReportDataset, scores: ReportDataset, sample: ReadSample) -> ReadSample:
@@ -328,7 +312,7 @@ def find_image(images: ReportDataset, scores: ReportDataset, sample: ReadSample)
     if shard is None or receipt is None:
         return ReadSample(sample.place, problem=f"there is no image shard {name}")
     try:
-        number = int(read_positions(scores.store, receipt).positions[sample.place.number])
+        number = int(scores.positions(unit)[sample.place.number])
     except DAMAGE as error:
         return ReadSample(sample.place, problem=str(error))
     image = read_sample(images, SamplePlace(shard, number))

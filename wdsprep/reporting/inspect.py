@@ -114,9 +114,6 @@ def find_matching(
     )
 
 
-CountHeard = Callable[[int], None]
-
-
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 
@@ -253,93 +250,73 @@ def member_facts(name: str, data: bytes) -> dict[str, Any]:
 
 
 def find_sample(
-    store: Store, manifest: Manifest, key: str, heard: CountHeard
+    store: Store, manifest: Manifest, key: str, heard: Callable[[int], None]
 ) -> FoundSample | Reject:
     """Return the sample with a key, or its reject. Raise NotFoundError if there is neither.
 
-    `heard` gets the number of shards searched.
+    The shards that the key names are searched first, then all others if any may have it. `heard`
+    gets the number of others searched.
     """
-    finder = _Finder(store, manifest, heard)
+    # keys of packed images tell the shards of their samples
+    is_packed = manifest.dataset == "images" and manifest.settings.get("source") != SELECTION
     with naming_repair(store):
-        if found := finder.find(key):
-            return found
-        for reject in finder.rejects(key):
-            if reject.key == key:
-                return reject
+        likely, others = list[Shard](), list[Shard]()
+        for shard in manifest.shards:
+            (likely if _may_hold(shard.name, key) else others).append(shard)
+        for shards in (likely, () if is_packed else others):
+            numbers = map_ahead(
+                partial(_find_in_shard, store, manifest, key), shards, store.readers
+            )
+            with closing(numbers):
+                for count, (shard, number) in enumerate(zip(shards, numbers, strict=True), 1):
+                    if number >= 0:
+                        return _read_sample(store, manifest, shard, number, key)
+                    if shards is others:  # many, and not the few that the key names
+                        heard(count)
+        for receipt in manifest.receipts:
+            if receipt.rejects and (not is_packed or _may_hold(receipt.unit, key)):
+                for reject in rejects_in(store, receipt.unit):
+                    if reject.key == key:
+                        return reject
     raise NotFoundError(
         f"{store.url} has neither a sample nor a reject with the key {key!r}: take a key from a "
         f"batch, from a json or from {store.url}/rejects/"
     )
 
 
-class _Finder:
-    def __init__(self, store: Store, manifest: Manifest, heard: CountHeard) -> None:
-        self._store, self._manifest, self._heard = store, manifest, heard
-        self._counts: dict[str, Mapping[str, int]] = {}  # by unit, of the receipts read so far
+def _find_in_shard(store: Store, manifest: Manifest, key: str, shard: Shard) -> int:
+    """Return the number of the sample with a key, or -1 if a shard has none."""
+    import pyarrow.compute as pc
 
-    @property
-    def _is_packed(self) -> bool:
-        """Return whether keys tell the shards of their samples, as they do for packed images."""
-        is_selection = self._manifest.settings.get("source") == SELECTION
-        return self._manifest.dataset == "images" and not is_selection
+    keys = read_keys(store, shard, manifest.settings)
+    return int(pc.index(keys, key.encode("utf-8", "replace").decode()).as_py())
 
-    def find(self, key: str) -> FoundSample | None:
-        """Search the shards that the key names, then all others if any may have it."""
-        likely, others = list[Shard](), list[Shard]()
-        for shard in self._manifest.shards:
-            (likely if _may_hold(shard.name, key) else others).append(shard)
-        for shards in (likely, () if self._is_packed else others):
-            numbers = map_ahead(partial(self._find_in_shard, key), shards, self._store.readers)
-            with closing(numbers):
-                for count, (shard, number) in enumerate(zip(shards, numbers, strict=True), 1):
-                    if number >= 0:
-                        return self._read(shard, number, key)
-                    if shards is others:  # many, and not the few that the key names
-                        self._heard(count)
-        return None
 
-    def _find_in_shard(self, key: str, shard: Shard) -> int:
-        """Return the number of the sample with a key, or -1 if a shard has none."""
-        import pyarrow.compute as pc
-
-        keys = read_keys(self._store, shard, self._manifest.settings)
-        return int(pc.index(keys, key.encode("utf-8", "replace").decode()).as_py())
-
-    def rejects(self, key: str) -> Iterator[Reject]:
-        """Yield the rejects of the units that may have had the key."""
-        for receipt in self._manifest.receipts:
-            if receipt.rejects and (not self._is_packed or _may_hold(receipt.unit, key)):
-                yield from rejects_in(self._store, receipt.unit)
-
-    def _read(self, shard: Shard, number: int, key: str) -> FoundSample:
-        with open_shard(self._store, shard, self._manifest.settings) as reader:
-            sample = reader.sample(number)
-        if sample.key != key:
-            raise DamageError(reader.place, "its table or its index leads to others", key)
-        return FoundSample(
-            key=key,
-            shard=shard.name,
-            number=number,
-            start=sample.start,
-            shape=next((name for name, run in self._runs(shard).items() if number in run), ""),
-            members=sample.fields,
-        )
-
-    def _runs(self, shard: Shard) -> Mapping[str, range]:
-        """Return the range of samples of each shape; empty for a dataset without shapes."""
-        settings, unit = self._manifest.settings, latent_unit(shard.name)
-        if not shapes_of(settings):
-            return {}
-        if unit not in self._counts:
-            ledger = self._manifest.ledger
-            lines = [line for name, line in ledger.named_lines() if name == unit]
-            if not lines:
-                lost = FormatError(
-                    f"the manifest of {self._store.url} lacks the unit of {shard.name}"
-                )
-                raise lost.with_next_step(f"run {command('rebuild', self._store.url)}")
-            self._counts[unit] = ledger.with_lines(lines)[0].counts
-        return shape_ranges(settings, self._counts[unit])
+def _read_sample(
+    store: Store, manifest: Manifest, shard: Shard, number: int, key: str
+) -> FoundSample:
+    with open_shard(store, shard, manifest.settings) as reader:
+        sample = reader.sample(number)
+    if sample.key != key:
+        raise DamageError(reader.place, "its table or its index leads to others", key)
+    shape = ""
+    if shapes_of(manifest.settings):
+        unit = latent_unit(shard.name)
+        lines = [line for name, line in manifest.ledger.named_lines() if name == unit]
+        if not lines:
+            lost = FormatError(f"the manifest of {store.url} lacks the unit of {shard.name}")
+            raise lost.with_next_step(f"run {command('rebuild', store.url)}")
+        counts = manifest.ledger.with_lines(lines)[0].counts
+        ranges = shape_ranges(manifest.settings, counts).items()
+        shape = next((name for name, numbers in ranges if number in numbers), "")
+    return FoundSample(
+        key=key,
+        shard=shard.name,
+        number=number,
+        start=sample.start,
+        shape=shape,
+        members=sample.fields,
+    )
 
 
 def _may_hold(name: str, key: str) -> bool:

@@ -25,7 +25,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.errors import without_secrets
 from wdsprep.reporting.contact_sheet import Sheet, column_ends, count_items
-from wdsprep.reporting.datasets import NAME, Datasets, ReportDataset
+from wdsprep.reporting.datasets import Datasets, ReportDataset
 from wdsprep.reporting.distributions import (
     FAR,
     SIDES,
@@ -108,6 +108,9 @@ def gather(datasets: Datasets, options: ReportOptions) -> dict[str, Any]:
     }
 
 
+NAME = "wdsprep report"
+MARK = f" · {NAME}</title>".encode()
+"""The text near the start of each report that distinguishes it from other pages."""
 MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 # Control characters except tab and line feed, and halves of surrogate pairs, which JSON may have.
