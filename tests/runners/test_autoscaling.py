@@ -15,7 +15,6 @@ import pytest
 from tests.kit.clusters import ray_cluster
 from tests.kit.gpus import pretend_cuda
 from tests.kit.runner_work import Number, Shared, Slow
-from wdsprep.errors import UsageError
 from wdsprep.runners.base import Failure, Finished, Quarantined, RunnerSettings, Step
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.schedule import Schedule
@@ -104,13 +103,6 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def test_without_a_cluster_a_range_of_workers_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="2:8 workers are for a Ray cluster"):
-        make_runner("local", RunnerSettings(workers=2, max_workers=8))
-    with pytest.raises(UsageError, match="the least comes first"):
-        make_runner("ray", RunnerSettings(workers=8, max_workers=2))
 
 
 class Started:

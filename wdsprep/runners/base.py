@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
-from wdsprep.errors import UsageError, WdsprepError
+from wdsprep.errors import WdsprepError
 
 PATIENCE_S = 2700.0
 """The seconds for which a worker may make no progress: longer than eight attempts at a server that
@@ -152,17 +152,3 @@ class RunnerSettings:
     cpus_per_worker: float = 1
     gpus_per_worker: float = 0
     accelerator_type: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers < 0 or self.max_attempts < 1:
-            raise UsageError(
-                f"{self.workers} workers, {self.max_attempts} attempts: give 0 or more workers and "
-                "1 or more attempts"
-            )
-        if self.units_per_worker < 1:
-            raise UsageError(
-                f"{self.units_per_worker} units at a time for each worker are too few: "
-                "give 1 or more"
-            )
-        if self.max_workers and self.max_workers < self.workers:
-            raise UsageError(f"{self.workers}:{self.max_workers} workers: the least comes first")

@@ -10,26 +10,21 @@ from itertools import islice
 from typing import cast
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.errors import UsageError
 from wdsprep.runners.base import Event, Runner, RunnerSettings, SlotMessage, Unit, Work
-from wdsprep.runners.options import WorkerOptions, check_span, with_runner
+from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.runners.schedule import drive
 from wdsprep.runners.worker import Worker, open_worker
-from wdsprep.text import brief
 
 
 def make_runner(kind: str, settings: RunnerSettings) -> Runner:
     """Return the runner of a kind, `local` or `ray`."""
-    check_span(kind, settings.workers, settings.max_workers)
     if kind == "local":
         from wdsprep.runners.local import LocalRunner
 
         return LocalRunner(settings)
-    if kind == "ray":
-        from wdsprep.runners.ray.runner import RayRunner
+    from wdsprep.runners.ray.runner import RayRunner
 
-        return RayRunner(settings)
-    raise UsageError(f"there is no runner {brief(kind)}: choose local or ray")
+    return RayRunner(settings)
 
 
 HERE_NBYTES = 64 << 20  # less than this is read in the time that worker processes take to start

@@ -208,7 +208,11 @@ class WorkerOptions(Options):
         """
         super().check_together()
         runner = choose_runner(self.runner, there=ray_in_use(self.ray_address))
-        check_span(runner, self.least, self.most)
+        if runner == "local" and self.most:
+            raise UsageError(
+                f"{self.least}:{self.most} workers are for a Ray cluster, whose machines come and "
+                "go: give it with --ray-address, or give one number"
+            )
 
     @property
     def least(self) -> int:
@@ -253,11 +257,3 @@ def with_runner(
     if runner == "ray":
         told(ray_line(there, gpus))
     return replace(options, runner=runner)
-
-
-def check_span(runner: str, least: int, most: int) -> None:
-    if runner == "local" and most:
-        raise UsageError(
-            f"{least}:{most} workers are for a Ray cluster, whose machines come and go: "
-            "give it with --ray-address, or give one number"
-        )

@@ -30,8 +30,8 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -179,6 +179,21 @@ def _module_of_ray(name: str) -> Any:
     return getattr(getattr(ray, "_private", None), name, None)
 
 
+@contextmanager
+def _changed_in_ray(module: str, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Change an attribute of a module of Ray, if this version has it, while the block lasts."""
+    place = _module_of_ray(module)
+    before = getattr(place, name, None)
+    if before is None:
+        yield
+        return
+    setattr(place, name, change(before))
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
 def _end_autoscaler() -> None:
     """End the autoscaler of a Ray that was started here.
 
@@ -190,41 +205,23 @@ def _end_autoscaler() -> None:
         end(check_alive=False)
 
 
-@contextmanager
-def entrypoint_without_secrets() -> Iterator[None]:
-    """Let Ray record the command line of this process without URL secrets, while the block lasts.
+def entrypoint_without_secrets() -> AbstractContextManager[None]:
+    """Let Ray record the command line of this process without URL secrets, while a block lasts.
 
     Ray shows the command line in its list of jobs (2.60).
     """
-    module = _module_of_ray("utils")
-    own = getattr(module, "get_entrypoint_name", None)
-    if module is None or own is None:  # a Ray that has it elsewhere
-        yield
-        return
-    module.get_entrypoint_name = lambda: without_secrets(own())
-    try:
-        yield
-    finally:
-        module.get_entrypoint_name = own
+    return _changed_in_ray(
+        "utils", "get_entrypoint_name", lambda name: lambda: without_secrets(name())
+    )
 
 
-@contextmanager
-def without_death_notices() -> Iterator[None]:
-    """Keep Ray from printing the death of workers.
+def without_death_notices() -> AbstractContextManager[None]:
+    """Keep Ray from printing the death of workers while a block lasts.
 
     Ray 2.60 prints it to stdout, with `log_to_driver` or without, and looks at this one switch.
     Deaths are the driver's business, and stdout is the command's.
     """
-    module = _module_of_ray("worker")
-    before = getattr(module, "_worker_logs_enabled", None)
-    if module is None or before is None:  # a Ray that has it elsewhere: then it prints
-        yield
-        return
-    module._worker_logs_enabled = False
-    try:
-        yield
-    finally:
-        module._worker_logs_enabled = before
+    return _changed_in_ray("worker", "_worker_logs_enabled", lambda _enabled: False)
 
 
 def _check_reachable(address: str) -> None:
