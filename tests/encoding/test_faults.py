@@ -153,7 +153,7 @@ def pid_of(progress: RunProgress) -> int:
 
 
 def workers_of(pid: int) -> list[int]:
-    return [child for child in children(pid) if "wdsprep.runners.local_worker" in words_of(child)]
+    return [child for child in children(pid) if "wdsprep.runners.worker" in words_of(child)]
 
 
 def words_of(pid: int) -> str:
