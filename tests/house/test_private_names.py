@@ -53,6 +53,10 @@ TAKEN = {
 PUBLIC = {"_exit", "_fields", "_make", "_replace", "_value_"}  # documented, but for their looks
 
 
+BY_NAME = ("getattr", "hasattr", "_changed_in_ray")
+"""Functions whose second argument is the name of an attribute."""
+
+
 def own_names(tree: ast.Module) -> set[str]:
     """What the classes and functions of a module are called, or have."""
     found = set(PUBLIC)
@@ -75,7 +79,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
             names = [node.module or "", *(alias.name for alias in node.names)]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
             names = [str(part.value) for part in node.args[1:2] if isinstance(part, ast.Constant)]
         else:
             continue
