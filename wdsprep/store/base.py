@@ -263,8 +263,8 @@ def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = Fa
         sink.write(data)
 
 
-class Chunks:
-    """A file of a store that is read chunk after chunk.
+class Chunks(io.RawIOBase):
+    """A file of a store that is read chunk after chunk, or as a stream over these.
 
     Each chunk is one ranged read, checked and retried alone. Who asks for a second one will want
     them all, so from then on `ahead` of them are on their way at once: one after the other, they
@@ -292,6 +292,7 @@ class Chunks:
         If `chunk_nbytes` is 0, chunks have the size that suits the store. `expected` is the
         length of the file, if it is known: no chunk is read ahead beyond it.
         """
+        super().__init__()
         is_local = store.root is not None
         self._store, self._name = store, name
         self._chunk_nbytes = chunk_nbytes or (LOCAL_CHUNK_NBYTES if is_local else CHUNK_NBYTES)
@@ -305,6 +306,18 @@ class Chunks:
         self._watched: deque[Future[object]] = deque()
         self._readers: ThreadPoolExecutor | None = None
         self._watcher: ThreadPoolExecutor | None = None
+        self._left = memoryview(b"")  # of a chunk, where it is read as a stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object, /) -> int:
+        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        self._left = self._left or memoryview(self.next())
+        count = min(len(target), len(self._left))
+        target[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
 
     def peek(self) -> bytes:
         """Return the next chunk without taking it: `next` returns it again."""
@@ -368,35 +381,13 @@ class Chunks:
 
     def close(self) -> None:
         """Stop reading ahead, and wait until `watch` has been given each chunk that was read."""
-        if self._readers is not None:
-            self._readers.shutdown(cancel_futures=True)
-        while self._watched:
-            self._watched.popleft().result()
-        if self._watcher is not None:
-            self._watcher.shutdown()
-
-
-class StoreReader(io.RawIOBase):
-    """A stream over the chunks of a file in a store."""
-
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks, self._chunk = chunks, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object, /) -> int:
-        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        if not self._chunk:
-            self._chunk = memoryview(self._chunks.next())
-        count = min(len(target), len(self._chunk))
-        target[:count] = self._chunk[:count]
-        self._chunk = self._chunk[count:]
-        return count
-
-    def close(self) -> None:
         try:
-            self._chunks.close()
+            if self._readers is not None:
+                self._readers.shutdown(cancel_futures=True)
+            while self._watched:
+                self._watched.popleft().result()
+            if self._watcher is not None:
+                self._watcher.shutdown()
         finally:
             super().close()
 
@@ -426,7 +417,7 @@ def stream(
         ahead=ahead,
         expected=expected,
     )
-    return io.BufferedReader(StoreReader(chunks), 1 << 16)
+    return io.BufferedReader(chunks, 1 << 16)
 
 
 def is_hidden(name: str) -> bool:

@@ -5,7 +5,7 @@ What is read is one commit: the one that the revision named when the store was o
 stays as it was found, whatever is pushed meanwhile.
 
 The hub answers a request for a large file with the address of a server that has it, which holds for
-an hour. It is asked for once in a few minutes and not once for each range (`HubReads`): a loader
+an hour. It is asked for once in a few minutes and not once for each range: a loader
 asks for hundreds a second, and the hub allows a few thousand requests in five minutes.
 """
 
@@ -15,7 +15,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
@@ -59,17 +58,22 @@ class HubStore(ReadOnly, OverNetwork):
         place = f"hf://datasets/{self._repository}{f'@{revision}' if revision else ''}"
         super().__init__(place, folder, first_pause_s)
         self._revision, self._commit = revision.replace("%2F", "/") or "main", commit
-        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        self._apis = PerProcess(partial(_new_api, endpoint))
+        self._endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        self._apis = PerProcess(self._new_api)
         token = get_token()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._reads = HubReads(endpoint, self._repository, headers)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}  # for the hub alone
+        self._addresses: dict[str, tuple[str, float]] = {}
         self._listings: dict[str, dict[str, Entry]] = {}
 
     def __reduce__(self) -> tuple[Callable[..., "HubStore"], tuple[str]]:
         """Pickle the store so that another process reads the same commit."""
         make = partial(HubStore, commit=self._commit, first_pause_s=self.first_pause_s)
         return make, (self.url,)
+
+    def _new_api(self) -> Any:
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=self._endpoint)
 
     def _current_commit(self) -> str:
         """Return the commit that is read: the one given, or the latest when it was first needed."""
@@ -123,7 +127,46 @@ class HubStore(ReadOnly, OverNetwork):
         wanted = Range(start=start, nbytes=nbytes)
         with self.store_errors(name):
             commit = self._current_commit()
-            return self.retrying(lambda: self._reads.get(commit, path, wanted, what)[:nbytes])
+            return self.retrying(lambda: self._read_range(commit, path, wanted, what)[:nbytes])
+
+    def _read_range(self, commit: str, path: str, wanted: Range, what: str) -> bytes:
+        """Return a range of a file, in one attempt. `what` names the file in messages.
+
+        The address that the hub gave for the file is used for KEPT_S. If that address is refused,
+        the hub is asked for another, but not if the server is busy or failing (429 or 5xx). Raise
+        AnswerError if the last answer is an error.
+        """
+        key = f"{commit}/{path}"
+        known, since = self._addresses.get(key, ("", 0.0))
+        if known and time.monotonic() - since < KEPT_S:
+            try:
+                return self._get(key, known, wanted, what)
+            except AnswerError as error:
+                if error.status >= 500 or error.status == 429:
+                    raise
+            self._addresses.pop(key, None)
+        name = f"datasets/{self._repository}/resolve/{commit}/{quote(path)}"
+        return self._get(key, f"{self._endpoint}/{name}", wanted, what)
+
+    def _get(self, key: str, url: str, wanted: Range, what: str) -> bytes:
+        from huggingface_hub import get_session
+
+        for _ in range(MOST_HOPS):
+            headers = {"Range": wanted.header, "Accept-Encoding": "identity"}
+            if _origin(url) == _origin(self._endpoint):
+                headers |= self._headers
+            ask = get_session().stream(
+                "GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=False
+            )
+            with ask as answer:
+                if answer.status_code not in MOVED:
+                    return _read_answer(answer, wanted, what)
+                url = urljoin(url, answer.headers["location"])
+            if _origin(url) != _origin(self._endpoint):
+                if len(self._addresses) >= MOST_KEPT:
+                    self._addresses.clear()
+                self._addresses[key] = (url, time.monotonic())
+        raise ShortReadError(f"{what}: the hub redirects without end")
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the file does."""
@@ -137,12 +180,6 @@ class HubStore(ReadOnly, OverNetwork):
             f"{self.url}: the hub is only read: write into a folder or a bucket, and publish the "
             f'finished folder with "hf upload {self._repository} FOLDER --repo-type dataset"'
         )
-
-
-def _new_api(endpoint: str) -> Any:
-    from huggingface_hub import HfApi
-
-    return HfApi(endpoint=endpoint)
 
 
 def _leave_session_to_parent() -> None:
@@ -174,58 +211,6 @@ class AnswerError(Exception):
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
         self.status = status
-
-
-@dataclass(slots=True)
-class HubReads:
-    """The reads of one dataset on the hub.
-
-    `headers` have the user's token, and go to the hub alone.
-    """
-
-    endpoint: str
-    repository: str
-    headers: dict[str, str]
-    _addresses: dict[str, tuple[str, float]] = field(default_factory=dict)
-
-    def get(self, commit: str, path: str, wanted: Range, what: str) -> bytes:
-        """Return a range of a file, in one attempt. `what` names the file in messages.
-
-        The address that the hub gave for the file is used for KEPT_S. If that address is refused,
-        the hub is asked for another, but not if the server is busy or failing (429 or 5xx). Raise
-        AnswerError if the last answer is an error.
-        """
-        key = f"{commit}/{path}"
-        known, since = self._addresses.get(key, ("", 0.0))
-        if known and time.monotonic() - since < KEPT_S:
-            try:
-                return self._get(key, known, wanted, what)
-            except AnswerError as error:
-                if error.status >= 500 or error.status == 429:
-                    raise
-            self._addresses.pop(key, None)
-        name = f"datasets/{self.repository}/resolve/{commit}/{quote(path)}"
-        return self._get(key, f"{self.endpoint}/{name}", wanted, what)
-
-    def _get(self, key: str, url: str, wanted: Range, what: str) -> bytes:
-        from huggingface_hub import get_session
-
-        for _ in range(MOST_HOPS):
-            headers = {"Range": wanted.header, "Accept-Encoding": "identity"}
-            if _origin(url) == _origin(self.endpoint):
-                headers |= self.headers
-            ask = get_session().stream(
-                "GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=False
-            )
-            with ask as answer:
-                if answer.status_code not in MOVED:
-                    return _read_answer(answer, wanted, what)
-                url = urljoin(url, answer.headers["location"])
-            if _origin(url) != _origin(self.endpoint):
-                if len(self._addresses) >= MOST_KEPT:
-                    self._addresses.clear()
-                self._addresses[key] = (url, time.monotonic())
-        raise ShortReadError(f"{what}: the hub redirects without end")
 
 
 def _origin(url: str) -> str:

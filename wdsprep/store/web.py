@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
@@ -28,13 +28,6 @@ BUSY = (429, 500, 502, 503, 504)
 BEYOND = 416
 
 
-class Version(NamedTuple):
-    """The version of the file behind a URL, as far as the server tells."""
-
-    nbytes: int
-    stamp: str
-
-
 class WebStore(ReadOnly):
     """A store that is a single file on a web server, named by the end of its URL's path.
 
@@ -50,7 +43,7 @@ class WebStore(ReadOnly):
         self._shown = url.partition("?")[0]  # what follows may be a secret
         self._lock = threading.Lock()
         self._pool: PoolManager | None = None
-        self._version: Version | None = None
+        self._version: Entry | None = None
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         """List the one file if its name begins with `prefix`.
@@ -60,7 +53,7 @@ class WebStore(ReadOnly):
         if not self.name.startswith(prefix):
             return
         _, self._version = self._get(Range(nbytes=1))
-        yield Entry(name=self.name, nbytes=self._version.nbytes, stamp=self._version.stamp)
+        yield self._version
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         if name != self.name:
@@ -78,7 +71,7 @@ class WebStore(ReadOnly):
     def write_error(self) -> UsageError:
         return UsageError(f"{self._shown}: a web server is only read: give {WRITABLE_PLACE}")
 
-    def _get(self, asked: Range) -> tuple[bytes, Version]:
+    def _get(self, asked: Range) -> tuple[bytes, Entry]:
         """Return the bytes of a range, and the version of the file that they are from.
 
         The range is requested again if an answer breaks off. Until an answer begins, urllib3
@@ -88,7 +81,11 @@ class WebStore(ReadOnly):
 
         for pause_s in (*(self._first_pause_s * 2**n for n in range(ATTEMPTS - 1)), 0):
             try:
-                with closing(self._answer(asked)) as answer:
+                headers = {"Range": asked.header, "Accept-Encoding": "identity"}
+                answer = self._open().request(
+                    "GET", self.url, headers=headers, preload_content=False, decode_content=False
+                )
+                with closing(answer):
                     return self._read_answer(asked, answer)
             except HTTPError as error:
                 why = getattr(error, "reason", None) or error
@@ -98,45 +95,30 @@ class WebStore(ReadOnly):
         # Without its cause, which words the whole URL.
         raise ShortReadError(f"{self._shown} cannot be read: {why}") from None
 
-    def _answer(self, asked: Range) -> "BaseHTTPResponse":
-        headers = {"Range": asked.header, "Accept-Encoding": "identity"}
-        return self._open().request(
-            "GET", self.url, headers=headers, preload_content=False, decode_content=False
-        )
-
-    def _read_answer(self, asked: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Version]:
+    def _read_answer(self, asked: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Entry]:
         """Return the bytes of an answer and the file's version, after checking status and range.
 
         There are no bytes if the file ends before the range.
         """
         from urllib3.exceptions import ProtocolError
 
-        said = answer.headers.get("Content-Range", "")
-        if answer.status == BEYOND:
-            return b"", self._version_ended(asked, said)
-        self._check(answer.status)
-        nbytes, total = asked.check_answer(said, self._shown)
+        said, known, data = answer.headers.get("Content-Range", ""), self._version, b""
+        if answer.status == BEYOND:  # what this does not tell is taken from the version known
+            total = asked.check_beyond(said, self._shown)
+            if total is None and known is not None and known.nbytes <= asked.start:
+                total = known.nbytes
+            stamp = known.stamp if known else ""
+        else:
+            self._check(answer.status)
+            nbytes, total = asked.check_answer(said, self._shown)
+            if total is not None:
+                data = answer.read(nbytes + 1)  # one more, to see the end
+                if len(data) != nbytes:
+                    raise ProtocolError(f"{len(data):,} bytes came of {nbytes:,}")
+            stamp = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
         if total is None:
             raise self._no_ranges_error()
-        data = answer.read(nbytes + 1)  # one more, to see the end
-        if len(data) != nbytes:
-            raise ProtocolError(f"{len(data):,} bytes came of {nbytes:,}")
-        stamp = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-        return data, Version(nbytes=total, stamp=stamp.strip('"'))
-
-    def _version_ended(self, asked: Range, said: str) -> Version:
-        """Return the version of a file that ends before the range asked for.
-
-        `said` is the answer's Content-Range. What the answer does not tell is taken from the
-        version known so far. Raise AccessError if the length is not known then.
-        """
-        known = self._version
-        total = asked.check_beyond(said, self._shown)
-        if total is None and known is not None and known.nbytes <= asked.start:
-            total = known.nbytes
-        if total is None:
-            raise self._no_ranges_error()
-        return Version(nbytes=total, stamp=known.stamp if known else "")
+        return data, Entry(name=self.name, nbytes=total, stamp=stamp.strip('"'))
 
     def _check(self, status: int) -> None:
         if status in (404, 410):

@@ -26,7 +26,7 @@ from wdsprep.dataset.tar.members import (
     split_member,
     truncated,
 )
-from wdsprep.store.base import Chunks, OnBytes, Store, StoreReader, stream
+from wdsprep.store.base import Chunks, OnBytes, Store, stream
 
 CHUNK_NBYTES = 16 << 20  # read at once: a header may claim more bytes than there are
 WINDOW_NBYTES = 1 << 13
@@ -143,7 +143,7 @@ def open_unpacked_tape(
     """
     with contextlib.closing(Chunks(store, name, watch=watch, expected=expected)) as chunks:
         if chunks.peek().startswith(GZIP):
-            zipped = io.BufferedReader(StoreReader(chunks), 1 << 16)
+            zipped = io.BufferedReader(chunks, 1 << 16)
             yield stream_tape(cast("BinaryIO", _GzipStream(fileobj=zipped)))
         else:
             yield ChunkTape(chunks).at
