@@ -281,7 +281,7 @@ def test_settings_survive_pickling_and_the_client_does_not(bucket: str) -> None:
     with opened(f"s3://{bucket}/data/") as store:
         write_bytes(store, "f", b"x")
         copy = pickle.loads(pickle.dumps(store))
-        ours, theirs = ({**vars(one), "_clients": None, "_holds": None} for one in (store, copy))
+        ours, theirs = ({**vars(one), "_clients": None, "_held": None} for one in (store, copy))
         assert theirs == ours
         assert copy._clients.pop() is None
 

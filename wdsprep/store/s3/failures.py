@@ -53,15 +53,13 @@ def status_of(error: Any) -> int:
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-def _explain(error: Exception, what: str, bucket: str) -> StoreError | UsageError | None:
+def _explain(error: Any, what: str, bucket: str) -> StoreError | UsageError | None:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    if isinstance(error, ClientError):
-        return _answer_error(error, what, bucket)
-    return _no_answer_error(error, what) if isinstance(error, BotoCoreError) else None
-
-
-def _answer_error(error: Any, what: str, bucket: str) -> StoreError:
+    if isinstance(error, BotoCoreError):
+        return _no_answer_error(error, what)
+    if not isinstance(error, ClientError):
+        return None
     code, status = code_of(error), status_of(error)
     if code == "NoSuchBucket":
         return NotFoundError(f"{bucket}: no such bucket: create it, or check the name")
@@ -90,7 +88,7 @@ def _no_answer_error(error: Exception, what: str) -> StoreError | UsageError:
         return AccessError(f"{what}: no credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE")
     if is_transient(error):
         return StoreError(f"{what}: {_one_line(error)}: check the network or AWS_ENDPOINT_URL")
-    return AccessError(f"{what}: {_one_line(error)}: check the AWS settings")
+    return settings_error(error, what)
 
 
 def settings_error(error: Exception, what: str) -> AccessError:

@@ -54,20 +54,11 @@ class Stretch(NamedTuple):
     token: str = ""
 
 
-class StretchFound(NamedTuple):
-    """The result of listing a stretch of names.
-
-    `rest` is the part that is not listed yet. If all is listed, `beyond` is the name after the
-    stretch, if there is one.
-    """
-
-    entries: list[Entry]
-    rest: Stretch | None = None
-    beyond: str = ""
-
-
 AskForPage = Callable[[Stretch], Page]
-Asked = tuple[Stretch, "Future[StretchFound]"]
+Listed = tuple[list[Entry], Stretch | None, str]
+"""The entries of a stretch and the part of it that is not listed yet. If all is listed, the third
+is the name after the stretch, or "" if there is none."""
+Asked = tuple[Stretch, "Future[Listed]"]
 
 
 def listing(ask: AskForPage, prefix: str) -> Iterator[Entry]:
@@ -113,14 +104,14 @@ def _list_stretches(
                 left = Stretch(after=mark)
             if not lanes:
                 return left
-            found = lanes.popleft()[1].result()
-            yield from found.entries
-            if found.rest is not None:
-                lanes.appendleft((found.rest, pool.submit(_list, ask, found.rest)))
-            elif not found.beyond:
+            entries, rest, beyond = lanes.popleft()[1].result()
+            yield from entries
+            if rest is not None:
+                lanes.appendleft((rest, pool.submit(_list, ask, rest)))
+            elif not beyond:
                 return None
             else:
-                while lanes and lanes[0][0].until < found.beyond:  # it is empty
+                while lanes and lanes[0][0].until < beyond:  # it is empty
                     lanes.popleft()[1].cancel()
                 if not lanes:
                     return left  # behind so wide a gap, guess anew
@@ -128,16 +119,16 @@ def _list_stretches(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _list(ask: AskForPage, stretch: Stretch) -> StretchFound:
+def _list(ask: AskForPage, stretch: Stretch) -> Listed:
     entries: list[Entry] = []
     for page in islice(_pages(ask, stretch), MOST):
         end = bisect_right(page.entries, stretch.until, key=attrgetter("name"))
         entries += page.entries[:end]
         if end < len(page.entries):
-            return StretchFound(entries=entries, beyond=page.entries[end].name)
+            return entries, None, page.entries[end].name
         if not page.token:
-            return StretchFound(entries=entries)
-    return StretchFound(entries=entries, rest=stretch._replace(token=page.token))
+            return entries, None, ""
+    return entries, stretch._replace(token=page.token), ""
 
 
 def guesses(first: str, last: str, *, floor: int) -> Iterator[str]:

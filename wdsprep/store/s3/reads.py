@@ -72,30 +72,27 @@ class S3Answer(NamedTuple):
     """Lets go of the answer, and of the connection unless that is kept."""
 
 
-class _Pool(NamedTuple):
-    """The connections of urllib3 to one server."""
-
-    take: Callable[[], Any]
-    put: Callable[[Any], None]
-
-
 @dataclass(frozen=True, slots=True)
 class Wire:
     """A sender of GET requests over the connections of a session of botocore, for any thread."""
 
     session: Any
-    _pools: dict[str, "_Pool"] = field(default_factory=dict)
+    _pools: dict[str, Any] = field(default_factory=dict)
+    """The connections of urllib3, by server."""
 
     def get(self, url: str, headers: Mapping[str, str]) -> S3Answer:
-        origin, path = _split(url)
+        from botocore.exceptions import ReadTimeoutError
+
+        slash = url.index("/", url.index("://") + 3)
+        origin, path = url[:slash], url[slash:]
         pool = self._pools.get(origin)
         connection = None if pool is None else _idle_connection(pool)
-        if pool is not None and connection is not None:
+        if connection is not None:
             try:
                 return _send(pool, connection, f"GET {path} HTTP/1.1", _host(origin), headers)
             except TimeoutError as error:
                 connection.close()
-                raise _timeout_error(origin, error) from error
+                raise ReadTimeoutError(endpoint_url=origin, error=error) from error
             except (OSError, EOFError):
                 connection.close()
             except ValueError:  # nor will the next one be simple, until one was
@@ -111,27 +108,10 @@ class Wire:
         raw, nbytes = answer.raw, length_of(answer.headers.get("Content-Length", ""))
         pool = raw._pool
         if nbytes >= 0 and pool is not None and pool.proxy is None:
-            self._pools[origin] = _Pool(pool._get_conn, pool._put_conn)
-        return S3Answer(
-            status=answer.status_code,
-            nbytes=nbytes,
-            range=answer.headers.get("Content-Range", ""),
-            body=raw._fp,  # urllib3's own reading copies every byte once more
-            keep=raw.release_conn,
-            close=raw.close,
-        )
-
-
-def _timeout_error(origin: str, error: Exception) -> Exception:
-    from botocore.exceptions import ReadTimeoutError
-
-    raised: Exception = ReadTimeoutError(endpoint_url=origin, error=error)
-    return raised
-
-
-def _split(url: str) -> tuple[str, str]:
-    slash = url.index("/", url.index("://") + 3)
-    return url[:slash], url[slash:]
+            self._pools[origin] = pool
+        said = answer.headers.get("Content-Range", "")
+        # urllib3's own reading of `_fp` copies every byte once more.
+        return S3Answer(answer.status_code, nbytes, said, raw._fp, raw.release_conn, raw.close)
 
 
 def _host(origin: str) -> str:
@@ -140,27 +120,25 @@ def _host(origin: str) -> str:
     return host.rpartition("@")[2].removesuffix({"http": ":80", "https": ":443"}.get(scheme, ""))
 
 
-def _idle_connection(pool: _Pool) -> Any:
+def _idle_connection(pool: Any) -> Any:
     """Return an open connection that nobody uses, or None if there is none."""
     from urllib3.exceptions import ClosedPoolError
 
     try:
-        connection = pool.take()  # which closes those that the server has closed
+        connection = pool._get_conn()  # which closes those that the server has closed
     except ClosedPoolError:  # the session has dropped it, and makes another
         return None
     if not connection.is_closed:
         return connection
-    pool.put(connection)
+    pool._put_conn(connection)
     return None
 
 
-def _send(
-    pool: _Pool, connection: Any, line: str, host: str, headers: Mapping[str, str]
-) -> S3Answer:
+def _send(pool: Any, connection: Any, line: str, host: str, headers: Mapping[str, str]) -> S3Answer:
     """Send a request over an open connection, and read the head of its answer."""
-    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    connection.sock.sendall(f"{line}\r\nHost: {host}\r\n{HEADERS}{told}\r\n".encode("ascii"))
-    body = connection.sock.makefile("rb")
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    connection.sock.sendall(f"{line}\r\nHost: {host}\r\n{HEADERS}{more}\r\n".encode("ascii"))
+    body, put = connection.sock.makefile("rb"), pool._put_conn
     try:
         status, said = _head(body)
     except BaseException:
@@ -171,17 +149,15 @@ def _send(
     def keep() -> None:
         body.close()
         if said.get("connection", "").lower() != "close":
-            pool.put(left.pop())
+            put(left.pop())
 
     def close() -> None:
         body.close()
-        for one in left:
-            one.close()
+        for unused in left:
+            unused.close()
 
-    nbytes, its_range = length_of(said["content-length"]), said.get("content-range", "")
-    return S3Answer(
-        status=status, nbytes=nbytes, range=its_range, body=body, keep=keep, close=close
-    )
+    nbytes, content_range = length_of(said["content-length"]), said.get("content-range", "")
+    return S3Answer(status, nbytes, content_range, body, keep, close)
 
 
 def _head(body: Any) -> tuple[int, dict[str, str]]:
@@ -259,7 +235,11 @@ class Reads:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._wire = _wire_of(client)  # None where there can be none
+        self._wire: Wire | None = None  # which stays where there can be none
+        try:
+            self._wire = Wire(client._endpoint.http_session)
+        except AttributeError as error:
+            _warn_of_version(error)
         self._lock = threading.Lock()
         self._urls: dict[tuple[str, str], tuple[float, str]] = {}
         self._refusals = 0
@@ -309,7 +289,8 @@ class Reads:
                 taken = take(
                     answer.body, ask.answer_nbytes(answer.status, answer.range, answer.nbytes)
                 )
-                _check_ended(answer)
+                if answer.nbytes < 0 and answer.body.read(1):  # its last chunk has not come
+                    raise EOFError
                 answer.keep()
                 self._refusals = 0
                 return taken
@@ -355,14 +336,6 @@ class Reads:
                 )
 
 
-def _wire_of(client: Any) -> Wire | None:
-    try:
-        return Wire(client._endpoint.http_session)
-    except AttributeError as error:
-        _warn_of_version(error)
-        return None
-
-
 def _warn_of_version(error: Exception) -> None:
     _log.warning("this boto3 or urllib3 is not one that wdsprep knows (%s): S3 is slower", error)
 
@@ -387,15 +360,6 @@ def _read_into(buffer: memoryview, body: Any, nbytes: int) -> int:
     if not 0 <= nbytes <= len(buffer) or (nbytes and body.readinto(buffer[:nbytes]) != nbytes):
         raise EOFError
     return nbytes
-
-
-def _check_ended(answer: S3Answer) -> None:
-    """Check that an answer in chunks has brought its last chunk.
-
-    Raise EOFError if more bytes come.
-    """
-    if answer.nbytes < 0 and answer.body.read(1):
-        raise EOFError
 
 
 @contextlib.contextmanager

@@ -87,10 +87,6 @@ class S3Store(MarkedStore):
         return self._clients.get().client
 
     def _new_clients(self) -> _Client:
-        client = self._new_client()
-        return _Client(client=client, reads=Reads(client), checks=_checks_of(client))
-
-    def _new_client(self) -> Any:
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -109,7 +105,7 @@ class S3Store(MarkedStore):
             raise settings_error(error, self.url) from error
         quicken_listings(client)
         client.meta.events.register("before-send.s3", self.check_locks)
-        return client
+        return _Client(client=client, reads=Reads(client), checks=_checks_of(client))
 
     def close(self) -> None:
         """Close the connections of this process to the server. The next call opens new ones."""
