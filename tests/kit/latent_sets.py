@@ -133,9 +133,9 @@ def write_tables(store: Store, receipt: Receipt) -> Receipt:
     files = dict(receipt.files)
     for shard in receipt.shards:
         rows = ImagePositions.plain(shard.samples)
-        made = make_table(store, shard.name, columns=LATENT_COLUMNS, positions=rows)
-        write_bytes(store, name := table_name(shard.name), made.data)
-        files[name] = hex_digest(made.data)
+        table, _ = make_table(store, shard.name, columns=LATENT_COLUMNS, positions=rows)
+        write_bytes(store, name := table_name(shard.name), table)
+        files[name] = hex_digest(table)
     return replace(receipt, files=files)
 
 

@@ -40,19 +40,10 @@ _EVENT = np.dtype(
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_at_once = ctypes.PyDLL(None, use_errno=True)  # for calls that never wait: keeps the lock
 # Numbers of calls for which the C library has no functions.
+_CALLS = ("io_setup", "io_destroy", "io_getevents", "io_submit")
 SYSCALLS = {
-    ("linux", "x86_64"): {
-        "io_setup": 206,
-        "io_destroy": 207,
-        "io_getevents": 208,
-        "io_submit": 209,
-    },
-    ("linux", "aarch64"): {
-        "io_setup": 0,
-        "io_destroy": 1,
-        "io_getevents": 4,
-        "io_submit": 2,
-    },
+    ("linux", "x86_64"): dict(zip(_CALLS, (206, 207, 208, 209), strict=True)),
+    ("linux", "aarch64"): dict(zip(_CALLS, (0, 1, 4, 2), strict=True)),
 }
 Bytes = NDArray[np.uint8]
 Vectors = NDArray[np.uint64]  # contiguous; of each read an address and a length for each part
@@ -65,7 +56,12 @@ def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Int
     or negative. The caller repeats a read that brought too few bytes, and so learns why.
     """
     came = np.zeros(len(fds), np.int64)
-    queue = _taken()
+    queue = None
+    with suppress(OSError):
+        try:
+            queue = spare_queues.pop()
+        except IndexError:
+            queue = _Queue()
     read = _one_by_one if queue is None else queue.read
     try:
         for top in range(0, len(fds), READS_AT_ONCE):
@@ -165,14 +161,6 @@ def _call(name: str, *words: Any, waits: bool = True) -> int:
 
 spare_queues: list[_Queue] = []  # of no thread now: making one and ending it takes long
 os.register_at_fork(after_in_child=lambda: spare_queues.clear())  # they are the parent's
-
-
-def _taken() -> _Queue | None:
-    with suppress(IndexError):
-        return spare_queues.pop()
-    with suppress(OSError):
-        return _Queue()
-    return None
 
 
 def _one_by_one(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> list[int]:

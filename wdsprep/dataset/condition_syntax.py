@@ -130,17 +130,15 @@ class Condition:
             join = _and_function if isinstance(node.op, ast.And) else _or_function
             return join([self._compile(part) for part in node.values])
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return _not_function(self._compile(node.operand))
+            negated = self._compile(node.operand)
+            return lambda values: not negated(values)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            return _sign_function(
-                self._compile(node.operand), is_minus=isinstance(node.op, ast.USub)
-            )
+            return _sign_function(self._compile(node.operand), isinstance(node.op, ast.USub))
         if isinstance(node, ast.BinOp) and (reckon := RECKON.get(type(node.op))):
             return _arithmetic_function(reckon, self._compile(node.left), self._compile(node.right))
         if is_test_for_missing(node):
-            return _missing_function(
-                self._compile(node.left), is_missing=isinstance(node.ops[0], ast.Is)
-            )
+            tested, is_missing = self._compile(node.left), isinstance(node.ops[0], ast.Is)
+            return lambda values: (tested(values) is None) is is_missing
         if isinstance(node, ast.Compare):
             return self._comparison(node)
         if is_like(node):
@@ -148,7 +146,8 @@ class Condition:
         if (path := path_of(node)) is not None:
             return operator.itemgetter(self._places.setdefault(path, len(self._places)))
         if _is_constant(node):
-            return _constant_function(ast.literal_eval(node))
+            constant = ast.literal_eval(node)
+            return lambda _values: constant
         raise self._refusal(node)
 
     def _comparison(self, node: ast.Compare) -> Evaluate:
@@ -156,22 +155,20 @@ class Condition:
             raise self._refusal(node)
         first = self._compile(node.left)
         links = list(map(self._link, node.ops, node.comparators))
-        return (
-            _chain_function(first, links)
-            if len(links) > 1
-            else _comparison_function(first, *links[0])
-        )
+        if len(links) > 1:
+            return _chain_function(first, links)
+        holds, second = links[0]
+        return lambda values: holds(first(values), second(values))
 
     def _link(self, op: ast.cmpop, part: ast.expr) -> tuple[Compare, Evaluate]:
         """Return the comparison for an operator, and the function that computes its right side."""
         if type(op) in COMPARE:
             return _order_comparison(COMPARE[type(op)]), self._compile(part)
+        is_in = isinstance(op, ast.In)
         if is_list(part):
             choices = ast.literal_eval(part)
-            return _in_comparison(
-                _choice_comparison(choices), is_in=isinstance(op, ast.In)
-            ), _constant_function(choices)
-        return _in_comparison(_contains, is_in=isinstance(op, ast.In)), self._compile(part)
+            return _in_comparison(_choice_comparison(choices), is_in), lambda _values: choices
+        return _in_comparison(_contains, is_in), self._compile(part)
 
     def _check_depth(self, tree: ast.expr) -> None:
         level, nodes = 0, [tree]
@@ -209,13 +206,12 @@ def is_list(node: ast.expr) -> bool:
 
 def _is_constant_or_negative(node: ast.expr) -> bool:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node = node.operand
-        return isinstance(node, ast.Constant) and type(node.value) in NUMBER
+        return _is_constant(node.operand, NUMBER)
     return _is_constant(node)
 
 
-def _is_constant(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool)
+def _is_constant(node: ast.expr, types: Collection[type] = (*NUMBER, str, bool)) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in types
 
 
 def is_test_for_missing(node: ast.expr) -> TypeGuard[ast.Compare]:
@@ -265,10 +261,6 @@ def format_path(path: PathParts) -> str:
 
 
 # --- what it comes to
-def _constant_function(value: Any) -> Evaluate:
-    return lambda _values: value
-
-
 def _and_function(parts: Sequence[Evaluate]) -> Evaluate:
     def holds(values: Sequence[Any]) -> bool:
         for part in parts:  # noqa: SIM110 (a generator takes twice as long)
@@ -289,11 +281,7 @@ def _or_function(parts: Sequence[Evaluate]) -> Evaluate:
     return holds
 
 
-def _not_function(part: Evaluate) -> Evaluate:
-    return lambda values: not part(values)
-
-
-def _sign_function(part: Evaluate, *, is_minus: bool) -> Evaluate:
+def _sign_function(part: Evaluate, is_minus: bool) -> Evaluate:
     def signed(values: Sequence[Any]) -> Any:
         own = number_of(part(values))
         return -own if own is not None and is_minus else own
@@ -315,14 +303,6 @@ def _arithmetic_function(
         return made if type(made) is int or math.isfinite(made) else None
 
     return reckoned
-
-
-def _comparison_function(first: Evaluate, holds: Compare, second: Evaluate) -> Evaluate:
-    return lambda values: holds(first(values), second(values))
-
-
-def _missing_function(part: Evaluate, *, is_missing: bool) -> Evaluate:
-    return lambda values: (part(values) is None) is is_missing
 
 
 def _like_function(part: Evaluate, pattern: str) -> Evaluate:
@@ -393,7 +373,7 @@ def _order_comparison(compare: Callable[[Any, Any], Any]) -> Compare:
     return holds
 
 
-def _in_comparison(is_there: Compare, *, is_in: bool) -> Compare:
+def _in_comparison(is_there: Compare, is_in: bool) -> Compare:
     """Return the comparison `in`, or `not in`, of two values.
 
     `is_there` says whether the first is in the second. Both comparisons are false if one of the

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OTHER_FILES = 512
+TWICE = (
+    "%s: another run or worker has finished %s first, so the same work was done twice: end one of "
+    "the runs"
+)
 _log = logging.getLogger("wdsprep")
 
 
@@ -109,12 +113,20 @@ class Draft:
         try:
             with self._edition.holding(self.unit, giving=files):
                 if done := self._done(receipt):
-                    _warn_of_other_run(self._edition.store.url, self.unit)
+                    if (url := self._edition.store.url) not in _warned:
+                        _warned.add(url)
+                        _log.warning(TWICE, url, self.unit)
                     return done
                 check()
-                self._check_removed()
+                if removed_from(self._edition.store).changes != self.removed.changes:
+                    raise BusyError(
+                        f"samples were removed while {self.unit} was made: it has to be done again"
+                    )
                 self._named.close()
-                self._finish(receipt)
+                try:
+                    self._receipt.close()
+                except ExistsError:
+                    check_same(self._edition.store, receipt)
                 return receipt
         except NotFoundError as lost:  # they were taken away: this process was stopped for a while
             with self._edition.holding(self.unit):
@@ -122,37 +134,12 @@ class Draft:
                     return done
             raise BusyError(f"{self.unit} was locked too long: it has to be done again") from lost
 
-    def _finish(self, receipt: Receipt) -> None:
-        try:
-            self._receipt.close()
-        except ExistsError:
-            check_same(self._edition.store, receipt)
-
-    def _check_removed(self) -> None:
-        """Check that no samples were removed since the draft was begun: they may be in it."""
-        if removed_from(self._edition.store).changes != self.removed.changes:
-            raise BusyError(
-                f"samples were removed while {self.unit} was made: it has to be done again"
-            )
-
     def _done(self, receipt: Receipt) -> Receipt | None:
         return find_receipt(self._edition.store, self.unit, receipt.input, receipt.settings)
 
 
 _warned = set[str]()
 """The datasets for which this process has warned of another run."""
-
-
-def _warn_of_other_run(url: str, unit: str) -> None:
-    """Log a warning, once for each dataset, that another run does the work of this one."""
-    if url not in _warned:
-        _warned.add(url)
-        _log.warning(
-            "%s: another run or worker has finished %s first, so the same work was done twice: end "
-            "one of the runs",
-            url,
-            unit,
-        )
 
 
 class _DroppedError(Exception):
@@ -237,9 +224,4 @@ class DraftShard:
             self._beside[table_name(self.name)] = table
         if waits:
             self._sink.end(waits=True)
-        return Shard(
-            name=self.name,
-            samples=written.samples,
-            nbytes=written.nbytes,
-            digest=written.digest,
-        )
+        return Shard(self.name, written.samples, written.nbytes, written.digest)

@@ -5,7 +5,6 @@ A tar gets its index and the table of its samples.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from wdsprep.dataset.damage import naming_repair, repair_step
 from wdsprep.dataset.file_names import (
@@ -114,9 +113,9 @@ def _write_foreign_tables(store: Store, tars: Sequence[str], heard: Counting) ->
     done: dict[str, int] = {}
     for number, tar in enumerate(tars):
         heard(number, len(tars))
-        table = make_table(store, tar, is_foreign=True)
-        write_bytes(store, name := foreign_table_name(tar), table.data)
-        done[name] = table.samples
+        table, samples = make_table(store, tar, is_foreign=True)
+        write_bytes(store, name := foreign_table_name(tar), table)
+        done[name] = samples
     return done
 
 
@@ -154,13 +153,6 @@ def _write_tables(
     return done
 
 
-class MadeTable(NamedTuple):
-    """The bytes of a table, and the number of its rows."""
-
-    data: bytes
-    samples: int
-
-
 def make_table(
     store: Store,
     tar: str,
@@ -168,8 +160,8 @@ def make_table(
     columns: Columns = IMAGE_COLUMNS,
     positions: ImagePositions | None = None,
     is_foreign: bool = False,
-) -> MadeTable:
-    """Make the table of a tar from the keys and the json of its samples.
+) -> tuple[bytes, int]:
+    """Make the table of a tar from the keys and the json of its samples, and count its rows.
 
     `positions` are those of its samples in the image shard, if the table has them. The tar has an
     index. A sample that cannot be read is damage, or in a tar of another program a row without a
@@ -186,7 +178,7 @@ def make_table(
                 facts = parse_object(data or b"")
                 at = block.first + number
                 table.add(key, {**(facts or {}), ROW: rows[at]} if rows else facts)
-    return MadeTable(table.finish(), samples)
+    return table.finish(), samples
 
 
 def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt | None:
@@ -203,7 +195,7 @@ def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt | None:
     if ROW in columns and positions is None:
         return None
     name = table_name(tar)
-    data = make_table(store, tar, columns=columns, positions=positions).data
+    data, _ = make_table(store, tar, columns=columns, positions=positions)
     write_bytes(store, name, data)
     if receipt.files.get(name) == (digest := hex_digest(data)):
         return receipt

@@ -32,7 +32,8 @@ class RejectedError(Exception):
         return f"{self.code}: {self.detail}" if self.detail else str(self.code)
 
 
-_told: set[str] = set()
+_reported: set[str] = set()
+"""The bugs that this process has logged."""
 
 
 def as_rejected(error: Exception, unforeseen: Code) -> RejectedError:
@@ -50,8 +51,8 @@ def as_rejected(error: Exception, unforeseen: Code) -> RejectedError:
     named = ((frame.f_globals.get("__name__", ""), line) for frame, line in frames)
     place = next((f"{name}:{line}" for name, line in named if name.startswith("wdsprep.")), "")
     bug = f"a bug: {type(error).__name__} at {place}"
-    if bug not in _told:
-        _told.add(bug)
+    if bug not in _reported:
+        _reported.add(bug)
         _log.warning("%s; its sample is a reject (%s): please report it", bug, unforeseen)
     return RejectedError(unforeseen, f"{bug}: {error}"[:200])
 

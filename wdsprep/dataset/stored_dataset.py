@@ -6,7 +6,7 @@ what the receipts say, so that a dataset opens with one read; where it is behind
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -187,10 +187,13 @@ def open_edition(
 
 
 def _start_over(store: Store, manifest: Manifest) -> Edition:
-    """Remove the dataset that lies there, and write the manifest of a new one."""
+    """Remove the dataset that lies there, and nothing else, and write the manifest of a new one."""
     edition = Edition.begun(store)
     wait_for_holders(store)
-    _clear(store, manifest.dataset)
+    names = [entry.name for entry in store.list()]
+    for pattern in OURS[manifest.dataset]:  # receipts first: without them the rest never happened
+        for name in filter(pattern.fullmatch, names):
+            store.delete(name)
     forget_removal(store)
     write_manifest(store, manifest)
     return edition
@@ -436,16 +439,14 @@ def rewrite_manifest(store: Store, heard: Counting = ignore_count) -> Manifest:
     if manifest is None:
         raise NotFoundError(f"{store.url} has no receipts: it holds no dataset")
     with contextlib.suppress(FormatError):
-        manifest = _keep_generations(manifest, read_manifest(store))
+        old = read_manifest(store)
+        if old is not None and is_same(dict(old.settings), dict(manifest.settings)):
+            is_whole = old.complete and old.receipts == manifest.receipts
+            manifest = replace(
+                manifest, generations=old.generations, complete=is_whole, extra=old.extra
+            )
     write_manifest(store, manifest)
     return manifest
-
-
-def _keep_generations(rebuilt: Manifest, old: Manifest | None) -> Manifest:
-    if old is None or not is_same(dict(old.settings), dict(rebuilt.settings)):
-        return rebuilt
-    same = old.complete and old.receipts == rebuilt.receipts
-    return replace(rebuilt, generations=old.generations, complete=same, extra=old.extra)
 
 
 def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
@@ -465,16 +466,21 @@ def tidy(edition: Edition, manifest: Manifest) -> None:
     A killed run made them from input that has changed since. A unit that another run finishes
     meanwhile has a receipt, and stays.
     """
-    ours = set(manifest.ledger.units())
+    ours, store = set(manifest.ledger.units()), edition.store
     shards = {latent_unit(shard.name) for shard in manifest.ledger.shards()}
     strays: dict[str, list[str]] = {}
-    for entry in edition.store.list():
+    for entry in store.list():
         unit, name = _maker_unit(manifest, entry.name), tar_of(entry.name)
         if unit and latent_unit(name) not in shards and (name.endswith(".tar") or unit not in ours):
             strays.setdefault(unit, []).append(entry.name)
     for unit, names in sorted(strays.items()):
         with edition.holding(unit):
-            _remove_strays(edition.store, unit, names)
+            with contextlib.suppress(NotFoundError):  # else tars that its receipt does not list
+                listed = {latent_unit(shard.name) for shard in read_receipt(store, unit).shards}
+                of_tars = (n for n in names if ".tar" in n or is_table(n))
+                names = [n for n in of_tars if latent_unit(tar_of(n)) not in listed]
+            for name in names:
+                store.delete(name)
 
 
 def _maker_unit(manifest: Manifest, name: str) -> str:
@@ -491,20 +497,6 @@ def _maker_unit(manifest: Manifest, name: str) -> str:
     return beside[2] if beside and not retry_of_inputs(name) else ""
 
 
-def _remove_strays(store: Store, unit: str, names: Iterable[str]) -> None:
-    """Delete the files `names` of a unit that has no receipt.
-
-    If the unit has a receipt, delete only the tars among them that the receipt does not list, and
-    the files beside these tars. The caller holds the lock of the unit.
-    """
-    with contextlib.suppress(NotFoundError):
-        shards = {latent_unit(shard.name) for shard in read_receipt(store, unit).shards}
-        of_tars = (n for n in names if ".tar" in n or is_table(n))
-        names = [n for n in of_tars if latent_unit(tar_of(n)) not in shards]
-    for name in names:
-        store.delete(name)
-
-
 def _is_to_clear(store: Store, dataset: str) -> bool:
     """Return whether there is a dataset to clear. Raise an error if it is of another kind."""
     receipt, _rest = OURS[dataset]
@@ -517,17 +509,6 @@ def _is_to_clear(store: Store, dataset: str) -> bool:
         else:
             return False
     return True
-
-
-def _clear(store: Store, dataset: str) -> None:
-    """Remove the files of a dataset, and nothing else that lies there.
-
-    Receipts go first: without them the rest never happened.
-    """
-    receipt, rest = OURS[dataset]
-    names = [entry.name for entry in store.list()]
-    for name in (*filter(receipt.fullmatch, names), *filter(rest.fullmatch, names)):
-        store.delete(name)
 
 
 def open_dataset(url: str) -> tuple[Store, Manifest]:

@@ -117,7 +117,7 @@ class ForeignTables(ShardTables):
         entry, data = self._files.get(name), None
         if entry is None or is_older(entry, self._files[shard.name]):
             with naming_next_step(f"delete {index_name(shard.name)} and run {index}"):
-                data = make_table(self._store, shard.name, is_foreign=True).data
+                data, _ = make_table(self._store, shard.name, is_foreign=True)
         with naming_next_step(f"delete it and run {index}"):
             if entry and not data and entry.nbytes <= WHOLE_NBYTES:
                 data = self._store.read(name)
@@ -190,7 +190,7 @@ def read_sound_columns(
         if is_scored(receipt.settings):
             raise DamageError(place, UNLIKE_RECEIPT)
         columns = {column: kind for column, kind in columns.items() if column != ROW}
-        data = make_table(store, shard.name, columns=columns).data
+        data, _ = make_table(store, shard.name, columns=columns)
     return read_table(data, columns, what=place, rows=shard.samples, names=names)
 
 
