@@ -8,7 +8,7 @@ keys of removed samples among their rejects.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -32,44 +32,30 @@ MOST_LISTED = 20_000
 """The most names that are listed of a prefix in a bucket, which lists all files below it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Neighbours:
-    """The datasets beside some others.
+def find_neighbours(
+    urls: Sequence[str],
+) -> tuple[tuple[str, ...], dict[str, Mapping[str, ShardSuccessor]]]:
+    """Return the latents beside some datasets that were made of images among these.
 
-    `made_of_them` are the latents that were made of images among those. `successors` has what
-    became of the shards of images from which samples were removed, by the URL of the images.
+    Also return what became of the shards of the images beside them from which samples were removed,
+    by the URL of the images. A dataset that cannot be read is passed over.
     """
-
-    made_of_them: tuple[str, ...] = ()
-    successors: Mapping[str, Mapping[str, ShardSuccessor]] = field(default_factory=dict)
-
-
-NO_NEIGHBOURS = Neighbours()
-
-
-def find_neighbours(urls: Sequence[str]) -> Neighbours:
-    """Look for datasets beside some others; one that cannot be read is passed over."""
     wanted: set[str] = set()
-    beside: dict[str, Manifest] = {}
-    successors: dict[str, Mapping[str, ShardSuccessor]] = {}
     for url in urls:
         if (manifest := _read_manifest(url)) and manifest.dataset == "images":
             wanted |= manifest.image_digests() | _successors(url).keys()
+    latents: list[str] = []
+    successors: dict[str, Mapping[str, ShardSuccessor]] = {}
     parents = dict.fromkeys(url.rstrip("/").rpartition("/")[0] for url in urls)
     for url in (place for parent in parents for place in _list_datasets(parent)):
-        if url not in urls and (manifest := _read_manifest(url)):
-            beside[url] = manifest
-    for url, manifest in beside.items():
-        if manifest.dataset == "images" and (found := _successors(url)):
-            successors[url] = found
-    return Neighbours(
-        made_of_them=tuple(
-            url
-            for url, manifest in sorted(beside.items())
-            if manifest.dataset == "latents" and not wanted.isdisjoint(manifest.image_digests())
-        ),
-        successors=successors,
-    )
+        manifest = None if url in urls else _read_manifest(url)
+        if manifest is None:
+            continue
+        if manifest.dataset == "images" and (lost := _successors(url)):
+            successors[url] = lost
+        if manifest.dataset == "latents" and not wanted.isdisjoint(manifest.image_digests()):
+            latents.append(url)
+    return tuple(sorted(latents)), successors
 
 
 def _list_datasets(parent: str) -> Iterator[str]:

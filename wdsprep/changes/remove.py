@@ -37,6 +37,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from wdsprep.changes.find_samples import (
@@ -46,12 +47,7 @@ from wdsprep.changes.find_samples import (
     WantedSamples,
     by_latent_unit,
 )
-from wdsprep.changes.forgotten_latents import (
-    NO_NEIGHBOURS,
-    Neighbours,
-    find_lost,
-    find_neighbours,
-)
+from wdsprep.changes.forgotten_latents import find_lost, find_neighbours
 from wdsprep.changes.image_hashes import delete_hashes
 from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewrite_units import UnitChange
@@ -64,7 +60,6 @@ from wdsprep.dataset.file_names import (
     maker_of,
 )
 from wdsprep.dataset.kept_file import delete_texts
-from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, image_shard_digest
 from wdsprep.dataset.removed_samples import (
     Marks,
@@ -91,6 +86,7 @@ from wdsprep.store import open_store
 from wdsprep.store.base import absolute
 from wdsprep.text import NotebookTable, command, plural
 
+NOTHING: Mapping[str, Mapping[str, ShardSuccessor]] = {}
 UNITS_AT_ONCE = 4
 """The number of units that are changed at a time: one waits for the disk while another hashes."""
 
@@ -115,19 +111,28 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     if len(set(urls_of)) < len(urls_of):
         raise UsageError("the same dataset is given twice: give each once")
     shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
-    neighbours = find_neighbours(urls_of)
+    made_of_them, successors = find_neighbours(urls_of)
     if options.all:
-        urls_of += neighbours.made_of_them
-        shown += neighbours.made_of_them
+        urls_of += made_of_them
+        shown += made_of_them
     wanted = WantedSamples.of(
         keys=options.keys, urls=options.urls, sha256=options.sha256, sources=options.sources
     )
     ended, only_marked = _finish_begun(urls_of, listener)
-    places = [_open(*both) for both in zip(urls_of, shown, strict=True)]
+    opened = [_Dataset(*both) for both in zip(urls_of, shown, strict=True)]
+    for dataset in opened:
+        dataset.is_only_marked = dataset.url in only_marked
     finder = Finder(wanted=wanted, keeps_copies=options.keep_copies, heard=listener.listed)
-    job = _RemovalJob(places, finder, neighbours, only_marked)
+    if wanted.kinds and not any(dataset.has_images for dataset in opened):
+        kinds = " and ".join(sorted(wanted.kinds))
+        raise UsageError(
+            f"latents do not state the {kinds} of their samples: give the images that they were "
+            "made of too, or --keys"
+        )
+    job = _RemovalJob(opened, finder, successors)
     job.find()
-    removal = job.removal(ended=ended)
+    beside = tuple(url for url in made_of_them if url not in urls_of)
+    removal = replace(job.removal(), ended=ended, beside=beside)
     if not (wanted or ended or removal.is_needed):
         raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     if not removal.is_needed:
@@ -140,7 +145,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     job.mark()
     job.catch_up()
     job.change(listener.changed)
-    return replace(job.removal(ended=ended), done=True)
+    return replace(job.removal(), ended=ended, beside=beside, done=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,16 +220,124 @@ def _check_dataset_name(place: str) -> None:
         )
 
 
-def _open(url: str, shown: str) -> DatasetPlace:
-    store = open_store(url)
-    edition = Edition.from_store(store)
-    open_dataset(url)  # raises an error if it is no dataset
-    manifest = dated_manifest(store)
-    if manifest is None:
-        raise NotFoundError(f"{shown} has lost its manifest just now: run the same command again")
-    return DatasetPlace(
-        shown=shown, url=url, edition=edition, manifest=refresh_manifest(store, manifest)
-    )
+class _Dataset:
+    """A dataset that a removal changes: what was found in it, and what it says of removals."""
+
+    def __init__(self, url: str, shown: str) -> None:
+        store = open_store(url)
+        edition = Edition.from_store(store)
+        open_dataset(url)  # raises an error if it is no dataset
+        manifest = dated_manifest(store)
+        if manifest is None:
+            raise NotFoundError(
+                f"{shown} has lost its manifest just now: run the same command again"
+            )
+        manifest = refresh_manifest(store, manifest)
+        self.place = DatasetPlace(shown=shown, url=url, edition=edition, manifest=manifest)
+        self.url, self.store, self.has_images = url, store, self.place.has_images
+        self.removed = removed_from(store)
+        self.found = FoundSamples()
+        self.images = ""
+        """The URL of the images that latents were made of, or "" if nobody knows them."""
+        self.is_only_marked = False
+        """True for latents that a killed removal has marked, but not changed."""
+        self.gone = set[str]()
+        """Units of which nothing is left, as their image shard has lost all samples."""
+        self.digests = dict[str, str]()
+        """The new digests of image shards, or "" for those that are gone, by units of latents."""
+
+    def marks(self, finder: Finder | None) -> Iterator[bytes]:
+        """Yield the marks of inputs that must stay away."""
+        yield from self.found.marks
+        if finder and self.has_images:
+            yield from finder.wanted.marks
+
+    def result(self, finder: Finder | None) -> RemovalPlace:
+        """Return what was found, for the user."""
+        found, manifest = self.found, self.place.manifest
+        shards = [shard for unit in found.units.values() for shard in unit.shards]
+        return RemovalPlace(
+            shown=self.place.shown,
+            dataset=manifest.dataset,
+            samples=found.samples,
+            rejects=sum(len(unit.rejects) for unit in found.units.values()),
+            shards=len(shards) or len(found.units),
+            shards_of=len(manifest.shards),
+            nbytes=sum(shard.nbytes for shard in shards),
+            is_listed=any(mark not in self.removed.marks for mark in self.marks(finder)),
+        )
+
+    def mark(self, finder: Finder | None, *, is_more: bool = False) -> None:
+        """Write the file `removed`.
+
+        Raise BusyError if another removal has begun, unless it is this one, which has found more.
+        """
+        with self.place.edition.holding_manifest():
+            there = removed_from(self.store)
+            if there.units and not (is_more or self.is_only_marked):
+                shown = self.place.shown
+                raise BusyError(
+                    f"another removal from {shown} has begun: wait for it to end, or, if it was "
+                    f"killed, run {command('remove', shown)}, then the same command again"
+                )
+            new = replace(
+                there,
+                marks=there.marks | Marks.sort(self.marks(finder)),
+                units=tuple(self.found.units.values()),
+                images=self.images,
+            )
+            if new != there:
+                self.removed = write_removed(self.store, new)
+
+    def rewrite(self, images: Mapping[str, str], unit: UnitRemoval) -> Receipt | None:
+        """Change a unit, and return its receipt, or None if nothing is left of it.
+
+        `images` has the new digests of image shards by units of latents.
+        """
+        edition, image = self.place.edition, images.get(unit.unit)
+        with naming_repair(self.store):
+            receipt = UnitChange(edition, unit, self.removed, image).rewrite()
+        if receipt is None and unit.made_of:
+            self.gone.add(unit.unit)
+        elif receipt is not None and self.has_images:
+            digests = {shard.name: shard.digest for shard in receipt.shards}
+            after = ((latent_unit(old.name), digests.get(old.name, "")) for old in unit.shards)
+            self.digests.update(after)
+        return receipt
+
+    def finish(self) -> None:
+        """Write the manifest without the units that are gone, and leave only marks in `removed`.
+
+        Of images, what became of their shards is noted there too. First delete captions of a table
+        that wait for encode, and the hashes of changed shards. Do nothing else if no unit of the
+        dataset was to be changed.
+        """
+        store, ledger = self.store, self.place.manifest.ledger
+        if self.place.manifest.settings.get("captions"):
+            taken = {captions_name(unit) for unit in ledger.units()}
+            for entry in store.list(CAPTIONS):
+                if entry.name not in taken:
+                    store.delete(entry.name)
+        units = self.found.units.values()
+        if not units and not self.removed.units:
+            return
+        if self.has_images:
+            delete_hashes(self.url, [shard for unit in units for shard in unit.shards])
+        store.sweep()  # while the marks say that something is left to do
+        with self.place.edition.holding_manifest():
+            there = dated_manifest(store) or self.place.manifest
+            # Units that were deleted together with their image shard are not left to do.
+            left = [line for unit, line in there.ledger.named_lines() if unit not in self.gone]
+            kept = replace(there, receipts=there.ledger.with_lines(left))
+            write_manifest(store, refresh_manifest(store, kept))
+            now = removed_from(store)
+            new = {
+                shard.digest: ShardSuccessor(digest=self.digests[unit], rows=shard.rows)
+                for unit, shard in by_latent_unit(now.units).items()
+                if unit in self.digests
+            }
+            successors = {**now.successors, **new} if self.has_images else now.successors
+            write_removed(store, replace(now, units=(), images="", successors=successors))
 
 
 def _finish_begun(
@@ -236,20 +349,22 @@ def _finish_begun(
     latents that are returned second were marked alone: nothing was removed there, and their marks
     are left for the removal that follows to replace or to drop.
     """
-    begun = {url: found for url in urls if (found := removed_from(open_store(url))).units}
+    begun = {url: removed for url in urls if (removed := removed_from(open_store(url))).units}
     if not begun:
         return (), frozenset()
     for url, removed in tuple(begun.items()):
         if removed.images and removed.images not in urls:
             if images := _moved_images(removed, urls):
                 begun[url] = replace(removed, images=images)
-            else:
-                begun |= _find_begun(removed.images)
+                continue
+            with suppress(NotFoundError, UsageError):  # they are gone
+                open_dataset(removed.images)
+                begun[removed.images] = removed_from(open_store(removed.images))
     for removed in tuple(begun.values()):
         if removed.images in urls and removed.images not in begun:
             begun[removed.images] = removed_from(open_store(removed.images))
     listener.told(f"finishing a removal that was begun in {', '.join(sorted(begun))}")
-    job = _RemovalJob([_open(url, url) for url in begun])
+    job = _RemovalJob([_Dataset(url, url) for url in begun])
     only_marked = job.resume(begun)
     job.change(listener.changed)
     return tuple(begun), only_marked
@@ -264,166 +379,95 @@ def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
     wanted = {unit.made_of for unit in latents.units}
     for url in urls:
         store, manifest = open_dataset(url)
-        if manifest.dataset != "images":
-            continue
-        removed = removed_from(store)
-        before = {one.digest for unit in removed.units for one in unit.shards}
-        if not wanted.isdisjoint(before | removed.successors.keys() | manifest.image_digests()):
-            return url
+        if manifest.dataset == "images":
+            removed = removed_from(store)
+            before = {shard.digest for unit in removed.units for shard in unit.shards}
+            if not wanted.isdisjoint(before | removed.successors.keys() | manifest.image_digests()):
+                return url
     return ""
 
 
-def _find_begun(url: str) -> dict[str, Removed]:
-    """Return what a removal from a dataset has left to do, by the URL of the dataset.
-
-    Return nothing if the dataset is gone.
-    """
-    with suppress(NotFoundError, UsageError):
-        open_dataset(url)
-        return {url: removed_from(open_store(url))}
-    return {}
-
-
 class _RemovalJob:
-    """The work of one removal, in some datasets."""
+    """The work of one removal, in some datasets.
+
+    `successors` has what became of the shards of images beside them, by their URL.
+    """
 
     def __init__(
         self,
-        places: Sequence[DatasetPlace],
+        datasets: Sequence[_Dataset],
         finder: Finder | None = None,
-        neighbours: Neighbours = NO_NEIGHBOURS,
-        only_marked: frozenset[str] = frozenset(),
+        successors: Mapping[str, Mapping[str, ShardSuccessor]] = NOTHING,
     ) -> None:
-        """Take the datasets; `only_marked` are latents where a killed removal changed nothing."""
-        self._images = [place for place in places if place.has_images]
-        self._latents = [place for place in places if not place.has_images]
-        self._places = {place.url: place for place in (*self._latents, *self._images)}
-        self._finder, self._neighbours, self._only_marked = finder, neighbours, only_marked
-        self._found = {url: FoundSamples() for url in self._places}
-        self._made_of: dict[str, str] = {}  # by latents, their images
-        self._removed = {url: removed_from(place.store) for url, place in self._places.items()}
-        if finder and finder.wanted.kinds and not self._images:
-            kinds = " and ".join(sorted(finder.wanted.kinds))
-            raise UsageError(
-                f"latents do not state the {kinds} of their samples: give the images that they "
-                "were made of too, or --keys"
-            )
+        self._images = [dataset for dataset in datasets if dataset.has_images]
+        self._latents = [dataset for dataset in datasets if not dataset.has_images]
+        self._by_url = {dataset.url: dataset for dataset in datasets}
+        self._finder, self._successors = finder, successors
 
     # --- find
     def find(self) -> None:
         """Find the samples to remove, in images first."""
-        for place in self._images:
-            self._search(place, list(place.receipts.values()))
-        for place in self._latents:
-            self._made_of[place.url] = self._images_of(place)
-            self._search(place, list(place.receipts.values()))
+        for dataset in (*self._images, *self._latents):
+            if not dataset.has_images:
+                dataset.images = self._images_of(dataset)
+            self._search(dataset, list(dataset.place.receipts.values()))
 
-    def _search(self, place: DatasetPlace, receipts: Sequence[Receipt]) -> None:
+    def _search(self, dataset: _Dataset, receipts: Sequence[Receipt]) -> None:
         """Search some units of a dataset, and keep what is found there.
 
         Samples and rejects that were found in these units before are replaced, and marks are kept.
-        Do nothing if the job has no finder.
         """
-        finder, known = self._finder, self._found[place.url]
-        if finder is None:
+        if self._finder is None:
             return
         for receipt in receipts:
-            known.units.pop(receipt.unit, None)
-        with naming_repair(place.store):
-            lost = {} if place.has_images else self._lost_by(place, receipts)
-            self._check_current(place, receipts, lost)
-            known.add(finder.find(place, receipts, lost))
+            dataset.found.units.pop(receipt.unit, None)
+        with naming_repair(dataset.store):
+            lost = self._lost_by(dataset, receipts) if dataset.images else {}
+            if self._finder.wanted.kinds:  # which images alone state
+                _check_current(dataset.place, receipts, lost)
+            dataset.found.add(self._finder.find(dataset.place, receipts, lost))
 
-    def _lost_by(
-        self, latents: DatasetPlace, receipts: Sequence[Receipt]
-    ) -> dict[str, ShardRemoval]:
+    def _lost_by(self, latents: _Dataset, receipts: Sequence[Receipt]) -> dict[str, ShardRemoval]:
         """Return what the image shards of units of latents lose, and what they lost before.
 
         They lost it before if these latents were forgotten when samples were removed from images.
         """
-        images = self._made_of[latents.url]
-        if not images:
-            return {}
-        now = self._found.get(images, FoundSamples()).units.values()
-        return find_lost(removed_from(open_store(images)), images, receipts, by_latent_unit(now))
+        images = self._by_url.get(latents.images)
+        now = by_latent_unit(images.found.units.values() if images else ())
+        return find_lost(removed_from(open_store(latents.images)), latents.images, receipts, now)
 
-    def _images_of(self, latents: DatasetPlace) -> str:
+    def _images_of(self, latents: _Dataset) -> str:
         """Return the URL of the images that latents were made of, or "" if nobody knows them.
 
         It is the one of whose shards, as they are or were, the latents state the most as their
         inputs: one that is given, or else one beside the latents from which samples were removed.
         """
-        inputs = latents.manifest.image_digests()
-        known = {place.url: place.manifest.image_digests() for place in self._images}
-        for url in known:
-            known[url] |= self._removed[url].successors.keys()
-        shared = {url: len(inputs & digests) for url, digests in known.items()}
-        if not any(shared.values()):
-            shared = {
-                url: len(inputs & successors.keys())
-                for url, successors in self._neighbours.successors.items()
-            }
-        best = max(shared, key=lambda url: shared[url], default="")
-        return best if best and shared[best] else ""
+        inputs = latents.place.manifest.image_digests()
+        given = {
+            images.url: images.place.manifest.image_digests() | images.removed.successors.keys()
+            for images in self._images
+        }
+        beside = {url: shards.keys() for url, shards in self._successors.items()}
+        for known in (given, beside):
+            shared = {url: len(inputs & digests) for url, digests in known.items()}
+            if any(shared.values()):
+                return max(shared, key=lambda url: shared[url])
+        return ""
 
-    def _check_current(
-        self, place: DatasetPlace, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
-    ) -> None:
-        """Raise FingerprintError if latents were made of another version of a shard in `lost`.
-
-        Do nothing unless samples are wanted by URL, digest or source, which images alone state.
-        """
-        if not (self._finder and self._finder.wanted.kinds):
-            return
-        for receipt in receipts:
-            shard = lost.get(receipt.unit)
-            if shard and image_shard_digest(receipt.input) != shard.digest:
-                maker = maker_of(place.manifest.dataset, place.manifest.settings)
-                raise FingerprintError(
-                    f"{place.shown} was made of another {shard.name} than there is now: run the "
-                    f'same "{maker}" with --redo-changed, then the same command again'
-                )
-
-    # --- the result
-    def removal(self, *, ended: tuple[str, ...] = ()) -> Removal:
-        """Return what was found, for the user.
-
-        `ended` are the datasets in which an earlier removal was finished.
-        """
+    def removal(self) -> Removal:
+        """Return what was found, for the user."""
+        datasets = (*self._images, *self._latents)
         wanted = self._finder.wanted if self._finder else None
-        known = {key for found in self._found.values() for key in found.known}
-        there = {key for found in self._found.values() for key in found.keys}
+        known = {key for dataset in datasets for key in dataset.found.known}
+        there = {key for dataset in datasets for key in dataset.found.keys}
         nowhere, examples = wanted.unseen_keys() if wanted else (0, ())
         return Removal(
-            places=tuple(map(self._place, (*self._images, *self._latents))),
+            places=tuple(dataset.result(self._finder) for dataset in datasets),
             nowhere=nowhere,
             examples=examples,
             known=len(known - there),
             unmatched=wanted.unmatched if wanted else 0,
-            ended=ended,
-            beside=tuple(url for url in self._neighbours.made_of_them if url not in self._places),
         )
-
-    def _place(self, place: DatasetPlace) -> RemovalPlace:
-        found = self._found[place.url]
-        shards = [shard for unit in found.units.values() for shard in unit.shards]
-        return RemovalPlace(
-            shown=place.shown,
-            dataset=place.manifest.dataset,
-            samples=found.samples,
-            rejects=sum(len(unit.rejects) for unit in found.units.values()),
-            shards=len(shards) or len(found.units),
-            shards_of=len(place.manifest.shards),
-            nbytes=sum(shard.nbytes for shard in shards),
-            is_listed=any(
-                mark not in self._removed[place.url].marks for mark in self._marks(place)
-            ),
-        )
-
-    def _marks(self, place: DatasetPlace) -> Iterator[bytes]:
-        yield from self._found[place.url].marks
-        if self._finder and place.has_images:
-            yield from self._finder.wanted.marks
 
     # --- mark
     def mark(self) -> None:
@@ -431,41 +475,22 @@ class _RemovalJob:
 
         Raise BusyError if another removal has begun there.
         """
-        for place in self._places.values():  # latents first
-            self._mark(place)
-        for place in self._places.values():
-            wait_for_holders(place.store)
-
-    def _mark(self, place: DatasetPlace, *, is_more: bool = False) -> None:
-        found = self._found[place.url]
-        with place.edition.holding_manifest():
-            there = removed_from(place.store)
-            if there.units and not (is_more or place.url in self._only_marked):
-                raise BusyError(
-                    f"another removal from {place.shown} has begun: wait for it to end, or, "
-                    f"if it was killed, run {command('remove', place.url)}, then the same command "
-                    "again"
-                )
-            new = replace(
-                there,
-                marks=there.marks | Marks.sort(self._marks(place)),
-                units=tuple(found.units.values()),
-                images=self._made_of.get(place.url, ""),
-            )
-            if new != there:
-                self._removed[place.url] = write_removed(place.store, new)
+        for dataset in (*self._latents, *self._images):
+            dataset.mark(self._finder)
+        for dataset in (*self._latents, *self._images):
+            wait_for_holders(dataset.store)
 
     def catch_up(self) -> None:
         """Search the units that other runs have finished since `find`, and mark what is found."""
-        for place in (*self._images, *self._latents):
-            manifest = refresh_manifest(place.store, place.manifest)
-            before = dict(place.manifest.ledger.named_lines())
+        for dataset in (*self._images, *self._latents):
+            manifest = refresh_manifest(dataset.store, dataset.place.manifest)
+            before = dict(dataset.place.manifest.ledger.named_lines())
             lines = manifest.ledger.named_lines()
             other = [unit for unit, line in lines if before.get(unit) != line]
-            self._places[place.url] = now = replace(place, manifest=manifest)
+            dataset.place = replace(dataset.place, manifest=manifest)
             if other:
-                self._search(now, [now.receipts[unit] for unit in other])
-                self._mark(now, is_more=True)
+                self._search(dataset, [dataset.place.receipts[unit] for unit in other])
+                dataset.mark(self._finder, is_more=True)
 
     # --- change
     def resume(self, begun: Mapping[str, Removed]) -> frozenset[str]:
@@ -474,22 +499,20 @@ class _RemovalJob:
         If images were never marked, nothing was removed from their latents either: these latents
         are returned, and nothing is done there, but for what their images had lost before.
         """
-        only_marked = set()
         for url, removed in begun.items():
-            self._made_of[url] = removed.images
-            units = {unit.unit: unit for unit in removed.units}
-            if removed.images in self._places and not self._removed[removed.images].units:
-                now = self._places[removed.images].manifest.image_digests()
-                before = self._removed[removed.images]
-                if any(
+            dataset, images = self._by_url[url], self._by_url.get(removed.images)
+            dataset.images = removed.images
+            if images and not images.removed.units:
+                now, follow = images.place.manifest.image_digests(), images.removed.follow
+                dataset.is_only_marked = any(
                     unit.made_of in now
-                    or ((lost := before.follow(unit.made_of)) and lost.rows != unit.lost_rows)
-                    for unit in units.values()
-                ):
-                    only_marked.add(url)
-                    continue
-            self._found[url].units = units
-        self._latents = [place for place in self._latents if place.url not in only_marked]
+                    or ((lost := follow(unit.made_of)) and lost.rows != unit.lost_rows)
+                    for unit in removed.units
+                )
+            if not dataset.is_only_marked:
+                dataset.found.units = {unit.unit: unit for unit in removed.units}
+        only_marked = {dataset.url for dataset in self._latents if dataset.is_only_marked}
+        self._latents = [dataset for dataset in self._latents if dataset.url not in only_marked]
         return frozenset(only_marked)
 
     def change(self, heard: Callable[[int, int], object]) -> None:
@@ -498,102 +521,52 @@ class _RemovalJob:
         Columns of texts that were joined to samples are deleted on this machine. `heard` gets the
         number of units done, and of all units.
         """
-        count = sum(len(found.units) for found in self._found.values())
+        datasets = (*self._images, *self._latents)
+        count = sum(len(dataset.found.units) for dataset in datasets)
         done = 0
-        gone: dict[str, set[str]] = {url: set() for url in self._places}
-        digests: dict[str, dict[str, str]] = {url: {} for url in self._places}
-        for url in (*(p.url for p in self._images), *(p.url for p in self._latents)):
-            place = self._places[url]
-            units = list(self._found[url].units.values())
-            images = self._successors_of(url, units)
-            images |= digests.get(self._made_of.get(url, ""), {})
-
-            def rewrite(
-                unit: UnitRemoval, place: DatasetPlace = place, images: Mapping[str, str] = images
-            ) -> Receipt | None:
-                removed = self._removed[place.url]
-                change = UnitChange(place.edition, unit, removed, images.get(unit.unit))
-                with naming_repair(place.store):
-                    return change.rewrite()
-
-            for unit, receipt in zip(units, map_ahead(rewrite, units, UNITS_AT_ONCE), strict=True):
+        for dataset in datasets:
+            units = list(dataset.found.units.values())
+            rewrite = partial(dataset.rewrite, self._new_images(dataset, units))
+            for _ in map_ahead(rewrite, units, UNITS_AT_ONCE):
                 done += 1
                 heard(done, count)
-                if receipt is None and unit.made_of:
-                    gone[url].add(unit.unit)
-                elif receipt is not None and place.has_images:
-                    digests[url] |= _digests_after(unit, receipt)
-        for place in (*self._latents, *self._images):
-            self._finish_dataset(place, gone[place.url], digests[place.url])
+        for dataset in (*self._latents, *self._images):
+            dataset.finish()
         delete_texts()
 
-    def _successors_of(self, latents: str, units: Sequence[UnitRemoval]) -> dict[str, str]:
-        """Return by unit the digests of image shards that lost samples in an earlier removal."""
-        if not (images := self._made_of.get(latents, "")):
+    def _new_images(self, latents: _Dataset, units: Sequence[UnitRemoval]) -> dict[str, str]:
+        """Return by unit the digests of image shards that lost samples, now or earlier."""
+        if not latents.images:
             return {}
-        before = removed_from(open_store(images))
-        each = ((unit.unit, before.follow(unit.made_of)) for unit in units)
-        return {unit: successor.digest for unit, successor in each if successor}
+        follow = removed_from(open_store(latents.images)).follow
+        earlier = ((unit.unit, follow(unit.made_of)) for unit in units)
+        images = self._by_url.get(latents.images)
+        now = images.digests if images else {}
+        return {unit: successor.digest for unit, successor in earlier if successor} | now
 
     def settle(self) -> None:
         """Clear the locks on manifests and the marks that a removal leaves if it is killed."""
-        for place in self._places.values():
-            place.store.let_go(MANIFEST_HOLD)
+        for dataset in self._by_url.values():
+            dataset.store.let_go(MANIFEST_HOLD)
         self.drop_marks()
 
     def drop_marks(self) -> None:
         """Drop the marks of latents in which an earlier removal has changed nothing."""
-        for url in self._only_marked:
-            with self._places[url].edition.holding_manifest():
-                forget_removal(self._places[url].store)
-
-    def _finish_dataset(
-        self, place: DatasetPlace, gone: set[str], digests: Mapping[str, str]
-    ) -> None:
-        """Write the manifest without the units in `gone`, and leave only marks in `removed`.
-
-        Of images, what became of their shards is noted there too: `digests` has the new digests by
-        the units of latents. First delete captions of a table that wait for encode, and the hashes
-        of changed shards. Do nothing else if no unit of the dataset was to be changed.
-        """
-        if place.manifest.settings.get("captions"):
-            taken = {captions_name(unit) for unit in place.manifest.ledger.units()}
-            for entry in place.store.list(CAPTIONS):
-                if entry.name not in taken:
-                    place.store.delete(entry.name)
-        if not self._found[place.url].units and not self._removed[place.url].units:
-            return
-        if place.has_images:
-            units = self._found[place.url].units.values()
-            delete_hashes(place.url, [shard for unit in units for shard in unit.shards])
-        place.store.sweep()  # while the marks say that something is left to do
-        with place.edition.holding_manifest():
-            there = dated_manifest(place.store) or place.manifest
-            write_manifest(place.store, _without_units(there, gone, place))
-            now = removed_from(place.store)
-            new = {
-                shard.digest: ShardSuccessor(digest=digests[unit], rows=shard.rows)
-                for unit, shard in by_latent_unit(now.units).items()
-                if unit in digests
-            }
-            successors = {**now.successors, **new} if place.has_images else now.successors
-            done = replace(now, units=(), images="", successors=successors)
-            write_removed(place.store, done)
+        for dataset in self._latents:
+            if dataset.is_only_marked:
+                with dataset.place.edition.holding_manifest():
+                    forget_removal(dataset.store)
 
 
-def _digests_after(removal: UnitRemoval, receipt: Receipt) -> dict[str, str]:
-    """Return the digests of the changed shards of an image unit, by the latent units made of them.
-
-    The digest of a shard that is gone is "".
-    """
-    digests = {shard.name: shard.digest for shard in receipt.shards}
-    return {latent_unit(shard.name): digests.get(shard.name, "") for shard in removal.shards}
-
-
-def _without_units(there: Manifest, gone: set[str], place: DatasetPlace) -> Manifest:
-    """Return a manifest with the present receipts, without the units in `gone`.
-
-    Units that were deleted together with their image shard are not left to do.
-    """
-    kept = [line for unit, line in there.ledger.named_lines() if unit not in gone]
-    return refresh_manifest(place.store, replace(there, receipts=there.ledger.with_lines(kept)))
+def _check_current(
+    latents: DatasetPlace, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
+) -> None:
+    """Raise FingerprintError if latents were made of another version of a shard in `lost`."""
+    for receipt in receipts:
+        shard = lost.get(receipt.unit)
+        if shard and image_shard_digest(receipt.input) != shard.digest:
+            maker = maker_of(latents.manifest.dataset, latents.manifest.settings)
+            raise FingerprintError(
+                f"{latents.shown} was made of another {shard.name} than there is now: run the "
+                f'same "{maker}" with --redo-changed, then the same command again'
+            )
