@@ -428,7 +428,7 @@ def test_every_command_finds_what_the_closures_find_in_the_json(
         assert [row.key for row in inspected.first] == found, text
         raw = load(images, where=text, global_batch=1, raw=True)
         assert sorted(sample["__key__"] for sample in raw) == found, text
-        compared = find_compared([looked_at(images)], (), text, "").is_compared
+        compared = find_compared([looked_at(images)], (), text, "")[0]
         assert compared is not None
         assert [key for key, is_in in zip(each, compared, strict=True) if is_in] == found, text
         if tried % 8 == 0:

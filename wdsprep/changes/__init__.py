@@ -6,8 +6,8 @@
 - `select` copies samples into new datasets, by a run for each: `selected_samples` says which
   samples, `merged_datasets` which datasets become one and what is joined to them, and `shard_plan`
   which shards. `copy_samples` is the work on a shard.
-- `duplicates` finds copies among images: `image_hashes` keeps what each picture looks like,
-  `near_duplicates` finds which look alike, and `duplicate_groups` lists the copies.
+- `duplicates` finds copies among images: `image_hashes` keeps what each picture looks like, and
+  `near_duplicates` finds which look alike.
 
 `options` has the options of all three.
 

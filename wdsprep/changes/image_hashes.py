@@ -8,7 +8,7 @@ and two runs at once do no harm. In a file are, by sample in the order of the sh
 `hash` (a signed number of 64 bits, 0 where there is none), its `width` and `height` (0 where the
 image cannot be read) and `content`, 64 bits of the BLAKE3 of the image's bytes.
 
-`find_compared` finds the samples that `duplicates` compares, and the values by which it chooses
+`find_compared` finds the samples that `duplicates` compares, and their ranks, by which it chooses
 between copies. Both may come from columns of scores and tables, which are laid out in the order of
 the samples, so no image shard is read for them.
 """
@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -221,56 +220,34 @@ def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
     return ImagesLooked(shown=shown, kept=open_store(kept), manifest=manifest, units=units)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedSamples:
-    """A choice among the samples of all datasets, in their order.
+def find_compared(
+    images: Sequence[ImagesLooked], join: Sequence[str], where: str, keep: str
+) -> tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None]:
+    """Return which samples meet `where`, and the rank of each by the joined column `keep`.
 
-    `is_compared` says which samples are compared; it is None if all are. For each dataset, `kept`
-    says which samples have a value in the column `keep`, and has these values.
+    Samples are in the order of all datasets. Either is None if it was not asked for. Equal values
+    have equal ranks, a higher value a higher rank, and no value has rank 0. Raise UsageError if a
+    dataset has no joined table with the column `keep`.
     """
-
-    is_compared: NDArray[np.bool_] | None = None
-    keep: str = ""
-    kept: tuple[tuple[NDArray[np.bool_], NDArray[Any]], ...] = ()
-
-    @cached_property
-    def ranks(self) -> NDArray[np.int64] | None:
-        """Return each sample's rank by the column `keep`, or None if no column was asked for.
-
-        Equal values have equal ranks, a higher value a higher rank, and no value has rank 0.
-        """
-        if not self.keep:
-            return None
-        has_value = np.concatenate([has_row for has_row, _ in self.kept])
-        values = [values for _, values in self.kept]
+    if not (where or keep):
+        return None, None
+    places = match_places([(one.place, one.manifest) for one in images], join)
+    pairs = [*zip(images, places, strict=True)]
+    is_compared = ranks = None
+    if keep:
+        columns = [_find_values(keep, one, joined) for one, joined in pairs]
+        has_value = np.concatenate([has_row for has_row, _ in columns])
+        values = [values for _, values in columns]
         if len({each.dtype for each in values}) > 1:  # Python compares them without rounding
             values = [each.astype(object) for each in values]
         ranks = np.zeros(len(has_value), np.int64)
         ranks[has_value] = np.unique(np.concatenate(values), return_inverse=True)[1] + 1
-        return ranks
-
-
-def find_compared(
-    images: Sequence[ImagesLooked], join: Sequence[str], where: str, keep: str
-) -> ComparedSamples:
-    """Return the samples that meet `where`, and the values of the joined column `keep`.
-
-    Without `where` all samples are compared. Raise UsageError if a dataset has no joined table with
-    the column `keep`.
-    """
-    if not (where or keep):
-        return ComparedSamples()
-    places = match_places([(one.place, one.manifest) for one in images], join)
-    pairs = [*zip(images, places, strict=True)]
-    kept = tuple(_find_values(keep, one, own) for one, own in pairs if keep)
-    masks: list[NDArray[np.bool_]] = []
-    for one, own in pairs if where else ():
-        masks += _mark_compared(one, select_samples(one.place, own, where))
-    return ComparedSamples(
-        is_compared=np.concatenate(masks) if where else None,
-        keep=keep,
-        kept=kept,
-    )
+    if where:
+        masks: list[NDArray[np.bool_]] = []
+        for one, joined in pairs:
+            masks += _mark_compared(one, select_samples(one.place, joined, where))
+        is_compared = np.concatenate(masks)
+    return is_compared, ranks
 
 
 def _mark_compared(images: ImagesLooked, subset: Subset) -> Iterator[NDArray[np.bool_]]:

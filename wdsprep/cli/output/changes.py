@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from wdsprep.changes.duplicate_groups import CopiedSample, DuplicateGroup
-from wdsprep.changes.duplicates import Duplicates
+from wdsprep.changes.duplicates import CopiedSample, DuplicateGroup, Duplicates
 from wdsprep.changes.remove import Removal, RemovalPlace
 from wdsprep.changes.select import Selected
 from wdsprep.cli.base_command import DONE_WITH_DAMAGE
