@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -359,6 +360,26 @@ def test_tables_have_columns_of_roles_that_conditions_may_name(tmp_path: Path) -
     assert wdsprep.verify(out).findings
     wdsprep.repair(out, yes=True)
     check_dataset(out)
+
+
+def test_exports_have_the_targets_and_image_folders_all_images(tmp_path: Path) -> None:
+    source, roles = folders(tmp_path)
+    out = packed(source, tmp_path / "out", *roles, optional_role="mask")
+    for to in ("mds", "parquet", "webshart", "wids"):
+        wdsprep.export(out, tmp_path / to, to=to)
+    index = json.loads((tmp_path / "webshart/32/000000.json").read_bytes())["files"]
+    assert [name for name in index if not name.endswith("json")] == [
+        f"{n:012}.jpg" for n in range(4)
+    ]
+    rows = pq.read_table(tmp_path / "parquet").to_pylist()
+    assert [row["image"]["bytes"] for row in rows] == TARGETS
+    wdsprep.export(out, tmp_path / "folders", to="imagefolder")
+    names = ["source=source_file_name", "more=source_1_file_name", "mask=mask_file_name"]
+    again = packed(tmp_path / "folders", tmp_path / "again", *names, optional_role=["more", "mask"])
+    assert not rejects_of(again)
+    first, *_, last = samples_of(again)
+    assert (first["jpg"], first["source.jpg"]) == (TARGETS[0], SOURCES[0][0])
+    assert (last["more.jpg"], last["mask.png"]) == (SOURCES[3][1], MASKS[3])
 
 
 def test_verify_finds_images_that_the_json_does_not_state(tmp_path: Path) -> None:

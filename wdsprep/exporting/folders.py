@@ -55,9 +55,12 @@ class ImageFolderLayout(Layout):
         lines: dict[str, list[bytes]] = {}
         for sample in samples:
             folder = folder_of(unit, sample)
-            ((kind, data),) = sample.members.items()
+            kind, data = sample.image
             write_captioned(out, folder, sample, kind, data)
             row = {"file_name": f"{stem_of(sample)}.{kind}", "text": caption_line(sample)}
+            for name, kind, data in sample.in_roles:
+                row[f"{name}_file_name"] = f"{name}/{stem_of(sample)}.{kind}"
+                out.write(f"{folder}/{row[f'{name}_file_name']}", data)
             lines.setdefault(folder, []).append(to_json(row) + b"\n")
             yield
         for folder, rows in lines.items():
@@ -142,7 +145,7 @@ class KohyaLayout(Layout):
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         for sample in samples:
             folder = folder_of(unit, sample)
-            ((kind, data),) = ((n, d) for n, d in sample.members.items() if n not in self.arrays)
+            kind, data = sample.image
             write_captioned(out, folder, sample, kind, data)
             for ending, arrays in self.caches(sample).items():
                 out.write(f"{folder}/{stem_of(sample)}{ending}", to_npz(arrays))

@@ -102,6 +102,22 @@ class ExportSample:
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """The place of each member in its tar: its first byte and its number of bytes."""
 
+    @property
+    def image(self) -> tuple[str, Buffer]:
+        """Return the image to train on, after its extension.
+
+        Names of arrays, and of further images in roles, have a dot.
+        """
+        return next((name, data) for name, data in self.members.items() if "." not in name)
+
+    @property
+    def in_roles(self) -> Iterator[tuple[str, str, Buffer]]:
+        """Yield the further images of a sample of images, each after its name and its extension."""
+        for member, data in self.members.items():
+            name, dot, kind = member.partition(".")
+            if dot:
+                yield name, kind, data
+
     def number(self, name: str) -> int:
         """Return a whole number from the json. Raise FormatError if it has no such number."""
         found = self.facts.get(name)

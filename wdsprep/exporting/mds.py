@@ -223,7 +223,7 @@ class MdsLayout(Layout):
         if column.kind == TEXT:
             return (sample.caption if column.name == "caption" else sample.key).encode()
         if column.kind == BYTES:
-            return next(iter(sample.members.values()))
+            return sample.image[1]
         return column.encode(self._array(column, sample))
 
     def _array(self, column: Column, sample: ExportSample) -> "NDArray[Any]":

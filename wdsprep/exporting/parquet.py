@@ -131,7 +131,7 @@ class ParquetLayout(Layout):
                 columns, data = self._columns(name), sample.members[name]
                 found |= zip(columns, split_npy(name, data, len(columns)), strict=True)
             return found
-        ((kind, data),) = sample.members.items()
+        kind, data = sample.image
         return found | {
             "image": {"bytes": data, "path": f"{sample.key}.{kind}"},
             "captions": sample.facts.get("captions") or [sample.caption],

@@ -219,7 +219,7 @@ class WidsLayout(Layout):
             data = ("npy", sample.members[LATENT])
             facts["width"], facts["height"] = cut_size(sample.facts)
         else:
-            data = next(iter(sample.members.items()))
+            data = sample.image
             if data[0] not in DECODED:
                 raise UsageError(
                     f"{sample.key} is a {data[0]}, which wids does not decode: pack with "
@@ -273,7 +273,7 @@ def entries(sample: ExportSample) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for name, (offset, nbytes) in sample.places.items():
-        if name == "txt":
+        if name == "txt" or "." in name:  # an image in a role is no sample
             continue
         entry: dict[str, Any] = {"length": nbytes, "offset": offset}
         if name != "json":
