@@ -57,7 +57,7 @@ class TextPass:
 
     def add(self, key: str, _sample: Sample, result: Result) -> None:
         own = {name: array.clone() for name, array in result.arrays.items()}  # not its whole batch
-        data = pickle.dumps((result.tokens, own), protocol=5)
+        data = pickle.dumps((replace(result.tokens, images=None), own), protocol=5)
         self._places[key] = self._spool.put(data)
 
     def join(self, key: str, result: Result) -> Result:

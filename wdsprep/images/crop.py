@@ -31,6 +31,7 @@ from torch.utils.dlpack import from_dlpack
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.shapes import Size
 from wdsprep.images import formats, headers
 from wdsprep.images.nearest_shape import Fit, Shapes
 from wdsprep.images.options import Limits
@@ -123,6 +124,12 @@ def decode_image(data: bytes, *, max_area: int = MAX_AREA) -> "Image.Image":
     """
     image = _decode(_prepare(data, 1, max_area))
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def blank_image(size: Size) -> "Image.Image":
+    from PIL import Image
+
+    return Image.new("RGB", size)
 
 
 def view_pixels(image: "Image.Image") -> torch.Tensor:

@@ -18,7 +18,7 @@ import pytest
 import transformers
 
 from tests.kit.families.denoising import denoised
-from tests.kit.families.pipelines import FAMILIES, small
+from tests.kit.families.pipelines import EDITS, FAMILIES, small
 from tests.kit.families.reference import latent_of, negative_of, prompt_of
 
 for library in (diffusers, transformers):
@@ -39,6 +39,7 @@ def each_family(names: Iterable[str] = NAMES) -> list[Any]:
 
 
 __all__ = [
+    "EDITS",
     "NAMES",
     "OF_EACH_VAE",
     "QUICK",

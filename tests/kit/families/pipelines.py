@@ -19,6 +19,7 @@ from diffusers import (
     SanaPipeline,
 )
 from torch import nn
+from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
 
 from tests.kit.families import denoisers, towers, vaes
 from tests.kit.families import vocabularies as words
@@ -31,11 +32,12 @@ WIDTH = towers.WIDTH
 
 
 def small(name: str, folder: Path) -> Path:
-    """Write the pipeline of that name (of NAMES) there: the same bytes each time."""
+    """Write the pipeline of that name (of NAMES or EDITS) there: the same bytes each time."""
     kind = pipeline_class(name)
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as aside, quiet():
         torch.manual_seed(0)  # for what `randomised` only adds to
-        parts = FAMILIES[name](Path(aside)) if name == "Kolors" else FAMILIES[name]()
+        make = (FAMILIES | EDITS)[name]
+        parts = make(Path(aside)) if name == "Kolors" else make()
         for part, network in parts.items():
             if isinstance(network, nn.Module):
                 randomised(network, f"{name}.{part}")
@@ -200,6 +202,14 @@ def _two_clips() -> dict[str, Any]:
     }
 
 
+def _qwen_image_edit() -> dict[str, Any]:
+    """Its processor makes few tokens of a picture."""
+    made = FAMILIES["QwenImage"]()
+    pictures = Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=112 * 112)
+    processor = Qwen2VLProcessor(pictures, made["tokenizer"], Qwen2VLVideoProcessor())
+    return made | {"processor": processor}
+
+
 _sd_vae = partial(vaes.kl, 0.13025)
 _pixart = partial(_one_tower, words.t5, _t5, _sd_vae, denoisers.pixart, DPMSolverMultistepScheduler)
 FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -238,3 +248,9 @@ FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
         _one_tower, words.mistral, towers.mistral3, vaes.flux2, denoisers.ernie_image
     ),
 }
+EDITS: dict[str, Callable[..., dict[str, Any]]] = {
+    "FluxKontext": _flux,
+    "QwenImageEdit": _qwen_image_edit,
+    "QwenImageEditPlus": _qwen_image_edit,
+}
+"""Those that need an image beside the prompt."""

@@ -9,5 +9,6 @@ network fit together: a VAE (`vae`), without what changes nothing, and for text 
 `text_encoders`: one CLIPTextModel, or the pipeline's own code (`encode_prompt`). `load_networks`
 loads and compiles them. Before that, a `dry_run` without networks counts the tokens of captions
 and tells the shapes of arrays. `families` has what no signature tells, and `noise` the noise of
-each key. `device` keeps one device busy, with batches of a size that fits.
+each key. `references` prepares reference images as an edit pipeline does. `device` keeps one device
+busy, with batches of a size that fits.
 """

@@ -65,6 +65,8 @@ class Tokens:
     """by the member that would hold them, padded to what an encoder takes"""
     shape: tuple[int, ...] = ()
     """Captions of one shape may share a batch: what becomes of one does not depend on others'."""
+    images: Any = field(default=None, compare=False, repr=False)
+    """the sample's reference images, if its text depends on them, as `encode_prompt` takes them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,9 @@ class TextEncoder(Protocol):
     def network(self) -> "InTwoPrecisions[Any] | None":
         """Return the network that takes memory on the device, or None if there is none."""
 
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of captions; several threads may call this at once."""
+    @property
+    def tokens(self) -> Callable[..., list[Tokens]]:
+        """Return a function that makes the tokens of captions; several threads may call it."""
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         """Encode captions of one shape, in fp32 if `exact`.

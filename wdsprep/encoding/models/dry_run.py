@@ -43,8 +43,10 @@ from wdsprep.encoding.models.families import is_mask, member_name
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
 from wdsprep.encoding.models.pipeline_parts import Component
+from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
+from wdsprep.images.crop import blank_image
 
 _log = logging.getLogger("wdsprep")
 
@@ -52,6 +54,8 @@ CPU = torch.device("cpu")
 LONG = "a " * 2000  # more words than any encoder takes
 SHORT = "A  <b>photo</b> of M&amp;Ms"
 """A caption with something to clean: some pipelines do so if further packages are installed."""
+BLANKS = ((1024, 1024), (1536, 768), (768, 1536), (2048, 512), (512, 2048))
+"""The sizes of blank images by which the lengths of text that depends on images are found."""
 SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
 """A pipeline that has these asks for the size to make too, as `target_size` or otherwise."""
 
@@ -66,7 +70,7 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
         return replace(model, outputs=_size_fields(kind) if kind else ())
     silence_libraries()
     kind = pipeline_class(model)
-    call = PromptCall(kind, recipe.text_length)
+    call = PromptCall(kind, recipe.text_length, model.references)
     dry_run = DryRun(model, call, HALF if recipe.dtype == "fp32" else recipe.dtype)
     settings = {
         "pipeline": call.name,
@@ -88,7 +92,7 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
 
 
 def token_source(model: Model, recipe: Recipe) -> Callable[[Sequence[str]], list[Tokens]]:
-    call = PromptCall(pipeline_class(model), recipe.text_length)
+    call = PromptCall(pipeline_class(model), recipe.text_length, model.references)
     return DryRun(model, call, recipe.dtype, width=1).try_tokens
 
 
@@ -123,16 +127,24 @@ def _token_fields(dry_run: "DryRun", call: PromptCall) -> tuple[Field, ...]:
 
 
 def _find_fields(dry_run: "DryRun", call: PromptCall) -> list[Field]:
-    short, long = dry_run.outputs(SHORT), dry_run.outputs(LONG)
+    """Return the fields of the outputs for captions, as long as the longest that are known.
+
+    Text that depends on images is as long as they are, too: those of several ratios are tried.
+    """
+    short = dry_run.outputs(SHORT)
+    longs = [dry_run.outputs(LONG, images) for images in dry_run.blanks]
     fields = []
-    for name, (value, lengths) in long.items():
+    for name in short:
+        rows = [outputs[name] for outputs in (short, *longs)]
+        value, lengths = max(rows, key=lambda row: row[0].shape)
         is_longer = lengths is not None or value.shape != short[name][0].shape
         if is_longer and name != call.first:
             raise UsageError(
                 f"{call.name} gives {name} with the length of the caption, which cannot be stored: "
                 f"{ALONE}"
             )
-        if is_longer and not call.is_trimmed and not dry_run.tokens([LONG])[0].cut:
+        by_caption = lengths is not None or longs[0][name][0].shape != short[name][0].shape
+        if by_caption and not call.is_trimmed and not dry_run.tokens([LONG])[0].cut:
             raise UsageError(
                 f"{call.name} has no limit for the length of captions: give one with --text-length"
             )
@@ -192,44 +204,56 @@ class DryRun:
 
         self._pipeline = assemble(model, load)
         call.check_length(self._pipeline)
+        variable = [field.shape[0] for field in model.outputs if field.is_variable]
+        self._longest = max(variable, default=0)
+        self.blanks: list[Any] = [None]
+        """reference images of several ratios, in which there is nothing; None if not wanted"""
+        if call.takes_images:
+            references = ReferencePipeline(model)
+            blanks = ([blank_image(size)] * model.references for size in BLANKS)
+            self.blanks = [references.prepare(images).for_text for images in blanks]
 
     @property
     def towers(self) -> int:
         return len(self._towers)
 
-    def outputs(self, caption: str) -> dict[str, Row]:
+    def outputs(self, caption: str, images: Any = None) -> dict[str, Row]:
         """Return the outputs for a caption, as zeros of their shapes."""
         with self._lock:
-            return self._call.rows(self._run(caption))
+            return self._call.rows(self._run(caption, images or self.blanks[0]))
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         with self._lock:
-            return [self._tokens(caption) for caption in captions]
+            return [self._tokens(caption, self.blanks[0]) for caption in captions]
 
-    def try_tokens(self, captions: Sequence[str]) -> list[Tokens]:
+    def try_tokens(self, captions: Sequence[str], images: Sequence[Any] = ()) -> list[Tokens]:
         """Return the tokens of captions; those on which the pipeline's code fails have no tokens.
 
         The sample of such a caption becomes a reject, as the code has worked with others before.
+        If text depends on images, `images` has those of each caption.
         """
         with self._lock:
-            return [self._tokens_or_none(caption) for caption in captions]
+            both = zip(captions, images or [None] * len(captions), strict=True)
+            return [self._tokens_or_none(caption, own) for caption, own in both]
 
-    def _tokens_or_none(self, caption: str) -> Tokens:
+    def _tokens_or_none(self, caption: str, images: Any) -> Tokens:
         try:
-            return self._tokens(caption)
+            return self._tokens(caption, images)
         except WorkError as error:
             _log.debug("no tokens are made of a caption: %s", error)
             return Tokens(caption)
 
-    def _tokens(self, caption: str) -> Tokens:
-        made = self._run(caption)
+    def _tokens(self, caption: str, images: Any) -> Tokens:
+        made = self._run(caption, images)
         given = [rows[0] for rows in self._given.values() if len(rows) == 1]
         if not given:
             raise pipeline_error(self._call.name, WorkError("no encoder is given the caption once"))
-        found = _combine_tokens(caption, given)
+        found = replace(_combine_tokens(caption, given), images=images)
         if not self._call.is_masked:
             return found
-        _, lengths = self._call.rows(made)[self._call.first]
+        value, lengths = self._call.rows(made)[self._call.first]
+        if self._longest and value.shape[1] > self._longest:
+            raise WorkError(f"the caption and its images have over {self._longest} tokens")
         if lengths is None:
             return found
         # The pipeline may cut the caption after its encoder.
@@ -239,7 +263,7 @@ class DryRun:
     @cached_property
     def _template_length(self) -> int:
         """Return the number of tokens that the encoder gets and the pipeline's output lacks."""
-        made = self._run(SHORT)
+        made = self._run(SHORT, self.blanks[0])
         (given,) = (rows[0] for rows in self._given.values())
         _, lengths = self._call.rows(made)[self._call.first]
         return max(0, given.count - (0 if lengths is None else int(lengths[0])))
@@ -250,7 +274,7 @@ class DryRun:
         It changes with the words around a caption, and with the way in which captions are cleaned.
         """
         with self._lock:
-            self._run(SHORT)
+            self._run(SHORT, self.blanks[0])
             asked = [(one.name, one.texts, _to_list(one.made["input_ids"])) for one in self._calls]
         return hex_digest(repr(asked).encode("utf-8", "replace"))[:32]
 
@@ -261,11 +285,11 @@ class DryRun:
         """
         return {name: tower.taken for name, tower in self._towers.items() if tower.taken}
 
-    def _run(self, caption: str) -> dict[str, Any]:
+    def _run(self, caption: str, images: Any) -> dict[str, Any]:
         self._calls.clear()
         self._taken = 0
         self._given.clear()
-        return self._call.outputs(self._pipeline, CPU, [caption])
+        return self._call.outputs(self._pipeline, CPU, [caption], images=images)
 
     def _watch_tokenizer(self, name: str, tokenizer: Any) -> Any:
         """Let each call of a tokenizer be noted, and return the tokenizer, changed in place.

@@ -42,7 +42,7 @@ from wdsprep.encoding.models.pipeline_parts import Component, TextPipeline, clas
 from wdsprep.errors import UsageError, WorkError
 
 ALONE = "add --text none to encode the images alone"
-GUIDED, LENGTH = "do_classifier_free_guidance", "max_sequence_length"
+GUIDED, LENGTH, IMAGE = "do_classifier_free_guidance", "max_sequence_length", "image"
 CONVERT = "maybe_convert_prompt"
 """Pipelines call this for textual inversion. Without such tokens it returns the prompt as it was,
 but tokenizes it first, which took a quarter of the dry run of SDXL."""
@@ -58,10 +58,11 @@ Row = tuple[Tensor, Tensor | None]
 class PromptCall:
     """The arguments for the `encode_prompt` of a pipeline's class, and the outputs to keep."""
 
-    def __init__(self, kind: Any, length: int) -> None:
+    def __init__(self, kind: Any, length: int, references: int = 0) -> None:
         """Check that a pipeline's class can encode captions, and choose the arguments.
 
-        The `length` 0 stands for the pipeline's own.
+        The `length` 0 stands for the pipeline's own. `references` is the most reference images of
+        a sample.
         """
         self.name = kind.__name__
         if not hasattr(kind, "encode_prompt"):
@@ -75,9 +76,12 @@ class PromptCall:
                 f"language model generates from the prompt: {ALONE}"
             )
         self._call = inspect.signature(kind.__call__).parameters
-        self._check_kind()
+        self._check_kind(has_references=references > 0)
         self._own = inspect.signature(kind.encode_prompt).parameters
-        self._outputs = self._output_names(kind.encode_prompt)
+        self.takes_images = references > 0 and IMAGE in self._own
+        names = returned_names(kind.encode_prompt)
+        self._outputs = names or [name for name in self._call if is_embedding(name)][:1]
+        self._is_single = not names
         given = [name for name in self._outputs if name in self._call and is_embedding(name)]
         self._check(given)
         embeddings = [name for name in given if not is_mask(name)]
@@ -88,26 +92,14 @@ class PromptCall:
         self.kept = tuple(name for name in given if name != self._mask)
         self.arguments = self._bind_arguments(length)
 
-    def _check_kind(self) -> None:
-        image = self._call.get("image")
+    def _check_kind(self, *, has_references: bool) -> None:
+        image = self._call.get(IMAGE)
         more = [name for name in self._call if name in NOT_OF_TEXT_ALONE]
         is_wanted = image and (image.default is image.empty or EDITS.search(self.name))
-        more += ["image"] if is_wanted else []
+        more += [IMAGE] if is_wanted and not has_references else []
         if more or "prompt" not in self._call:
             what = f"wants {more[0]} too" if more else "takes no prompt"
             raise UsageError(f"{self.name} makes no images of text alone (it {what}): {ALONE}")
-
-    def _output_names(self, method: Any) -> list[str]:
-        """Return the names of the outputs of a method, as its last `return` statement has them.
-
-        A single output has the name that `__call__` gives it.
-        """
-        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
-        returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
-        last = max(returns, key=lambda node: node.lineno).value
-        if not isinstance(last, ast.Tuple):
-            return [name for name in self._call if is_embedding(name)][:1]
-        return [ast.unparse(_strip_expression(part)) for part in last.elts]
 
     def _check(self, given: Sequence[str]) -> None:
         if beside := [name for name in self._call if self._is_per_prompt(name)]:
@@ -138,7 +130,8 @@ class PromptCall:
     def _bind_arguments(self, length: int) -> dict[str, Any]:
         bound = {}
         for name, own in self._own.items():
-            if name in OURS or own.kind is own.VAR_KEYWORD:
+            is_ours = name in OURS or (name == IMAGE and self.takes_images)
+            if is_ours or own.kind is own.VAR_KEYWORD:
                 continue
             bound[name] = self._call[name].default if name in self._call else own.default
             if bound[name] is inspect.Parameter.empty:
@@ -174,11 +167,18 @@ class PromptCall:
                 raise UsageError(f"--text-length is refused by {self.name}: {line}") from error
 
     def outputs(
-        self, pipeline: Any, device: torch.device, captions: Sequence[str], *, guided: bool = False
+        self,
+        pipeline: Any,
+        device: torch.device,
+        captions: Sequence[str],
+        *,
+        images: Any = None,
+        guided: bool = False,
     ) -> dict[str, Any]:
         """Call `encode_prompt` on captions, and return its outputs by name.
 
-        With `guided`, there may be outputs for the negative prompt too. Each call gets a new list
+        `images` are the references of the only caption, if the text depends on them. With `guided`,
+        there may be outputs for the negative prompt too. Each call gets a new list
         of captions: some pipelines write to it. The device is given, since a pipeline takes 0.1 ms
         to find its own. Functions that are scripted (in the encoder of Kolors) run as they are
         written: on a GPU torch would fuse them once they have run, and each shape once more, so
@@ -191,10 +191,14 @@ class PromptCall:
             GUIDED: guided,
         }
         ours = {name: value for name, value in ours.items() if name in self._own}
+        if self.takes_images:
+            if images is None:
+                raise ValueError(f"the text of {self.name} depends on images, and there are none")
+            ours[IMAGE] = images
         unfused = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
         with explain_pipeline_errors(self.name), unfused:
             made = pipeline.encode_prompt(**self.arguments, **ours)
-            made = made if len(self._outputs) > 1 else (made,)
+            made = (made,) if self._is_single else made
             return dict(zip(self._outputs, made, strict=True))
 
     def rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
@@ -232,6 +236,18 @@ class PromptCall:
         names = [*self.kept, self._mask] if self._mask else self.kept
         own = {name: made.get(f"negative_{name}") for name in names}
         return self.rows(made if own[self.first] is None else own)
+
+
+def returned_names(method: Any) -> list[str]:
+    """Return the names of the outputs of a method, as its last `return` statement has them.
+
+    There are none if it returns no tuple.
+    """
+    tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    last = max(returns, key=lambda node: node.lineno).value
+    parts = last.elts if isinstance(last, ast.Tuple) else []
+    return [ast.unparse(_strip_expression(part)) for part in parts]
 
 
 def _strip_expression(part: ast.expr) -> ast.expr:
@@ -282,7 +298,7 @@ def find_class(kind: str) -> Any:
 def pipeline_class(model: Model) -> Any:
     import diffusers
 
-    name = pipeline_of(model).kind
+    name = model.pipeline_kind
     found = find_class(name)
     if found is None:
         raise WorkError(
@@ -296,16 +312,20 @@ def pipeline_class(model: Model) -> Any:
     return found
 
 
-def assemble(model: Model, load: Callable[[Component, Any], Any]) -> Any:
-    """Build a model's pipeline with its parts for text alone, and None in place of the others.
+def assemble(
+    model: Model, load: Callable[[Component, Any], Any], others: Mapping[str, Any] | None = None
+) -> Any:
+    """Build a model's pipeline with its parts for text, and None in place of the others.
 
     `load` loads a part, given its class. All classes are checked before the first part is loaded.
+    `others` are parts that are not of text, and may be more than the pipeline has.
     """
-    kind, pipeline = pipeline_class(model), pipeline_of(model)
-    classes = {part: class_of(part) for part in pipeline.components}
-    parts = {part.name: load(part, found) for part, found in classes.items()}
+    kind, pipeline = pipeline_class(model), model.pipeline
+    classes = {part: class_of(part) for part in (pipeline.components if pipeline else ())}
+    parts = {part.name: load(part, part_kind) for part, part_kind in classes.items()}
     taken = inspect.signature(kind).parameters
-    arguments = {name: value for name, value in pipeline.arguments.items() if name in taken}
+    arguments = {**(pipeline.arguments if pipeline else {}), **(others or {})}
+    arguments = {name: value for name, value in arguments.items() if name in taken}
     without = {name: None for name, one in taken.items() if one.default is one.empty}
     with explain_pipeline_errors(kind.__name__):
         made = kind(**{**without, **arguments, **parts})

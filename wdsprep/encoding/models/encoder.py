@@ -51,7 +51,7 @@ from wdsprep.encoding.models.load_networks import (
     silence_libraries,
 )
 from wdsprep.encoding.models.noise import normal
-from wdsprep.encoding.models.text_encoders import load_text_encoder
+from wdsprep.encoding.models.text_encoders import PipelineText, load_text_encoder
 from wdsprep.encoding.models.vae import Moments, leave_out_divisions
 from wdsprep.encoding.models.weights import tensors_in
 from wdsprep.encoding.recipe_defaults import fields
@@ -94,6 +94,8 @@ class LatentEncoder:
         self._text = load_text_encoder(model, recipe, device) if self.has_text else None
         self.text_batch_size = self._text.batch_size if self._text else 0
         self.groups_texts = self._text.has_shapes if self._text else False
+        self.takes_images = isinstance(self._text, PipelineText) and self._text.takes_images
+        """whether what is made of captions depends on reference images"""
         of_images = None if is_of_text(self.fields) else self._moments
         of_text = self._text.network if self._text else None
         for network in (of_images, of_text):
@@ -108,35 +110,47 @@ class LatentEncoder:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+    def tokens(self, captions: Sequence[str], images: Sequence[Any] = ()) -> list[Tokens]:
+        """Return the tokens of captions.
+
+        If the text `takes_images`, `images` has the reference images of each, as `encode_prompt`
+        takes them. Several threads may call this and the other methods at once.
+        """
         if self._text is None:
             return [Tokens(caption) for caption in captions]
+        if self.takes_images:
+            return self._text.tokens(captions, images)
         return self._text.tokens(captions)
 
-    def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
+    def encode_images(
+        self, pixels: Tensor, noise: Tensor | None = None, *, exact: bool = False
+    ) -> Encoded:
+        """Encode pixels: references, which have no noise, become their mode."""
         return self._store(self.image_rows(pixels, noise, exact=exact))
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
         return self._store(self.text_rows(texts, exact=exact))
 
-    def image_rows(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Rows:
+    def image_rows(
+        self, pixels: Tensor, noise: Tensor | None = None, *, exact: bool = False
+    ) -> Rows:
         """Return the latents of images in fp32, before they are converted for storage."""
         with whole_fp32() if exact else self._image_precision(), torch.inference_mode():
             moments = self._moments.get(exact=exact)(pixels)
             return Rows({LATENT: self._latents(moments, noise)})
 
-    def _latents(self, moments: Tensor, noise: Tensor) -> Tensor:
+    def _latents(self, moments: Tensor, noise: Tensor | None) -> Tensor:
         """Return what is stored of moments: the moments themselves, or shifted and scaled latents.
 
-        `noise` has a key of noise for each sample. Lists of numbers by channel are copied to the
-        device once, as a copy waits for the device's work.
+        `noise` has a key of noise for each sample, and is None for references. Lists of numbers by
+        channel are copied to the device once, as a copy waits for the device's work.
         """
-        if self._kept == "moments":
+        if self._kept == "moments" and noise is not None:
             return moments
         latents = moments
         if self._is_sampled:
             latents, logvar = moments.chunk(2, dim=1)
-            if self._kept == "sample":
+            if self._kept == "sample" and noise is not None:
                 deviation = (0.5 * logvar.clamp(-30, 20)).exp()
                 latents = latents + deviation * normal(noise, tuple(latents.shape[1:]))
         lists = {name: value for name, value in self._rule.items() if isinstance(value, list)}

@@ -96,6 +96,8 @@ class Model(LocalModel):
     pipeline_kind: str = ""
     """the class of the model's pipeline, whether text is wanted or not; empty for Stable Diffusion,
     whose pipeline is not needed"""
+    references: int = 0
+    """the most reference images of a sample"""
     outputs: tuple[Field, ...] = ()
     """the arrays that the pipeline makes from a caption and from sizes, once a dry run has told"""
     text_settings: Mapping[str, Any] = field(default_factory=dict)

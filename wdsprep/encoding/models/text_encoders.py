@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from wdsprep.dataset.npy_arrays import EMB, TOKENS
 from wdsprep.encoding.models.base import (
@@ -108,7 +109,9 @@ class PipelineText:
         parts = pipeline_of(model).components
         towers = [part.kind for part in parts if part.has_weights]
         self.batch_size = caption_batch_size(towers, nbytes, device)
-        self._call = PromptCall(pipeline_class(model), recipe.text_length)
+        self._call = PromptCall(pipeline_class(model), recipe.text_length, model.references)
+        if self._call.takes_images:
+            self.batch_size = 1  # as images seldom have one size
         self._fields = {field.name: field for field in model.outputs}
         self._dry_run = DryRun(model, self._call, recipe.dtype, width=1)
         self._device = device
@@ -126,15 +129,30 @@ class PipelineText:
 
         self.network = InTwoPrecisions(load, recipe.dtype)
         self.tokens = self._dry_run.try_tokens
+        self.takes_images = self._call.takes_images
         self.has_shapes = any(found.shape for found in self._dry_run.tokens(FRIENDS))
         self._check()
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pipeline = self.network.get(exact=exact).own()
-        made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
-        return self._rows(self._call.rows(made))
+        if not self._call.takes_images:
+            made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
+            return self._rows(self._call.rows(made))
+        alone = []
+        for text in texts:
+            images = copy.deepcopy(text.images)  # which pipelines may change
+            made = self._call.outputs(pipeline, self._device, [text.caption], images=images)
+            alone.append(self._rows(self._call.rows(made)))
+        arrays = {
+            name: pad_sequence([rows.arrays[name][0] for rows in alone], batch_first=True)
+            for name in alone[0].arrays
+        }
+        lengths = [rows.lengths for rows in alone if rows.lengths is not None]
+        return Rows(arrays, torch.cat(lengths) if lengths else None)
 
     def empty(self, *, exact: bool) -> Rows:
+        if self._call.takes_images:
+            raise ValueError("text that depends on images has an empty caption for each sample")
         pipeline = self.network.get(exact=exact).own()
         return self._rows(self._call.negative(pipeline, self._device))
 

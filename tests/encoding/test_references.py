@@ -1,0 +1,184 @@
+"""Reference images become what the pipeline itself makes of them, and text that depends on them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+from torch import Tensor
+
+from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
+from wdsprep.encoding.models.find_model import find_model
+from wdsprep.encoding.models.references import ReferencePipeline
+from wdsprep.encoding.recipe_defaults import settle_recipe
+from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.errors import UsageError, WorkError
+
+SIZES = ((300, 200), (1500, 900), (161, 640))
+"""Small, over a megapixel, and high; of sides that no family takes as they are."""
+SEVERAL = ("Flux2Klein", "QwenImageEditPlus")
+"""Families that take several references."""
+EDIT = pytest.param("QwenImageEdit", marks=pytest.mark.system)
+FAMILIES = pytest.mark.parametrize("name", ["FluxKontext", "Flux2Klein", "QwenImageEditPlus", EDIT])
+BY_NORM = {"FluxKontext": 0, "Flux2Klein": 1e-5, "QwenImageEdit": 1e-5, "QwenImageEditPlus": 1e-5}
+"""The most that latents may differ: scales by channel are multiplied, not divided by."""
+CAPTION = "a red house by the sea"
+
+Family = Callable[[str], Path]
+
+
+class StopError(Exception):
+    """The denoiser is reached, so that a pipeline has encoded all that it was given."""
+
+
+def picture(size: tuple[int, int], seed: int = 0) -> Image.Image:
+    """Return a random picture, smooth enough that scaling matters and does not make it grey."""
+    small = np.random.default_rng(seed).integers(0, 256, (9, 7, 3)).astype(np.uint8)
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+
+
+@cache
+def whole(folder: Path) -> Any:
+    return DiffusionPipeline.from_pretrained(str(folder), dtype=torch.float32)
+
+
+def by_pipeline(folder: Path, images: list[Image.Image], caption: str) -> tuple[Any, list[Tensor]]:
+    """Return what a whole pipeline makes of one sample: its embeddings, and latents of images.
+
+    Images are contiguous in memory, as wdsprep has them: kernels differ by layout.
+    """
+    pipeline, latents, outputs = whole(folder), [], []
+    encode, encode_prompt = pipeline._encode_vae_image, pipeline.encode_prompt
+    by_vae = pipeline.vae.encode
+
+    def noted(*words: Any, **options: Any) -> Any:
+        latents.append(encode(*words, **options))
+        return latents[-1]
+
+    def noted_text(*words: Any, **options: Any) -> Any:
+        outputs.append(encode_prompt(*words, **options))
+        return outputs[-1]
+
+    with (
+        patch.object(pipeline.vae, "encode", lambda pixels: by_vae(pixels.contiguous())),
+        patch.object(pipeline, "_encode_vae_image", noted),
+        patch.object(pipeline, "encode_prompt", noted_text),
+        patch.object(pipeline.transformer, "forward", side_effect=StopError),
+        pytest.raises(StopError),
+    ):
+        pipeline(
+            image=images if len(images) > 1 else images[0], prompt=caption, num_inference_steps=2
+        )
+    return outputs[0], latents
+
+
+@cache
+def loaded(folder: Path, references: int = 1, **recipe: Any) -> tuple[LatentEncoder, Any]:
+    """Return an encoder, and what prepares references for it."""
+    wanted = Recipe(**{"resolution": 64, **recipe})
+    model = replace(find_model(str(folder), text=wanted.text), references=references)
+    wanted, model = settle_recipe(wanted, model, "cpu")
+    encoder = load_encoder(model, wanted, "cpu")
+    assert isinstance(encoder, LatentEncoder)
+    return encoder, ReferencePipeline(model)
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "size", [SIZES[0], *(pytest.param(size, marks=pytest.mark.system) for size in SIZES[1:])]
+)
+def test_a_reference_is_the_mode_that_the_pipeline_encodes(
+    name: str, size: tuple[int, int], family: Family
+) -> None:
+    encoder, references = loaded(family(name))
+    images = [picture(size)]
+    _, [wanted] = by_pipeline(family(name), images, CAPTION)
+    wanted = wanted.reshape(wanted.shape[1], *wanted.shape[-2:])
+    (pixels,) = references.prepare(images).pixels
+    (again,) = references.prepare(images).pixels
+    assert torch.equal(pixels, again)
+    assert references.size(size) == pixels.shape[:0:-1]
+    alone = encoder.image_rows(pixels[None]).arrays["latent.npy"]
+    assert alone[0].shape == wanted.shape
+    assert (alone[0] - wanted).abs().max() <= BY_NORM[name]
+    stored = encoder.encode_images(torch.stack([pixels, 255 - pixels]))
+    assert stored.ok.all()
+    assert (stored.arrays["latent.npy"][0].float() - wanted).abs().max() <= 4.5e-4 * max(
+        1, float(wanted.abs().max())
+    )
+
+
+@pytest.mark.system
+@FAMILIES
+def test_several_references_are_each_as_if_alone_or_refused(name: str, family: Family) -> None:
+    _, references = loaded(family(name))
+    images = [picture(size, seed) for seed, size in enumerate(SIZES[:2])]
+    if name not in SEVERAL:
+        with pytest.raises(WorkError, match="cannot take these reference images"):
+            references.prepare(images)
+        return
+    alone = [references.prepare([image]).pixels[0] for image in images]
+    together = references.prepare(images).pixels
+    assert all(map(torch.equal, together, alone))
+    _, wanted = by_pipeline(family(name), images, CAPTION)
+    assert [latent.shape[-2:] for latent in wanted] == [
+        tuple(side // 16 * (1 if name == "Flux2Klein" else 2) for side in pixels.shape[1:])
+        for pixels in together
+    ]
+
+
+@pytest.mark.parametrize("name", ["QwenImageEditPlus", EDIT])
+@pytest.mark.parametrize("caption", [CAPTION, pytest.param("", marks=pytest.mark.system)])
+def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
+    name: str, caption: str, family: Family
+) -> None:
+    count = 2 if name in SEVERAL else 1
+    encoder, references = loaded(family(name), count, latents="none")
+    assert encoder.takes_images
+    samples = [
+        (caption, [picture(SIZES[0], 1)] * count),
+        (CAPTION, [picture(SIZES[2], 2)]),
+        ("two dogs " * 9, [picture(SIZES[1], 3)]),
+    ]
+    images = [references.prepare(pictures).for_text for _, pictures in samples]
+    tokens = encoder.tokens([text for text, _ in samples], images)
+    (embeddings, mask), _ = by_pipeline(family(name), samples[0][1], caption)
+    assert mask is None
+    alone = encoder.text_rows(tokens[:1])
+    assert alone.lengths is not None
+    assert int(alone.lengths[0]) == embeddings.shape[1]
+    assert torch.equal(alone.arrays["emb.npy"], embeddings)
+    together = encoder.text_rows(tokens[::-1])
+    assert torch.equal(together.arrays["emb.npy"][-1, : embeddings.shape[1]], embeddings[0])
+    again = encoder.tokens([caption], images[:1])
+    assert torch.equal(encoder.text_rows(again).arrays["emb.npy"], embeddings)
+    other = encoder.text_rows(encoder.tokens([caption], images[1:2])).arrays["emb.npy"]
+    assert other.shape != embeddings.shape or not torch.equal(other, embeddings)
+
+
+def test_text_without_the_images_that_it_depends_on_is_an_error(family: Family) -> None:
+    encoder, _ = loaded(family("QwenImageEditPlus"), 2, latents="none")
+    with pytest.raises(ValueError, match="depends on images"):
+        encoder.tokens([CAPTION])
+    with pytest.raises(ValueError, match="empty caption for each sample"):
+        encoder.empty()
+
+
+def test_a_pipeline_that_takes_no_references_says_so(family: Family) -> None:
+    for name in ("StableDiffusion", "StableDiffusionXL"):
+        model = find_model(str(family(name)), text="none")
+        with pytest.raises(UsageError, match="takes no reference images: choose another --model"):
+            ReferencePipeline(model)
+
+
+def test_a_reference_that_the_pipeline_refuses_is_told_with_its_words(family: Family) -> None:
+    _, references = loaded(family("Flux2Klein"), text="none")
+    with pytest.raises(WorkError, match="Image too small: 60"):
+        references.prepare([picture((60, 200))])
