@@ -32,7 +32,7 @@ from wdsprep.errors import (
     NotFoundError,
     UsageError,
 )
-from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
+from wdsprep.loading.join import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
 from wdsprep.store.local import LocalStore
 from wdsprep.tables import read_positions

@@ -33,7 +33,7 @@ from wdsprep.encoding.options import Encode
 from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.loading.streaming.stages import FILL, PIECE, Pieces, StreamRoom
+from wdsprep.loading.streaming.stages import FILL, PIECE, Pieces, piece_limit, samples_in_store
 
 # What Ray Data says to itself when it makes its own context, and its threads when they end:
 pytestmark = [
@@ -221,7 +221,7 @@ def test_closing_lets_all_go_even_where_a_trainer_cannot_be_closed(
     """Of a Ray that goes on. Here workers run in other folders, and a step's last pieces are
     shorter than the others."""
     monkeypatch.chdir(images.parent)
-    with patch.object(StreamRoom, "piece_limit", return_value=2):
+    with patch("wdsprep.loading.streaming.stream.piece_limit", return_value=2):
         feed = stream(Path("images"), trainers=WORLD, global_batch=10, **FEW)
     with ThreadPoolExecutor(WORLD) as pool:
         ranks = list(pool.map(lambda trainer: list(itertools.islice(trainer, 3)), feed.trainers))
@@ -289,11 +289,10 @@ def test_pieces_of_any_share_hold_each_row_once(world: int) -> None:
         assert dealt == list(range(2 * line.per_step, 3 * line.per_step))
         for rank, own in enumerate(numbers):
             places = [line.place(number) for number in own]
-            assert {(place.step, place.rank) for place in places} == {(2, rank)}
-            rows = [row for place in places for row in range(place.start, place.end)]
-            assert rows == list(range(share))
+            assert {place[:2] for place in places} == {(2, rank)}
+            assert [row for *_, rows in places for row in rows] == list(range(share))
             assert line.parts == -(-share // most), "as few pieces as can be"
-            assert all(0 < place.end - place.start <= most for place in places)
+            assert all(0 < len(rows) <= most for *_, rows in places)
 
 
 @pytest.mark.parametrize("text", ["emb", "none"])
@@ -302,12 +301,12 @@ def test_pieces_are_as_large_as_the_object_store_has_room_for(resolution: int, t
     recipe = Recipe(resolution=resolution, text=text)
     arrays = fields(find_model("tiny", text=text), recipe)
     each = max(3 * resolution**2, sum(field.array_nbytes for field in arrays))
-    assert StreamRoom.from_store(1 << 40, resolution, arrays).piece_limit(12) == PIECE
+    assert piece_limit(samples_in_store(1 << 40, resolution, arrays), 12) == PIECE
     for nbytes, pieces in itertools.product((80e6, 1e9), (12, 100)):
-        most = StreamRoom.from_store(nbytes, resolution, arrays).piece_limit(pieces)
+        most = piece_limit(samples_in_store(nbytes, resolution, arrays), pieces)
         assert most * each * pieces <= FILL * nbytes or most == 1
         assert (most + 1) * each * pieces > FILL * nbytes or most == PIECE
-    assert StreamRoom.from_store(0, resolution, arrays).piece_limit(12) == 1
+    assert piece_limit(samples_in_store(0, resolution, arrays), 12) == 1
 
 
 def test_a_state_of_another_order_is_refused_before_anything_begins(images: Path) -> None:

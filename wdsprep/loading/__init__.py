@@ -19,8 +19,8 @@ A loader may serve a part of a dataset: the samples of one shape, those that mee
 (`dataset_tables`). The answer is kept on this machine, and so are the shapes
 of images that become latents on the fly.
 
-`join` puts other datasets of the same images beside one. `join_positions` finds their samples,
-`wanted_arrays` says which arrays are read of each dataset.
+`join` puts other datasets of the same images beside one, and finds their samples. `wanted_arrays`
+says which arrays are read of each dataset.
 
 In: Datasets of images or latents, a seed and a step. Out: Batches in one order, whatever the
 cluster, and the state to go on from.

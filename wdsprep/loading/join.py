@@ -1,28 +1,41 @@
 """Join datasets of the same images: a batch then has the arrays of all of them.
 
-Shards are matched by name, and samples by their positions in the image shards (`join_positions`).
+Everything that is made of one image shard has its name and its order, so nothing is searched.
+Shards are matched by name. A sample is found by its *position*: its number in the image shard.
+Rejects and shapes move samples; then the tables of shards say the positions of their samples
+(`wdsprep.dataset.image_positions`).
+
 Receipts say which image shard each unit was made from, and how many samples that has. So the
 manifests alone tell every fault of a join before the first step. Samples that a joined dataset
 lacks leave the order. To find them, the rows of shards with rejects are read.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.dataset.file_names import latent_unit, maker_of
+from wdsprep.dataset.damage import naming_next_step
+from wdsprep.dataset.file_names import latent_unit, maker_of, table_name
+from wdsprep.dataset.image_positions import NBYTES, NOWHERE, ImagePositions
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.receipts import image_shard_digest
-from wdsprep.dataset.sample_selection import SampleSelection, digest_of_shape, digest_of_shards
+from wdsprep.dataset.reindex import make_step
+from wdsprep.dataset.sample_selection import (
+    Numbers,
+    SampleSelection,
+    digest_of_shape,
+    digest_of_shards,
+)
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import Size, shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import read_manifest
-from wdsprep.dataset.thread_map import map_ahead
+from wdsprep.dataset.thread_map import map_ahead, read_each
 from wdsprep.errors import UsageError
-from wdsprep.loading.join_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.open_datasets import (
     counts_by_shape,
     dataset_from_manifest,
@@ -35,6 +48,137 @@ from wdsprep.sources.patterns import is_table
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import plural
+
+KEPT_NBYTES = 32 << 20
+"""The limit on the rows kept of each joined dataset: those of 8 million samples.
+
+These are in far more shards than a step takes samples from."""
+KEPT = 512
+"""The least number of shards whose rows are kept, however large these are."""
+FEW_SHARDS = 16
+"""The most shards whose rows are read one after another; more are read in threads."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DatasetPositions:
+    """The positions of a dataset's samples in the image shards.
+
+    For each shard, `sizes` counts its samples, `inputs` counts the samples of its image shard,
+    and `moved` says whether the positions must be read.
+    """
+
+    store: Store
+    settings: Settings
+    names: Sequence[str]
+    sizes: Ints
+    inputs: Ints
+    moved: NDArray[np.bool_]
+
+    def read(self, shard: int) -> ImagePositions:
+        """Return the positions of all samples of a shard."""
+        count = int(self.sizes[shard])
+        if not self.moved[shard]:
+            return ImagePositions.plain(count)
+        inputs = int(self.inputs[shard])
+        with naming_next_step(make_step(self.store.url, "latents", self.settings)):
+            from wdsprep.tables.read_positions import read_rows  # pyarrow, which few need
+
+            name = self.names[shard]
+            return read_rows(self.store, name, self.settings, samples=count, inputs=inputs)
+
+    def check(self, read: Ints) -> None:
+        """Check that the positions in all shards can be found, except in the shards `read`.
+
+        A shard passes if its samples did not move, or if its table is listed: one listing takes
+        less time than reading all tables. The others are read, which raises an error.
+        """
+        unread = self.moved.copy()
+        unread[read] = False
+        if not unread.any():
+            return
+        there = {entry.name for entry in self.store.list()}
+        names = self.names
+        missing = [n for n in np.flatnonzero(unread).tolist() if table_name(names[n]) not in there]
+        read_each(self.read, missing[:1], self.store.readers)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JoinPositions:
+    """The places of a `first` dataset's samples in an `other` one.
+
+    `shards` says which shard of the other dataset belongs to each shard of the first; -1 means
+    none.
+    """
+
+    shards: Ints
+    first: DatasetPositions
+    other: DatasetPositions
+    _maps: dict[int, Numbers] = field(default_factory=dict, repr=False)
+
+    def locate(self, shards: Ints, indices: Ints) -> tuple[Ints, Ints]:
+        """Return where samples of the first dataset are in the other: their shards and numbers.
+
+        Of a sample that the other dataset lacks, the number is NOWHERE or the shard is -1.
+        """
+        places, is_moved = indices, self._moved[shards]
+        if is_moved.any():
+            places = indices.copy()
+            moved = np.unique(shards[is_moved]).tolist()
+            is_many = sum(shard not in self._maps for shard in moved) > FEW_SHARDS
+            readers = self.other.store.readers
+            maps = (
+                read_each(self._read_map, moved, readers) if is_many else map(self._read_map, moved)
+            )
+            for shard, numbers in zip(moved, maps, strict=True):
+                here = shards == shard
+                places[here] = numbers[indices[here]]
+        return self.shards[shards], places
+
+    @cached_property
+    def _moved(self) -> NDArray[np.bool_]:
+        """A mask of the shards whose samples may have other numbers in the other dataset."""
+        has_other = self.shards >= 0
+        moved: NDArray[np.bool_] = self.first.moved & has_other
+        moved[has_other] |= self.other.moved[self.shards[has_other]]
+        return moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle, without the rows that were read.
+
+        Another process reads the rows that it needs.
+        """
+        return {**self.__dict__, "_maps": {}}
+
+    @cached_property
+    def _max_maps(self) -> int:
+        """The most shards whose numbers are kept in memory."""
+        mean = max(1.0, float(self.first.inputs.mean()))
+        return max(KEPT, int(KEPT_NBYTES / (NBYTES * mean)))
+
+    def _read_map(self, shard: int) -> Numbers:
+        """Return the numbers that the samples of a shard have in the other dataset."""
+        numbers = self._maps.get(shard)
+        if numbers is None:
+            other = self.other.read(int(self.shards[shard]))
+            by_position = other.numbers(int(self.first.inputs[shard]))
+            numbers = by_position[self.first.read(shard).positions]
+            while len(self._maps) >= self._max_maps:  # whatever other threads take out meanwhile
+                self._maps.pop(next(iter([*self._maps])), None)
+            self._maps[shard] = numbers
+        return numbers
+
+    def find_incomplete(self) -> Ints:
+        """Return the shards of the first dataset with samples that the other dataset may lack."""
+        own, inputs = self.shards, self.other.inputs[self.shards]
+        is_less = (self.other.sizes[own] < inputs) | (inputs < self.first.inputs)
+        return np.flatnonzero((own < 0) | is_less)
+
+    def find_present(self, shard: int) -> NDArray[np.bool_]:
+        """Return a mask of the samples of a shard that the other dataset has too."""
+        if self.shards[shard] < 0:
+            return np.zeros(int(self.first.sizes[shard]), np.bool_)
+        present: NDArray[np.bool_] = self._read_map(shard) != NOWHERE
+        return present
 
 
 def join_datasets(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:

@@ -144,10 +144,9 @@ class ServingOptions(Options):
     join: "Places" = field(
         default=(),
         metadata=about(
-            "Datasets of the same images, whose arrays batches have too.",
+            "Add to the samples other arrays that were [made of the same "
+            "images](#text-and-latents-apart), and [columns of a table](#columns-of-a-table).",
             example='["shards/text", "scores.parquet"]',
-            page="add to the samples other arrays that were [made of the same images]"
-            "(#text-and-latents-apart), and [columns of a table](#columns-of-a-table)",
         ),
     )
     where: str | None = field(
@@ -185,9 +184,8 @@ class ServingOptions(Options):
     captions: Mapping[str, float] | None = field(
         default=None,
         metadata=about(
-            "Weights by which one of several captions is picked for each sample.",
+            "Give each sample one of [several captions](#several-captions), by these weights.",
             example='{"long": 0.8, "alt": 0.2}',
-            page="give each sample one of [several captions](#several-captions), by these weights",
         ),
     )
     drop_text: float = field(
@@ -204,30 +202,27 @@ class ServingOptions(Options):
     flip: float = field(
         default=0.0,
         metadata=about(
-            "The share of images that are mirrored.",
+            "The share of images, up to 1, whose latents are those of the mirror image; the "
+            "same ones after a resume. It needs a dataset encoded with `--flip`, or "
+            "`Encode(flip=True)`.",
             read=_read_rate,
             example="0.5",
-            page="the share of images, up to 1, whose latents are those of the mirror image; the "
-            "same ones after a resume. It needs a dataset encoded with `--flip`, or "
-            "`Encode(flip=True)`",
         ),
     )
     homogeneous: bool = field(
         default=False,
         metadata=about(
-            "Whether all samples of a step are of one stream and one shape.",
+            "Take each batch from one stream. Arrays of different shapes need it, as latents of "
+            "256 and of 512. A dataset of [many shapes](#images-of-many-shapes) always has it.",
             example="True",
-            page="take each batch from one stream. Arrays of different shapes need it, as latents "
-            "of 256 and of 512. A dataset of [many shapes](#images-of-many-shapes) always has it",
         ),
     )
     shape_batch: int | None = field(
         default=None,
         metadata=about(
-            "How many neighbours in a step have one shape; a multiple of what a rank gets.",
+            "How many neighbours in a step have one stream and shape; by default the whole step "
+            "has: [images of many shapes](#images-of-many-shapes).",
             least=1,
-            page="how many neighbours in a step have one stream and shape; by default the whole "
-            "step has: [images of many shapes](#images-of-many-shapes)",
         ),
     )
     window: int = field(
@@ -258,27 +253,24 @@ class ServingOptions(Options):
     skip_missing: bool = field(
         default=False,
         metadata=about(
-            "Whether other samples are served in place of those of a missing shard.",
+            "Serve other samples in place of those of a missing shard; by default that is an "
+            "error.",
             example="True",
-            page="serve other samples in place of those of a missing shard; by default that is an "
-            "error",
         ),
     )
     pad: str = field(
         default=FULL,
         metadata=about(
-            "How far arrays that are as long as their captions are filled with zeros.",
+            "Pad [captions of true length](#captions-of-true-length) with zeros up to the "
+            "longest of the batch, not of the dataset.",
             choices=PADS,
             example='"longest"',
-            page="pad [captions of true length](#captions-of-true-length) with zeros up to the "
-            "longest of the batch, not of the dataset",
         ),
     )
     tee: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
-            "The place to keep latents that are made on the fly.",
-            page="where to keep the latents that `encode=` makes, as `wdsprep encode` would",
+            "Where to keep the latents that `encode=` makes, as `wdsprep encode` would.",
         ),
     )
 
@@ -293,28 +285,25 @@ class LoadOptions(ServingOptions):
     rank: int | None = field(
         default=None,
         metadata=about(
-            "The number of this process among all that train.",
+            "The number of this process; needed if neither torch.distributed nor `RANK` in the "
+            "environment says it.",
             least=0,
-            page="the number of this process; needed if neither torch.distributed nor `RANK` in "
-            "the environment says it",
         ),
     )
     world_size: int | None = field(
         default=None,
         metadata=about(
-            "How many processes train.",
+            "How many processes train; needed if neither torch.distributed nor `WORLD_SIZE` in "
+            "the environment says it.",
             least=1,
-            page="how many processes train; needed if neither torch.distributed nor `WORLD_SIZE` "
-            "in the environment says it",
         ),
     )
     raw: bool = field(
         default=False,
         metadata=about(
-            "Whether samples are given one by one, as webdataset gives them.",
+            "Give samples one by one as webdataset gives them. Tars of another program "
+            "(`wdsprep index` first) need this or `pixels=`.",
             example="True",
-            page="give samples one by one as webdataset gives them. Tars of another program "
-            "(`wdsprep index` first) need this or `pixels=`",
         ),
     )
     pixels: int = field(
@@ -382,10 +371,9 @@ class LoadOptions(ServingOptions):
     device: "str | torch.device | None" = field(
         default=None,
         metadata=about(
-            "The device that batches are copied to, one step ahead.",
+            "Copy batches to the GPU one step ahead.",
             read=_read_device,
             example='"cuda"',
-            page="copy batches to the GPU one step ahead",
         ),
     )
 

@@ -33,7 +33,6 @@ from wdsprep.dataset.settings import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.options import OWN
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.loading.join_positions import JoinPositions
 from wdsprep.loading.order.global_order import OrderStream
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.sample_layout import batch_name
@@ -41,6 +40,7 @@ from wdsprep.store.base import Store
 from wdsprep.text import command
 
 if TYPE_CHECKING:
+    from wdsprep.loading.join import JoinPositions
     from wdsprep.tables.laid_out import LaidOut
 
 
@@ -59,7 +59,7 @@ class JoinedDataset(NamedTuple):
     """A dataset that is joined to another one, and the positions of its samples."""
 
     dataset: "Dataset"
-    positions: JoinPositions
+    positions: "JoinPositions"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

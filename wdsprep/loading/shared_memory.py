@@ -56,19 +56,13 @@ class _Block:
     held: bool = False
     """True if the worker uses it: it may keep a batch longer than the trainer does."""
     sent: bool = False
-    """True if the trainer was told of this use."""
+    """True if the trainer got this use of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SentTensor:
-    """A tensor as it is pickled for the trainer: its block and its layout."""
-
-    worker: tuple[int, str]
-    number: int
-    block: torch.Tensor | None
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+SentTensor = tuple[
+    tuple[int, str], int, torch.Tensor | None, torch.dtype, tuple[int, ...], tuple[int, ...]
+]
+"""A tensor as it is pickled: worker, number and memory of its block, dtype, shape and strides."""
 
 
 class WorkerBlocks:
@@ -105,21 +99,21 @@ class WorkerBlocks:
             block.data[0] = 0
         block.held = False
 
-    def send(self, value: Any) -> Any:
-        """Return what to pickle for a value: a tensor's block and layout, or the value itself.
+    def send(self, value: Any) -> SentTensor | None:
+        """Return what to pickle in place of a tensor, or None for a value that goes as it is.
 
-        A tensor in no block is returned as it is, and so is a second one in a block that was
-        sent for this use. The memory of a block goes along only the first time.
+        So does a tensor in no block, and a second one in a block that was sent for this use. The
+        memory of a block goes along only the first time.
         """
         if not isinstance(value, torch.Tensor):
-            return value
+            return None
         block = self._blocks.get(value.data_ptr())
         if block is None or block.sent:
-            return value
-        told = None if block.known else block.tensor
+            return None
+        memory = None if block.known else block.tensor
         block.known = block.sent = True
-        shape, strides = tuple(value.shape), value.stride()
-        return _SentTensor(self.worker, block.number, told, value.dtype, shape, strides)
+        layout = value.dtype, tuple(value.shape), value.stride()
+        return self.worker, block.number, memory, *layout
 
 
 def round_up(nbytes: int, least: int = 1) -> int:
@@ -151,26 +145,34 @@ def worker_blocks() -> WorkerBlocks:
 
 
 def _reduce(batch: SharedBatch) -> tuple[Any, ...]:
-    own = worker_blocks()
-    return _rebuild_batch, ({name: own.send(value) for name, value in batch.items()},)
+    send = worker_blocks().send
+    sent = {name: tensor for name, value in batch.items() if (tensor := send(value)) is not None}
+    return _rebuild_batch, ({n: None if n in sent else batch[n] for n in batch}, sent)
 
 
 ForkingPickler.register(SharedBatch, _reduce)
 
 
-def _rebuild_batch(told: dict[str, Any]) -> dict[str, Any]:
-    return {n: _rebuild_tensor(v) if isinstance(v, _SentTensor) else v for n, v in told.items()}
+def _rebuild_batch(batch: dict[str, Any], sent: dict[str, SentTensor]) -> dict[str, Any]:
+    return batch | {name: _rebuild_tensor(*tensor) for name, tensor in sent.items()}
 
 
-def _rebuild_tensor(sent: _SentTensor) -> torch.Tensor:
-    if sent.block is not None:
+def _rebuild_tensor(
+    worker: tuple[int, str],
+    number: int,
+    memory: torch.Tensor | None,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> torch.Tensor:
+    if memory is not None:
         _forget_ended_workers()
-        _received.setdefault(sent.worker, {})[sent.number] = sent.block.numpy()
-    data = _received[sent.worker][sent.number]
-    last = sum((n - 1) * stride for n, stride in zip(sent.shape, sent.strides, strict=True))
-    used = data[WORD : WORD + (last + 1) * sent.dtype.itemsize]
+        _received.setdefault(worker, {})[number] = memory.numpy()
+    data = _received[worker][number]
+    last = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    used = data[WORD : WORD + (last + 1) * dtype.itemsize]
     weakref.finalize(used, _free, data, os.getpid()).atexit = False
-    return torch.from_numpy(used).view(sent.dtype).as_strided(sent.shape, sent.strides)
+    return torch.from_numpy(used).view(dtype).as_strided(shape, strides)
 
 
 def _free(data: Bytes, owner: int) -> None:
@@ -215,23 +217,15 @@ Numbered = tuple[int, dict[str, Any]]
 def copy_batches(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
     """Yield batches with their steps, copied to a device.
 
-    For CUDA, each batch is copied from pinned memory while the batch before is in use. For
-    other devices, the copy has finished when the batch is yielded: only CUDA promises not to
-    reuse memory that a copy still reads.
+    For CUDA, each batch is copied from pinned memory on another CUDA stream, while the batch before
+    is in use. torch frees pinned memory when the copies from it have finished. So a batch may be
+    dropped as soon as its copy has begun. For other devices, the copy has finished when the batch
+    is yielded: only CUDA promises not to reuse memory that a copy still reads.
     """
-    if device.type == "cuda":
-        yield from _copy_ahead(batches, device)
+    if device.type != "cuda":
+        for step, batch in batches:
+            yield step, _move_batch(batch, device)
         return
-    for step, batch in batches:
-        yield step, _move_batch(batch, device)
-
-
-def _copy_ahead(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
-    """Yield batches on a CUDA device, while the next batch is copied on another CUDA stream.
-
-    torch frees pinned memory when the copies from it have finished. So a batch may be dropped
-    as soon as its copy has begun.
-    """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     device = stream.device  # whatever the current device is later
     before: tuple[Numbered, torch.cuda.Event] | None = None

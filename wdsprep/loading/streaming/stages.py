@@ -16,16 +16,16 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from wdsprep.dataset.npy_arrays import FLIPPED, OF_SIZES, Field
+from wdsprep.encoding.models.device import Stats
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding
 from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder
 from wdsprep.loading.batch_memory import Batch
@@ -35,40 +35,21 @@ from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.prefetch import NOTHING, locate_in_tars, open_reader
 
 PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings
-
-
 FILL = 0.5  # the share used of Ray's object store, which spills to disk above 0.8
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamRoom:
-    """The part of Ray's object store that a stream may use, counted in samples.
+def samples_in_store(nbytes: float, resolution: int, fields: Iterable[Field]) -> int:
+    """Return how many samples a stream may have at once in Ray's object store of `nbytes` bytes.
 
     A sample takes the room of its pixels or of its arrays, whichever is more.
     """
-
-    samples: int
-
-    @classmethod
-    def from_store(cls, nbytes: float, resolution: int, fields: Iterable[Field]) -> "StreamRoom":
-        """Return the room in an object store of `nbytes` bytes."""
-        arrays = sum(field.array_nbytes for field in fields)
-        return cls(samples=int(FILL * nbytes / max(3 * resolution**2, arrays)))
-
-    def piece_limit(self, pieces: int) -> int:
-        """Return how many samples a piece may have if this many pieces are under way at once."""
-        return max(1, min(PIECE, self.samples // pieces))
+    arrays = sum(item.array_nbytes for item in fields)
+    return int(FILL * nbytes / max(3 * resolution**2, arrays))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PiecePlace:
-    """The place of a piece: rows [start, end) of a trainer's share of a step."""
-
-    number: int
-    step: int
-    rank: int
-    start: int
-    end: int
+def piece_limit(samples: int, pieces: int) -> int:
+    """Return how many samples a piece may have if this many pieces share the room of `samples`."""
+    return max(1, min(PIECE, samples // pieces))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,64 +76,51 @@ class Pieces:
     def per_step(self) -> int:
         return self.parts * self.plan.world
 
-    def place(self, number: int) -> PiecePlace:
+    def place(self, number: int) -> tuple[int, int, range]:
+        """Return the step and the rank of a piece, and its rows in the rank's share of the step."""
         step, rest = divmod(number, self.per_step)
         part, rank = divmod(rest, self.plan.world)
         start = part * self.size
-        end = min(start + self.size, self.plan.share)
-        return PiecePlace(number=number, step=step, rank=rank, start=start, end=end)
+        return step, rank, range(start, min(start + self.size, self.plan.share))
 
     def numbers(self, step: int, rank: int) -> list[int]:
         """Return the numbers of the pieces of a trainer's step."""
         first = step * self.per_step + rank
         return [first + part * self.plan.world for part in range(self.parts)]
 
-    def plan_of(self, rank: int) -> LoadPlan:
-        return replace(self.plan, rank=rank)
-
 
 def _divide_up(count: int, size: int) -> int:
     return -(-count // size)
 
 
-PackedPiece = dict[str, Any]
-
-
-@dataclass(kw_only=True, slots=True)
-class WorkerStats:
-    """The work of one worker since its first piece."""
+class WorkerStats(NamedTuple):
+    """The work of one worker (host:process) of a stage since its first piece."""
 
     stage: str
     worker: str
-    samples: int = 0
-    busy_s: float = 0.0
-    wall_s: float = 0.0
-    _began: float = field(default=0.0, repr=False)
-
-    @classmethod
-    def start(cls, stage: str) -> "WorkerStats":
-        return cls(stage=stage, worker=f"{socket.gethostname()}:{os.getpid()}")
-
-    @contextmanager
-    def measure(self, samples: int) -> Iterator[None]:
-        started = time.monotonic()
-        self._began = self._began or started
-        yield
-        now = time.monotonic()
-        self.samples += samples
-        self.busy_s += now - started
-        self.wall_s = now - self._began
+    samples: int
+    busy_s: float
+    wall_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PieceMetadata:
-    """The metadata that travels with the pixels or arrays of a piece."""
+class Piece:
+    """A piece on its way: its samples and what was made of them.
 
+    `batch` has their places but no arrays, and `rows` what is known of each once it is encoded.
+    The arrays are the pixels, or those of all rows as one tensor for each field.
+    """
+
+    number: int
     batch: Batch
     rows: tuple[EncodedRow, ...] = ()
-    lengths: tuple[int, ...] = ()
-    """The length of each row's array of variable length, if there is one."""
+    arrays: Mapping[str, Any]
+    lengths: Mapping[str, list[int]] = field(default_factory=dict)
+    """The length of each row of the arrays whose lengths vary."""
     worked: tuple[WorkerStats, ...] = ()
+
+
+PackedPiece = dict[str, Any]
 
 
 class DecodeStage:
@@ -160,82 +128,91 @@ class DecodeStage:
         torch.set_num_threads(1)
         self._pieces = pieces
         self._reader = open_reader(reading_plan(pieces.plan, torch.device("cpu")))
-        self._worked = WorkerStats.start("decode")
+        self._stats, self._began = Stats(), 0.0
         self._share = lru_cache(maxsize=4)(self._find_samples)
 
-    def __call__(self, wire: PackedPiece) -> PackedPiece:
-        place = self._pieces.place(int(wire["number"][0]))
-        with self._worked.measure(place.end - place.start):
-            batch = self._read(place)
+    def __call__(self, packed: PackedPiece) -> PackedPiece:
+        number = int(packed["number"][0])
+        step, rank, rows = self._pieces.place(number)
+        started = time.monotonic()
+        self._began = self._began or started
+        batch = self._read(step, rank, rows)
+        now, stats = time.monotonic(), self._stats
+        stats.samples += len(rows)
+        stats.busy_s += now - started
+        stats.wall_s = now - self._began
         pixels = batch.out.pop("pixels")
         batch.views.clear()
-        facts = PieceMetadata(batch=batch, worked=(self._worked,))
-        return pack_piece(place.number, facts, {"pixels": pixels})
+        worked = (describe_work("decode", stats),)
+        return pack_piece(
+            Piece(number=number, batch=batch, arrays={"pixels": pixels}, worked=worked)
+        )
 
-    def _read(self, place: PiecePlace) -> Batch:
-        share = self._share(place.step, place.rank)
-        rows = slice(place.start, place.end)
+    def _read(self, step: int, rank: int, rows: range) -> Batch:
+        share = self._share(step, rank)
+        some = slice(rows.start, rows.stop)
+        stream, shard, index = share.stream[some], share.shard[some], share.index[some]
         batch = Batch(
-            step=place.step,
-            first=place.rank * self._pieces.plan.share + place.start,
-            stream=share.stream[rows].tolist(),
-            shard=share.shard[rows].tolist(),
-            index=share.index[rows].tolist(),
+            step=step,
+            first=rank * self._pieces.plan.share + rows.start,
+            stream=stream.tolist(),
+            shard=shard.tolist(),
+            index=index.tolist(),
         )
         for number, sources in enumerate(self._reader.sources):
-            here = share.stream[rows] == number
-            sources[0].expect((share.shard[rows][here], share.index[rows][here]), NOTHING)
+            here = stream == number
+            sources[0].expect((shard[here], index[here]), NOTHING)
         self._reader.fill(self._reader.begin(batch), range(len(batch)))
         return batch
 
     def _find_samples(self, step: int, rank: int) -> Samples:
         plan = self._pieces.plan
-        found = plan.order.step(step, rank=rank, world=plan.world)
-        locate_in_tars(plan.datasets, found)
-        return found
+        samples = plan.order.step(step, rank=rank, world=plan.world)
+        locate_in_tars(plan.datasets, samples)
+        return samples
 
 
 class EncodeStage:
     def __init__(self, pieces: Pieces) -> None:
         encoding = pieces.encoding
-        is_cuda = encoding.device.startswith("cuda")
-        encoder = BatchEncoder(
+        self._pin = encoding.device.startswith("cuda")
+        self._encoder = BatchEncoder(
             encoding.load(),
             seed=encoding.recipe.seed,
             most=min(pieces.plan.share, PIECE),  # whatever the object store has room for
             batch_size=encoding.batch_size,
         )
-        self._encoding = EncodingReader(pieces.plan, encoder, kept=pieces.kept)
+        self._encoding = EncodingReader(pieces.plan, self._encoder, kept=pieces.kept)
         fields = pieces.plan.datasets[0].fields
         not_made = OF_SIZES if pieces.kept else (FLIPPED, *OF_SIZES)
-        self._fields = tuple(field for field in fields if field.name not in not_made)
-        self._pin = is_cuda
-        self._encoder = encoder
+        self._fields = tuple(item for item in fields if item.name not in not_made)
 
-    def _worked(self) -> WorkerStats:
-        """Return the work of this worker, measured on the device, which its threads share."""
-        stats, worked = self._encoder.stats, WorkerStats.start("encode")
-        worked.samples, worked.busy_s, worked.wall_s = stats.samples, stats.busy_s, stats.wall_s
-        return worked
-
-    def __call__(self, wire: PackedPiece) -> PackedPiece:
+    def __call__(self, packed: PackedPiece) -> PackedPiece:
         """Encode a piece.
 
-        Two threads may call this: while one waits for the device, the other prepares.
+        Two threads may call this: while one waits for the device, the other prepares. The work is
+        measured on the device, which they share.
         """
-        number, facts, tensors = unpack_piece(wire)
-        batch = facts.batch
-        pixels = tensors["pixels"]
+        piece = unpack_piece(packed)
+        batch, pixels = piece.batch, piece.arrays["pixels"]
         batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
         rows = self._encoding.collect_rows(batch, self._encoding.begin(batch))
         arrays, lengths = join_rows(self._fields, [row.result.arrays for row in rows])
-        facts = PieceMetadata(
-            batch=_without_arrays(batch),
+        encoded = Piece(
+            number=piece.number,
+            batch=replace(batch, out={}),
             rows=tuple(replace(row, result=replace(row.result, arrays={})) for row in rows),
+            arrays=arrays,
             lengths=lengths,
-            worked=(*facts.worked, self._worked()),
+            worked=(*piece.worked, describe_work("encode", self._encoder.stats)),
         )
-        return pack_piece(number, facts, arrays)
+        return pack_piece(encoded)
+
+
+def describe_work(stage: str, stats: Stats) -> WorkerStats:
+    """Return the work of this process."""
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    return WorkerStats(stage, worker, stats.samples, stats.busy_s, stats.wall_s)
 
 
 def encode_empty_caption(pieces: Pieces) -> dict[str, torch.Tensor]:
@@ -247,62 +224,43 @@ def encode_empty_caption(pieces: Pieces) -> dict[str, torch.Tensor]:
         encoder.close()
 
 
-def _without_arrays(batch: Batch) -> Batch:
-    """Return a batch of the same rows, without the arrays that were read."""
-    return Batch(
-        batch.step,
-        batch.first,
-        batch.stream,
-        batch.shard,
-        batch.index,
-        keys=batch.keys,
-        refused=batch.refused,
-    )
-
-
 def join_rows(
     fields: Sequence[Field], rows: Sequence[Mapping[str, torch.Tensor]]
-) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
-    """Return the arrays of all rows as one tensor for each field, and the variable lengths.
+) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
+    """Return the arrays of all rows as one tensor for each field, and the lengths of some.
 
-    Arrays of variable length stand one after another. Without any, the lengths are ().
+    Arrays of variable length stand one after another.
     """
     arrays: dict[str, torch.Tensor] = {}
-    lengths: tuple[int, ...] = ()
+    lengths: dict[str, list[int]] = {}
     for item in fields:
-        own = [row[item.name] for row in rows]
-        arrays[item.name] = torch.cat(own) if item.is_variable else torch.stack(own)
+        tensors = [row[item.name] for row in rows]
+        arrays[item.name] = torch.cat(tensors) if item.is_variable else torch.stack(tensors)
         if item.is_variable:
-            lengths = tuple(map(len, own))
+            lengths[item.name] = [*map(len, tensors)]
     return arrays, lengths
 
 
-def pack_piece(
-    number: int, facts: PieceMetadata, tensors: Mapping[str, torch.Tensor]
-) -> PackedPiece:
+def pack_piece(piece: Piece) -> PackedPiece:
     """Return a piece as one row of Ray Data.
 
     Tensors travel as bytes, since NumPy does not know all dtypes of torch.
     """
-    arrays = {name: tensor.view(torch.uint8).numpy()[None] for name, tensor in tensors.items()}
-    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    data = np.empty(1, object)
-    data[0] = pickle.dumps((facts, dtypes))
-    return {"number": np.array([number]), "facts": data, **arrays}
+    arrays = {name: a.view(torch.uint8).numpy()[None] for name, a in piece.arrays.items()}
+    facts = np.empty(1, object)
+    facts[0] = pickle.dumps(replace(piece, arrays={n: a.dtype for n, a in piece.arrays.items()}))
+    return {"number": np.array([piece.number]), "facts": facts, **arrays}
 
 
-def unpack_piece(
-    wire: PackedPiece, row: int = 0
-) -> tuple[int, PieceMetadata, dict[str, torch.Tensor]]:
-    """Return the number, the metadata and the tensors of a packed piece.
+def unpack_piece(packed: PackedPiece) -> Piece:
+    """Return a packed piece, with an array for each row where lengths vary.
 
-    The tensors are copies: nobody may write to what comes out of Ray's memory.
+    The arrays are copies: nobody may write to what comes out of Ray's memory.
     """
-    facts: PieceMetadata
-    dtypes: dict[str, torch.dtype]
-    facts, dtypes = pickle.loads(wire["facts"][row])  # noqa: S301  made by `pack_piece`
-    tensors = {
-        name: torch.from_numpy(np.array(wire[name][row])).view(dtype)
-        for name, dtype in dtypes.items()
+    piece: Piece = pickle.loads(packed["facts"][0])  # noqa: S301  made by `pack_piece`
+    arrays: dict[str, Any] = {
+        name: torch.from_numpy(np.array(packed[name][0])).view(dtype)
+        for name, dtype in piece.arrays.items()
     }
-    return int(wire["number"][row]), facts, tensors
+    arrays |= {name: torch.split(arrays[name], lengths) for name, lengths in piece.lengths.items()}
+    return replace(piece, arrays=arrays)

@@ -1,6 +1,6 @@
 """`stream`: serve latents to trainers while other processes of a Ray cluster make them.
 
-`Pipeline` is what Ray Data runs: numbers of pieces, pixels, arrays, trainers.
+Ray Data runs a pipeline: numbers of pieces, pixels, arrays, trainers.
 """
 
 import atexit
@@ -25,7 +25,7 @@ from wdsprep.loading.loader import load
 from wdsprep.loading.open_datasets import as_streams, join_places
 from wdsprep.loading.options import Pool, ServingOptions, Stream, StreamOptions
 from wdsprep.loading.streaming import workers
-from wdsprep.loading.streaming.stages import Pieces, StreamRoom
+from wdsprep.loading.streaming.stages import Pieces, piece_limit, samples_in_store
 from wdsprep.loading.streaming.trainer import READY, Trainer
 from wdsprep.loading.streaming.workers import (
     DecodeWorker,
@@ -61,10 +61,10 @@ def stream(options: StreamOptions) -> "Feed":
     """
     encode, trainers = options.encode, options.trainers
     # workers and trainers may run in other folders
-    served = {each.name: getattr(options, each.name) for each in fields(ServingOptions)}
+    served = {option.name: getattr(options, option.name) for option in fields(ServingOptions)}
     served["join"] = tuple(map(absolute, join_places(options.join)))
     served["tee"] = tee = absolute(options.tee) if options.tee else ""
-    streams = [_with_absolute_paths(each) for each in as_streams(options.images)]
+    streams = [_with_absolute_paths(images) for images in as_streams(options.images)]
     stack = ExitStack()
     with stack:
         stack.enter_context(connect_to_ray(options.ray_address, cpus=LEAST))
@@ -86,24 +86,40 @@ def stream(options: StreamOptions) -> "Feed":
                 'stream() needs image shards: give a dataset that "wdsprep pack" has made'
             )
         arrays = fields_of(loader.encoding.settings["layout"])
-        room = StreamRoom.from_store(_total("object_store_memory"), encode.resolution, arrays)
+        room = samples_in_store(_total("object_store_memory"), encode.resolution, arrays)
         decoders = options.decoders or (1, max(1, int(_total("CPU"))))
         most = _total("GPU") / gpus if gpus else _total("CPU") / 2
         encoders = options.encoders or (1, max(1, int(most)))
-        least = least_ahead(decoders, encoders, trainers)
+        # so many pieces must be under way that no worker is idle
+        least = PER_WORKER * (decoders[1] + encoders[1]) + PER_TRAINER * trainers
         pieces = Pieces(
-            plan=loader.plan, encoding=loader.encoding, most=room.piece_limit(least), kept=bool(tee)
+            plan=loader.plan,
+            encoding=loader.encoding,
+            most=piece_limit(room, least),
+            kept=bool(tee),
         )
-        pipeline = Pipeline(
-            pieces=pieces,
-            decoders=decoders,
-            encoders=encoders,
-            gpus=gpus,
-            ahead=pieces_ahead(pieces, room, least),
-        )
-        made = pipeline.trainers(loader.step, loader.end, tee=tee)
-        stack.callback(_end, made[0])
-        return Feed(made, stack.pop_all())
+        wanted = least + PER_TRAINER * (pieces.per_step - trainers)
+        ahead = max(least, min(wanted, room // pieces.size))  # or more, if there is room
+        first, end = (step * pieces.per_step for step in (loader.step, loader.end))
+        pace, sent = new_pace(first, trainers, ahead), send_to_workers(pieces)
+        encoded = _run_stages(Numbers(first, end, pace), sent, decoders, encoders, gpus=gpus)
+        needs_empty = loader.plan.effects.drop_text or tee
+        empty = _encode_empty_caption(sent, gpus) if needs_empty else {}
+        feed = [
+            Trainer(
+                replace(pieces, plan=replace(loader.plan, rank=rank)),
+                source,
+                pace,
+                step=loader.step,
+                end=loader.end,
+                ready=max(1, min(READY * pieces.parts, ahead // trainers // 2)),
+                empty=empty,
+                tee=tee,
+            )
+            for rank, source in enumerate(encoded.streaming_split(trainers, equal=False))
+        ]
+        stack.callback(_end, feed[0])
+        return Feed(feed, stack.pop_all())
 
 
 class Feed:
@@ -181,85 +197,36 @@ PER_WORKER = 4  # pieces that wait for a worker, are worked on, or wait behind i
 PER_TRAINER = 4  # steps, or pieces where the object store is small
 
 
-def least_ahead(decoders: Pool, encoders: Pool, trainers: int) -> int:
-    """Return how many pieces must be under way so that no worker is idle."""
-    return PER_WORKER * (decoders[1] + encoders[1]) + PER_TRAINER * trainers
+def _run_stages(numbers: Numbers, sent: Any, decoders: Pool, encoders: Pool, *, gpus: float) -> Any:
+    """Return the dataset of Ray Data that reads, decodes and encodes.
+
+    The stages need different resources, so Ray Data does not fuse them.
+    """
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    how = {"fn_constructor_args": (sent,), "batch_size": 1, "batch_format": "numpy"}
+    read = read_datasource(numbers, override_num_blocks=1, num_cpus=0)
+    decoded = read.map_batches(DecodeWorker, compute=_make_pool(decoders), num_cpus=1, **how)
+    encoded = decoded.map_batches(
+        EncodeWorker,
+        compute=_make_pool(encoders, calls=2),
+        num_gpus=gpus,
+        num_cpus=0 if gpus else 1,
+        **how,
+    )
+    _tune(encoded.context)
+    return encoded
 
 
-def pieces_ahead(pieces: Pieces, room: StreamRoom, least: int) -> int:
-    """Return how many pieces may be under way at once: `least`, or more if there is room."""
-    wanted = least + PER_TRAINER * (pieces.per_step - pieces.plan.world)
-    return max(least, min(wanted, room.samples // pieces.size))
-
-
-class Pipeline:
-    """The stages of a stream: their workers, what these need, and the pieces under way."""
-
-    def __init__(
-        self, *, pieces: Pieces, decoders: Pool, encoders: Pool, gpus: float, ahead: int
-    ) -> None:
-        self._pieces, self._gpus, self._ahead = pieces, gpus, ahead
-        self._decoders, self._encoders = decoders, encoders
-
-    def trainers(self, step: int, end: int, *, tee: str) -> list[Trainer]:
-        pieces, world = self._pieces, self._pieces.plan.world
-        pace = new_pace(step * pieces.per_step, world, self._ahead)
-        served = self._stages(Numbers(step * pieces.per_step, end * pieces.per_step, pace))
-        empty = self._encode_empty() if pieces.plan.effects.drop_text or tee else {}
-        return [
-            Trainer(
-                replace(pieces, plan=pieces.plan_of(rank)),
-                source,
-                pace,
-                step=step,
-                end=end,
-                ready=max(1, min(READY * pieces.parts, self._ahead // world // 2)),
-                empty=empty,
-                tee=tee,
-            )
-            for rank, source in enumerate(served.streaming_split(world, equal=False))
-        ]
-
-    def _stages(self, numbers: Numbers) -> Any:
-        """Return the dataset of Ray Data that reads, decodes and encodes.
-
-        The stages need different resources, so Ray Data does not fuse them.
-        """
-        logging.getLogger("ray.data").setLevel(logging.WARNING)
-        read = read_datasource(numbers, override_num_blocks=1, num_cpus=0)
-        sent = send_to_workers(self._pieces)
-        decoded = read.map_batches(
-            DecodeWorker,
-            fn_constructor_args=(sent,),
-            batch_size=1,
-            batch_format="numpy",
-            compute=_make_pool(self._decoders),
-            num_cpus=1,
-        )
-        encoded = decoded.map_batches(
-            EncodeWorker,
-            fn_constructor_args=(sent,),
-            batch_size=1,
-            batch_format="numpy",
-            compute=_make_pool(self._encoders, calls=2),
-            num_gpus=self._gpus,
-            num_cpus=0 if self._gpus else 1,
-        )
-        _tune(encoded.context)
-        return encoded
-
-    def _encode_empty(self) -> dict[str, torch.Tensor]:
-        """Encode the empty caption on a node where an encoder could run."""
-        options = {"num_cpus": 0 if self._gpus else 1, "num_gpus": self._gpus}
-        try:
-            found: dict[str, torch.Tensor] = ray.get(
-                ray.remote(**options)(encode_empty_caption).remote(send_to_workers(self._pieces))
-            )
-        except RayTaskError as error:
-            if refusal := worker_versions.find_refusal(str(error)):
-                raise WorkError(refusal) from error
-            raise
-        return found
+def _encode_empty_caption(sent: Any, gpus: float) -> dict[str, torch.Tensor]:
+    """Encode the empty caption on a node where an encoder could run."""
+    task = ray.remote(num_cpus=0 if gpus else 1, num_gpus=gpus)(encode_empty_caption)
+    try:
+        arrays: dict[str, torch.Tensor] = ray.get(task.remote(sent))
+    except RayTaskError as error:
+        if refusal := worker_versions.find_refusal(str(error)):
+            raise WorkError(refusal) from error
+        raise
+    return arrays
 
 
 def _tune(context: DataContext) -> None:

@@ -21,17 +21,16 @@ from ray.exceptions import RayError
 from wdsprep import errors
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.errors import WdsprepError, WorkError
-from wdsprep.loading.batch_memory import Arrays, Batch
+from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.on_the_fly.encoded_batches import (
     BatchBuilder,
-    EncodedRow,
     open_tee,
     with_empty_caption,
 )
 from wdsprep.loading.streaming.stages import (
     PackedPiece,
-    PieceMetadata,
+    Piece,
     Pieces,
     WorkerStats,
     unpack_piece,
@@ -60,40 +59,14 @@ class Stage:
     busy: float
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece that has arrived: its number, its metadata, and its arrays."""
-
-    number: int
-    facts: PieceMetadata
-    arrays: Mapping[str, Arrays]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerProgress:
-    """The work that a worker has done, and the time of its last piece."""
-
-    worked: WorkerStats
-    at: float
-
-
 class PieceCollate(NumpyBatchCollateFn):  # type: ignore[misc]
     """A function that unpacks pieces, in a thread beside the trainer.
 
     Each piece leaves Ray's memory on its own. A whole step may be more than that has room for.
     """
 
-    def __init__(self, pieces: Pieces) -> None:
-        super().__init__()
-        self._fields = pieces.plan.datasets[0].fields
-
-    def __call__(self, wire: PackedPiece) -> Piece:
-        number, facts, tensors = unpack_piece(wire)
-        arrays: dict[str, Arrays] = {**tensors}
-        for item in self._fields:
-            if item.is_variable:
-                arrays[item.name] = torch.split(tensors[item.name], [*facts.lengths])
-        return Piece(number, facts, arrays)
+    def __call__(self, packed: PackedPiece) -> Piece:
+        return unpack_piece(packed)
 
 
 class Trainer:
@@ -121,7 +94,8 @@ class Trainer:
         self._empty, self._tee_url = empty, tee
         self._end = end
         self.step = step
-        self._workers: dict[tuple[str, str], WorkerProgress] = {}
+        self._workers: dict[tuple[str, str], tuple[WorkerStats, float]] = {}
+        """The work of each worker, and the time of its last piece, by stage and worker."""
 
     def __len__(self) -> int:
         """Return how many batches are left."""
@@ -153,10 +127,19 @@ class Trainer:
 
     def stages(self) -> list[Stage]:
         """Return the state of both stages, as known from the batches so far."""
-        return [describe_stage(name, self._workers_of(name)) for name in ("decode", "encode")]
+        return [self._describe_stage(name) for name in ("decode", "encode")]
 
-    def _workers_of(self, stage: str) -> list[WorkerProgress]:
-        return [heard for (name, _), heard in self._workers.items() if name == stage]
+    def _describe_stage(self, name: str) -> Stage:
+        workers = [(work, at) for work, at in self._workers.values() if work.stage == name]
+        last = max((at for _, at in workers), default=0.0)
+        recent = [work for work, at in workers if at > last - RECENT_S]
+        wall = sum(work.wall_s for work in recent)
+        return Stage(
+            name=name,
+            workers=tuple(work.worker for work, _ in workers),
+            rate=sum(work.samples / work.wall_s for work in recent if work.wall_s),
+            busy=sum(work.busy_s for work in recent) / wall if wall else 0.0,
+        )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while self.step < self._end:
@@ -184,7 +167,9 @@ class Trainer:
     def _next(self) -> dict[str, Any]:
         rank = self._pieces.plan.rank
         pieces = [self._piece(number) for number in self._pieces.numbers(self.step, rank)]
-        batch = self._builder.build(*_join_pieces(pieces), [piece.arrays for piece in pieces])
+        rows = [row for piece in pieces for row in piece.rows]
+        arrays = [piece.arrays for piece in pieces]
+        batch = self._builder.build(_join_batches([p.batch for p in pieces]), rows, arrays)
         if self._tee is not None:
             self._keep(self._tee, pieces)
         return batch.out
@@ -200,7 +185,10 @@ class Trainer:
             raise worker_error(error) from error
         self._check(piece, wanted)
         self._pace.note_done.remote(self._pieces.plan.rank, wanted + self._pieces.plan.world)
-        self._note(piece)
+        for work in piece.worked:
+            known = self._workers.get((work.stage, work.worker))
+            if known is None or known[0].samples < work.samples:
+                self._workers[work.stage, work.worker] = work, time.monotonic()
         return piece
 
     def _check(self, piece: Piece, wanted: int) -> None:
@@ -210,28 +198,20 @@ class Trainer:
                 f"piece {wanted}: {THEN}"
             )
 
-    def _note(self, piece: Piece) -> None:
-        now = time.monotonic()
-        for worked in piece.facts.worked:
-            name = worked.stage, worked.worker
-            known = self._workers.get(name)
-            if known is None or known.worked.samples < worked.samples:
-                self._workers[name] = WorkerProgress(worked, now)
-
     def _keep(self, tee: LatentWriter, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
-            for number, row in enumerate(piece.facts.rows):
+            for number, row in enumerate(piece.rows):
                 arrays = {name: of_all[number] for name, of_all in piece.arrays.items()}
                 result = replace(row.result, arrays=arrays)
                 tee.add(row.shard, row.index, row.key, row.sample, result)
-            tee.refuse(piece.facts.batch.refused)
+            tee.refuse(piece.batch.refused)
 
     @cached_property
     def _made(self) -> "Generator[Piece, None, None]":
         pieces: Generator[Piece, None, None] = iter(
             self._source.iter_torch_batches(
                 batch_size=1,
-                collate_fn=PieceCollate(self._pieces),
+                collate_fn=PieceCollate(),
                 prefetch_batches=self._ready,
             )
         )
@@ -266,31 +246,14 @@ def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
         pieces.close()
 
 
-def _join_pieces(pieces: Sequence[Piece]) -> tuple[Batch, list[EncodedRow]]:
-    """Return one batch for the pieces of a step, and their encoded rows.
-
-    The batch has the places of the samples, but no arrays.
-    """
-    batches = [piece.facts.batch for piece in pieces]
-    whole = Batch(
+def _join_batches(batches: Sequence[Batch]) -> Batch:
+    """Return one batch for the pieces of a step: the places of the samples, but no arrays."""
+    return Batch(
         step=batches[0].step,
         first=batches[0].first,
         stream=[n for batch in batches for n in batch.stream],
         shard=[n for batch in batches for n in batch.shard],
         index=[n for batch in batches for n in batch.index],
-    )
-    return whole, [row for piece in pieces for row in piece.facts.rows]
-
-
-def describe_stage(name: str, workers: list[WorkerProgress]) -> Stage:
-    last = max((heard.at for heard in workers), default=0.0)
-    recent = [heard.worked for heard in workers if heard.at > last - RECENT_S]
-    wall = sum(worked.wall_s for worked in recent)
-    return Stage(
-        name=name,
-        workers=tuple(heard.worked.worker for heard in workers),
-        rate=sum(w.samples / w.wall_s for w in recent if w.wall_s),
-        busy=sum(w.busy_s for w in recent) / wall if wall else 0.0,
     )
 
 

@@ -56,21 +56,18 @@ def unpack_pieces(sent: Any) -> tuple[Any, "Pieces"]:
 class DecodeWorker:
     """A worker of the decode stage; Ray Data shows this name."""
 
+    stage = "DecodeStage"
+
     def __init__(self, sent: Any) -> None:
         stages, pieces = unpack_pieces(sent)
-        self._stage = stages.DecodeStage(pieces)
+        self._stage = getattr(stages, self.stage)(pieces)
 
-    def __call__(self, wire: "PackedPiece") -> Any:
-        return self._stage(wire)
+    def __call__(self, packed: "PackedPiece") -> Any:
+        return self._stage(packed)
 
 
-class EncodeWorker:
-    def __init__(self, sent: Any) -> None:
-        stages, pieces = unpack_pieces(sent)
-        self._stage = stages.EncodeStage(pieces)
-
-    def __call__(self, wire: "PackedPiece") -> Any:
-        return self._stage(wire)
+class EncodeWorker(DecodeWorker):
+    stage = "EncodeStage"
 
 
 def encode_empty_caption(sent: Any) -> Any:
