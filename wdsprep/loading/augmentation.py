@@ -72,8 +72,10 @@ class Effects:
         shown = ", ".join(f"{name} {share!r}" for name, share in self.captions)
         picked = {"captions": shorten_for_state(shown)} if shown else {}
         usual = {"drop_text": self.drop_text, "pixels": self.pixels}
-        conditions = {dataset.whole: dataset.where for dataset in self.datasets}.values()
-        where = {"where": _common_condition(list(conditions))} if any(conditions) else {}
+        conditions = [*{dataset.whole: dataset.where for dataset in self.datasets}.values()]
+        several = f"several, together {key_of(*conditions):016x}"
+        condition = conditions[0] if len({*conditions}) == 1 else several
+        where = {"where": condition} if condition else {}
         return usual | flip | latents | area | where | picked | self._joined_digests
 
     @property
@@ -231,12 +233,6 @@ class Effects:
         chance = draw(key_of(what, self.seed), np.arange(rows.start, rows.stop) + first)
         hit: list[int] = np.flatnonzero(chance < np.uint64(rate * 2.0**64)).tolist()
         return [rows.start + number for number in hit]
-
-
-def _common_condition(conditions: Sequence[str]) -> str:
-    """Return the condition that all datasets share, or a digest of several conditions."""
-    same = all(condition == conditions[0] for condition in conditions)
-    return conditions[0] if same else f"several, together {key_of(*conditions):016x}"
 
 
 def make_effects(datasets: tuple[Dataset, ...], options: LoadOptions) -> Effects:

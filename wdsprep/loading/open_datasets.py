@@ -47,11 +47,7 @@ def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
     `join` lists what is to be joined to each of them, beside what a stream lists itself. What is
     to be joined is noted in the datasets, and not opened here.
     """
-    found: list[Dataset] = []
-    for each in as_streams(streams):
-        both = (*join_places(each.join), *join_places(join))
-        found += open_stream(replace(each, join=both) if both else each)
-    return tuple(found)
+    return tuple(part for stream in as_streams(streams) for part in open_stream(stream, join))
 
 
 def join_places(join: Places) -> tuple[str, ...]:
@@ -78,9 +74,12 @@ def as_streams(streams: Streams) -> list[Stream]:
     return [each if isinstance(each, Stream) else Stream(each) for each in given]
 
 
-def open_stream(stream: Stream, *, has_states: bool = True) -> tuple[Dataset, ...]:
+def open_stream(
+    stream: Stream, join: Places = (), *, has_states: bool = True
+) -> tuple[Dataset, ...]:
     """Open the dataset of a stream. A dataset with shapes becomes one dataset for each shape.
 
+    `join` lists what is to be joined to it beside what the stream lists.
     This takes one GET if there is a manifest, and a listing for tars of another program. Log a
     warning if the dataset is not complete, and a loader of it `has_states` to go on from.
     """
@@ -88,19 +87,21 @@ def open_stream(stream: Stream, *, has_states: bool = True) -> tuple[Dataset, ..
     amount = StreamAmount(weight=stream.weight, repeat=stream.repeat, count=stream.count)
     chosen = [stream.buckets] if isinstance(stream.buckets, str | int) else stream.buckets
     buckets = None if chosen is None else frozenset(map(str, chosen))
+    asked: dict[str, Any] = {
+        "where": stream.where or "",
+        "join": (*join_places(stream.join), *join_places(join)),
+    }
     manifest = read_manifest(store)
     if manifest is None:
-        made = _dataset_from_tars(store, amount, buckets)
-        return (replace(made, where=stream.where or "", join=join_places(stream.join)),)
+        return (replace(_dataset_from_tars(store, amount, buckets), **asked),)
     if has_states and not manifest.complete:
         later = "checkpoints made now will not resume once the dataset is complete"
         _log.warning("%s is not complete: %s", store.url, later)
     dataset = dataset_from_manifest(store, manifest, amount, buckets)
-    dataset = replace(dataset, where=stream.where or "", join=join_places(stream.join))
-    if dataset.join:
-        dataset = replace(dataset, inputs=count_inputs(dataset, manifest))
+    if asked["join"]:
+        dataset = replace(dataset, inputs=count_inputs(dataset, manifest), **asked)
     else:
-        dataset = replace(dataset, made_of=())  # of many shards it takes much memory
+        dataset = replace(dataset, made_of=(), **asked)  # of many shards it takes much memory
     shapes = shapes_of(manifest.settings)
     if not shapes:
         return (dataset,)

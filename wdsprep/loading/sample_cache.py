@@ -43,7 +43,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import sub
 from pathlib import Path
 
 from wdsprep.errors import StoreError, UsageError
@@ -117,9 +116,14 @@ class Cache:
         sharers: int = SHARERS,
         full_s: float = FULL_S,
     ) -> None:
-        self._paths = [where.folder / _name(content) for content in contents]
-        own = frozenset(path.name for path in self._paths)
-        self._room = _CacheLimit(where, own, sharers, full_s)
+        self._where, self._sharers, self._full_s = where, sharers, full_s
+        names = (f"{VERSION} {content}".encode() for content in contents)
+        digests = (hashlib.blake2b(name, digest_size=16).hexdigest() for name in names)
+        self._paths = [where.folder / f"{digest}.samples" for digest in digests]
+        self._names = frozenset(path.name for path in self._paths)
+        self._lock = threading.Lock()
+        self._free = 0  # bytes that may be added
+        self._claimed = self._full = float("-inf")  # when that was last
         self._complained = False
 
     def read(
@@ -142,7 +146,9 @@ class Cache:
         file = _CachedShard(self._paths[shard], offsets, zlib.crc32(stamp.encode()))
         missing = [first, stop - 1]
         with self._warn_of_failure():
-            self._room.claim()
+            if time.monotonic() - self._claimed > CLAIM_S:
+                with self._lock:
+                    self._measure()
             missing = file.read(first, stop, data)
         if not missing:
             return len(data)
@@ -150,7 +156,7 @@ class Cache:
         start, end = (offsets[number] - offsets[first] for number in (low, high))
         count = fetch(low, high, data[start:end])
         with self._warn_of_failure():
-            file.write(low, high, data[start : start + count], self._room)
+            file.write(low, high, data[start : start + count], self._grant)
         return len(data) if count == end - start else start + count  # the tar was cut
 
     @contextmanager
@@ -164,6 +170,52 @@ class Cache:
                 _log.warning(
                     "the cache failed (%s): samples that are not in it are read from S3", error
                 )
+
+    def _grant(self, nbytes: Sequence[int]) -> int:
+        """Return how many samples may be written, if the first n take `nbytes[n - 1]` together.
+
+        Their bytes no longer count as free. If not even the first may be written, the folder counts
+        as full for a while.
+        """
+        if not nbytes:
+            return 0
+        with self._lock:
+            now = time.monotonic()
+            if self._free < nbytes[-1] and now - self._full > self._full_s:
+                self._measure()
+                if self._free < nbytes[0]:
+                    self._full = now
+            count = bisect_right(nbytes, self._free)
+            self._free -= nbytes[count - 1] if count else 0
+            return count
+
+    def _measure(self) -> None:
+        """Mark the files of this dataset as in use, and find out how many bytes may be added.
+
+        If the folder is too full, remove files from it, first those that are not in use.
+        """
+        self._claimed = time.monotonic()
+        used = 0
+        idle: list[tuple[float, int, Path]] = []
+        live: list[tuple[float, int, Path]] = []
+        for entry in os.scandir(self._where.folder):
+            if not NAME.fullmatch(entry.name):
+                continue
+            with suppress(FileNotFoundError):
+                status, is_ours = entry.stat(), entry.name in self._names
+                nbytes, age = status.st_blocks * 512, time.time() - status.st_mtime
+                is_idle = age > STALE_S and not is_ours
+                (idle if is_idle else live).append((status.st_mtime, nbytes, Path(entry.path)))
+                used += nbytes
+                if is_ours and age > CLAIM_S:
+                    os.utime(entry.path)
+        limit = self._where.nbytes
+        for most, files in ((limit - limit // 10, idle), (limit, live)):
+            for _, nbytes, path in sorted(files):
+                if used > most:
+                    path.unlink(missing_ok=True)
+                    used -= nbytes
+        self._free = max(0, limit - used) // self._sharers
 
 
 class _CachedShard:
@@ -199,111 +251,27 @@ class _CachedShard:
         start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
         return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end], self._seed)
 
-    def write(self, first: int, stop: int, data: memoryview, room: "_CacheLimit") -> None:
-        """Write the samples `first` to `stop` that `data` has whole, as far as there is room.
+    def write(
+        self, first: int, stop: int, data: memoryview, grant: Callable[[Sequence[int]], int]
+    ) -> None:
+        """Write the samples `first` to `stop` that `data` has whole, as far as `grant` allows.
 
-        `data` begins with the first of them, and may end within one.
+        `data` begins with the first of them, and may end within one. Samples with a word are in the
+        file already, and need no room.
         """
-        begin = self._offsets[first]
-        stop = bisect_right(self._offsets, begin + len(data), first, stop + 1) - 1
+        offsets = self._offsets
+        stop = bisect_right(offsets, offsets[first] + len(data), first, stop + 1) - 1
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            stop = self._find_room(_words(fd, first, stop), first, room)
+            numbered = enumerate(_words(fd, first, stop), first)
+            nbytes = (0 if word else offsets[n + 1] - offsets[n] for n, word in numbered)
+            stop = first + grant([*accumulate(nbytes)])
             words = [self._word(number, data, first) for number in range(first, stop)]
-            _write(fd, data[: self._offsets[stop] - begin], self._start + begin)
+            start, end = offsets[first], offsets[stop]
+            _write(fd, data[: end - start], self._start + start)
             _write(fd, memoryview(struct.pack(f"<{len(words)}Q", *words)), first * WORD)
         finally:
             os.close(fd)
-
-    def _find_room(self, words: Sequence[int], first: int, room: "_CacheLimit") -> int:
-        """Return the first sample for which there is no room.
-
-        Samples with a word are in the file already, and need none.
-        """
-        starts = self._offsets[first : first + len(words) + 1]
-        sizes = map(sub, starts[1:], starts)
-        needed = list(
-            accumulate(0 if word else size for word, size in zip(words, sizes, strict=True))
-        )
-        granted = room.grant(needed[-1], least=needed[0]) if needed else 0
-        count = bisect_right(needed, granted)
-        room.take_back(granted - (needed[count - 1] if count else 0))
-        return first + count
-
-
-class _CacheLimit:
-    """The limit of the cache: it measures the folder now and then, and grants bytes to add."""
-
-    def __init__(self, where: CacheDir, own: frozenset[str], sharers: int, full_s: float) -> None:
-        self._where, self._own = where, own
-        self._sharers, self._full_s = sharers, full_s
-        self._lock = threading.Lock()
-        self._granted = 0  # and not yet used
-        self._claimed = self._full = float("-inf")  # when that was last
-
-    def claim(self) -> None:
-        """Mark the files of this dataset as in use, and measure the folder, now and then.
-
-        If the folder is too full, remove files from it, first those that are not in use.
-        """
-        if time.monotonic() - self._claimed > CLAIM_S:
-            with self._lock:
-                self._measure()
-
-    def grant(self, nbytes: int, *, least: int) -> int:
-        """Return how many of these bytes may be written.
-
-        They no longer count as free. If fewer than `least` may be written, the folder counts as
-        full for a while.
-        """
-        with self._lock:
-            now = time.monotonic()
-            if self._granted < nbytes and now - self._full > self._full_s:
-                self._measure()
-                if self._granted < least:
-                    self._full = now
-            given = min(nbytes, self._granted)
-            self._granted -= given
-            return given
-
-    def take_back(self, nbytes: int) -> None:
-        """Take back bytes that were granted but not used."""
-        with self._lock:
-            self._granted += nbytes
-
-    def _measure(self) -> None:
-        self._claimed = time.monotonic()
-        used = 0
-        idle: list[tuple[float, int, Path]] = []
-        live: list[tuple[float, int, Path]] = []
-        for name, status in _files(self._where.folder):
-            age = time.time() - status.st_mtime
-            path = self._where.folder / name
-            if name in self._own and age > CLAIM_S:
-                with suppress(FileNotFoundError):
-                    os.utime(path)
-            stale = name not in self._own and age > STALE_S
-            (idle if stale else live).append((status.st_mtime, status.st_blocks * 512, path))
-            used += status.st_blocks * 512
-        limit = self._where.nbytes
-        for most, files in ((limit - limit // 10, idle), (limit, live)):
-            for _, nbytes, path in sorted(files):
-                if used > most:
-                    path.unlink(missing_ok=True)
-                    used -= nbytes
-        self._granted = max(0, limit - used) // self._sharers
-
-
-def _name(content: str) -> str:
-    digest = hashlib.blake2b(f"{VERSION} {content}".encode(), digest_size=16)
-    return f"{digest.hexdigest()}.samples"
-
-
-def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    for entry in os.scandir(folder):
-        if NAME.fullmatch(entry.name):
-            with suppress(FileNotFoundError):
-                yield entry.name, entry.stat()
 
 
 def _words(fd: int, first: int, stop: int) -> tuple[int, ...]:

@@ -162,15 +162,9 @@ class Dataset:
     @property
     def latents(self) -> "Dataset":
         """The dataset whose latents a batch has: this one, or one joined to it."""
-        names = [{field.name for field in part.fields} for part in self.with_joined]
-        return next(
-            (
-                p
-                for p, own in zip(self.with_joined[::-1], names[::-1], strict=True)
-                if LATENT in own
-            ),
-            self,
-        )
+        last_first = self.with_joined[::-1]
+        has_latents = (any(field.name == LATENT for field in part.fields) for part in last_first)
+        return next((part for part, has in zip(last_first, has_latents, strict=False) if has), self)
 
     @property
     def whole(self) -> "Dataset":
