@@ -42,10 +42,9 @@ from wdsprep.store.s3.s3_store import S3Store
 PACKAGE = Path(wdsprep.__file__).parent
 TAKEN = {
     "encoding.models.load_networks": {"_dynamo"},
-    "loading.batch_memory": {"_version"},
+    "loading.batch_memory": {"_pytree", "_version", "torch.utils.data._utils.collate"},
     "loading.streaming.stream": {"ray.data._internal.execution.backpressure_policy"},
     "loading.streaming.trainer": {"_coord_actor"},
-    "loading.shared_memory": {"_pytree", "torch.utils.data._utils.collate"},
     "runners.ray.cluster": {"_global_node", "_private", "_worker_logs_enabled", "ray._raylet"},
     "store.s3.reads": {"_endpoint", "_fp", "_get_conn", "_pool", "_put_conn"},
 }

@@ -76,27 +76,6 @@ def test_each_sample_has_one_caption_with_all_that_is_made_of_it(
         assert abs(share - weight) < 4 * (weight * (1 - weight) / total) ** 0.5
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])
-def test_captions_are_those_of_one_rank_on_many_and_after_a_resume(
-    parts: tuple[str, str, str], world: int
-) -> None:
-    own, *others = parts
-    options = {"join": others, "captions": WEIGHTS, "fields": FIELDS, "drop_text": 0.2}
-    whole = list(load(own, **options))
-    half = len(whole) // 2
-    loader = load(own, **options)
-    for _, _batch in zip(range(half), loader, strict=False):
-        state = json.loads(json.dumps(loader.state_dict()))
-    ranks = [load(own, rank=r, world_size=world, **options) for r in range(world)]
-    for rank in ranks:
-        rank.load_state_dict(state)
-    for batch, *shares in zip(whole[half:], *ranks, strict=True):
-        for name in ("txt", "key", "json"):
-            assert batch[name] == flat(share[name] for share in shares)
-        for name in ("emb", "mask", "pooled"):
-            assert torch.equal(batch[name], torch.cat([share[name] for share in shares]))
-
-
 def test_a_dropped_caption_is_the_empty_one_of_the_part_that_was_picked(
     parts: tuple[str, str, str],
 ) -> None:

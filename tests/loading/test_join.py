@@ -20,6 +20,7 @@ import torch
 from pyarrow import parquet as pq
 
 import wdsprep
+from tests.kit.batches import assert_same
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, flat, keys
@@ -48,15 +49,6 @@ LOST_BOTH = {0: LOST[0], 1: (5,), 2: (3, 4), 3: LOST[3], 4: tuple(range(60))}
 
 def load(url: Any, **options: Any) -> Any:
     return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
-
-
-def assert_same(found: Any, wanted: Any) -> None:
-    for one, two in zip(found, wanted, strict=True):
-        assert list(one) == list(two)
-        for name, value in one.items():
-            is_tensor = isinstance(value, torch.Tensor)
-            same = torch.equal(value, two[name]) if is_tensor else value == two[name]
-            assert same, name
 
 
 Three = tuple[str, str, str]
@@ -226,9 +218,6 @@ def test_shapes_stand_beside_the_same_shapes(shaped: Three, tmp_path: Path) -> N
     fields = ("latent", "emb", "shape", "txt", "key")
     options: dict[str, Any] = {"fields": fields, "epochs": 2, "where": "tokens != 3"}
     assert_same(load(shaped[1], join=beside, **options), load(both, **options))
-    ranks = [load(shaped[1], join=beside, rank=n, world_size=4, **options) for n in range(4)]
-    every = zip(*(keys(rank) for rank in ranks), strict=True)
-    assert [flat(some) for some in every] == keys(load(both, **options))
     other = replace(SHAPED, shapes=((48, 80), (64, 64)))
     square = write_part(str(tmp_path / "square"), replace(SHAPED, shapes=()), LATENTS)
     wrong = write_part(str(tmp_path / "other"), other, LATENTS)
@@ -515,6 +504,3 @@ def test_a_state_is_of_what_is_joined(plain: Three, rejected: Three, tmp_path: P
         other.load_state_dict(state)
     with pytest.raises(FingerprintError, match=r"joined 0: .* -> \(none\)"):
         load(latents, epochs=2).load_state_dict(state)
-
-
-# From S3

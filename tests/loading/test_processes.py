@@ -70,17 +70,6 @@ def test_torch_distributed_ranks_end_together(data: str, tmp_path: Path) -> None
 
 
 @pytest.mark.system
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_dataloader_workers_keep_the_order(data: str, workers: int) -> None:
-    whole = keys(load(data, epochs=2))
-    found = DataLoader(load(data, epochs=2), batch_size=None, num_workers=workers)
-    assert keys(found) == whole
-    resumed = DataLoader(load(data, epochs=2, step=7), batch_size=None, num_workers=workers)
-    assert keys(resumed) == whole[7:]
-
-
-@pytest.mark.system
 def test_persistent_workers_go_on_with_the_next_epoch(data: str) -> None:
     loader = DataLoader(load(data), batch_size=None, num_workers=2, persistent_workers=True)
     found = keys(loader) + keys(loader) + keys(loader)

@@ -1,6 +1,5 @@
 """Datasets with shapes: batches of one shape each, in one order, each sample once a pass."""
 
-import json
 import re
 import shutil
 from collections import Counter
@@ -99,28 +98,6 @@ def test_shapes_come_in_proportion_and_each_sample_once_a_pass(data: ShapeSet) -
             assert abs(steps[size] - step * len(own) / len(data.shape_of)) < 2
     assert min(came.values()) > 8
     assert came.keys() == data.shape_of.keys()
-
-
-@pytest.mark.parametrize(("stop", "before", "after"), [(1, 4, 2), (7, 1, 8), (30, 64, 1)])
-def test_world_size_and_resuming_change_nothing(
-    data: ShapeSet, stop: int, before: int, after: int
-) -> None:
-    """A state is under 1 KB, and its step is taken up in another world."""
-
-    def ranks(world: int, **options: Any) -> list[Any]:
-        options = {"global_batch": 64, "epochs": 12, "world_size": world, "threads": 1} | options
-        return [load(data.url, rank=rank, **options) for rank in range(world)]
-
-    whole = keys(load(data.url, global_batch=64, epochs=12))
-    stopped = ranks(before, step=stop - 1)[-1]
-    keys(stopped, 1)
-    state = json.dumps(stopped.state_dict())
-    assert len(state) < 1024
-    resumed = ranks(after)
-    for loader in resumed:
-        loader.load_state_dict(json.loads(state))
-    rest = [flat(parts) for parts in zip(*map(keys, resumed), strict=True)]
-    assert rest == whole[stop:]
 
 
 def test_ranks_may_have_different_shapes(data: ShapeSet) -> None:

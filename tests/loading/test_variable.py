@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader
 
 import wdsprep
-from tests.kit.batches import assert_same
 from tests.kit.latent_sets import array_of, field, npy, write_latents
 from tests.kit.slow_reads import WAYS, read_in_way
 from wdsprep.dataset.npy_arrays import layout, normalise, patchify
@@ -110,22 +109,6 @@ def test_padding_may_end_with_the_longest_caption_of_a_batch(
         assert_right(batch, longest(batch))
         shorter += longest(batch) < LENGTH
     assert shorter > 10
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_ranks_and_resumes_give_the_same_rows(data: str, world: int) -> None:
-    whole = list(load(data, epochs=2))
-    size = BATCH // world
-    for rank in range(world):
-        options = {"rank": rank, "world_size": world, "epochs": 2}
-        part = slice(rank * size, rank * size + size)
-        wanted = [{name: batch[name][part] for name in batch} for batch in whole]
-        assert_same(load(data, **options, threads=rank + 1), wanted)
-        resumed = load(data, **options, pad="longest")
-        resumed.load_state_dict(load(data, step=5).state_dict())
-        for batch in resumed:
-            assert_right(batch, longest(batch))
-        assert resumed.step == len(whole)
 
 
 def test_what_a_trainer_writes_into_padding_is_gone_with_its_batch(data: str) -> None:
@@ -282,6 +265,3 @@ def test_moments_give_what_would_have_been_stored(tmp_path: Path, dtype: str) ->
         assert batch["latent"].dtype == kind
         assert torch.allclose(batch["latent"].float(), wanted, atol=0.03, rtol=0.01)
         assert torch.equal(batch["latent"], normalise(z, more).to(kind)) or dtype != "<f4"
-
-
-# Arrays that are made on the way

@@ -264,17 +264,9 @@ def test_whose_error_it_is(data: str, cache_home: Path) -> None:
     assert not [*cache_home.glob("*.arrays"), *cache_home.glob("*.begun")]
 
 
-def test_one_order_for_all_worlds_and_states_of_other_conditions_are_refused(data: str) -> None:
+def test_states_of_other_conditions_are_refused(data: str) -> None:
     options = {"global_batch": 8, "epochs": 3, "where": FINE}
-    whole = keys(load(data, **options))
-    for world in (2, 4, 8):
-        ranks = [load(data, rank=rank, world_size=world, **options) for rank in range(world)]
-        assert [flat(parts) for parts in zip(*map(keys, ranks), strict=True)] == whole
-    stopped = load(data, step=3, **options)
-    state = json.loads(json.dumps(stopped.state_dict()))
-    again = load(data, **options)
-    again.load_state_dict(state)
-    assert keys(again) == whole[3:]
+    state = load(data, step=3, **options).state_dict()
     for other in (None, "aesthetic >= 5"):
         with pytest.raises(FingerprintError, match=f"where: {re.escape(FINE)} -> "):
             load(data, **(options | {"where": other})).load_state_dict(state)

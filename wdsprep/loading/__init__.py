@@ -8,9 +8,10 @@
 - `shard_access` reads samples from a disk or from S3, and `sample_cache` keeps those of S3;
 - `batch_reader` makes batches of them;
 - `prefetch` has threads do that ahead of the trainer;
-- `sample_layout` says where each part of a sample lies in its bytes, `batch_memory` holds the
-  batch and pads it with zeros, and `augmentation` adds what chance decides;
-- `shared_memory` brings batches out of a DataLoader's worker, and copies them to a GPU.
+- `sample_layout` says where each part of a sample lies in its bytes, and `augmentation` adds what
+  chance decides;
+- `batch_memory` holds the batch, pads it with zeros, brings it out of a DataLoader's worker, and
+  copies it to a GPU.
 
 `on_the_fly` makes latents of images. `streaming` does the same on other machines, with Ray.
 

@@ -35,6 +35,7 @@ from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.augmentation import make_effects
+from wdsprep.loading.batch_memory import WholeBatch, copy_batches
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.load_plan import (
     LoadPlan,
@@ -54,7 +55,6 @@ from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
 from wdsprep.loading.sample_cache import CacheDir, open_cache_dir
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams
-from wdsprep.loading.shared_memory import WholeBatch, copy_batches
 from wdsprep.loading.where import select_where
 from wdsprep.options import takes_options
 from wdsprep.store import shared_store

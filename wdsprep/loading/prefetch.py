@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
-from wdsprep.loading.batch_memory import Batch
+from wdsprep.loading.batch_memory import Batch, SharedBatch
 from wdsprep.loading.batch_reader import Reader, Sources
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
@@ -24,7 +24,6 @@ from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.sample_cache import CacheDir
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.shard_access import LocalShards, RemoteShards, Shards, WantedRows
-from wdsprep.loading.shared_memory import SharedBatch
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE
 
