@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from wdsprep.dataset.file_names import IMPORTER, empty_name
 from wdsprep.dataset.npy_arrays import LATENT, is_imported, normalise, text_fields
 from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
 from wdsprep.dataset.receipts import fingerprint
-from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FormatError, NotFoundError, UsageError
@@ -30,10 +29,6 @@ from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.wanted_arrays import TEXTS, select_rows
 from wdsprep.loading.where import shorten_for_state
 from wdsprep.text import brief, real_number
-
-if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_fly.image_preparation import PreparedSample
-
 
 NAMED = 8  # joined datasets that a state lists one by one
 Empty = dict[str, torch.Tensor]
@@ -134,26 +129,6 @@ class Effects:
         words = [min(int(end / ends[-1] * 2.0**64), 2**64 - 1) for end in ends[:-1]]
         return np.array(words, np.uint64)
 
-    def crop(self, image: bytes) -> torch.Tensor:
-        from wdsprep.images.crop import crop  # Pillow and pyarrow, which latents do not need
-
-        return crop(image, self.pixels, max_area=self.max_area).pixels
-
-    def prepare(self, found: TarSample, tar: str) -> "PreparedSample":
-        """Decode and crop the image of a sample for the models; return it with the caption.
-
-        Raise RejectedError if `encode` would reject the image.
-        """
-        from wdsprep.encoding.on_the_fly.image_preparation import prepare_image
-
-        return prepare_image(
-            found,
-            tar,
-            shapes=self.cut or Shapes.square(self.pixels),
-            max_area=self.max_area,
-            max_nbytes=self.max_nbytes,
-        )
-
     def finish(self, batch: Batch, rows: range) -> None:
         """Make the random changes to these rows of a batch; write table columns and masks."""
         self._put_columns(batch, rows)
@@ -203,7 +178,7 @@ class Effects:
             latent[own] = normalise(z[own], settings).to(latent.dtype)
 
     def _drop(self, batch: Batch, rows: range) -> None:
-        for row in self.dropped_rows(batch, rows):
+        for row in self._pick_rows("drop_text", self.drop_text, batch, rows):
             choice = batch.choice[row] if len(self.choices) > 1 else 0
             empty = self.empty[batch.stream[row]][choice] if self.empty else {}
             for name, array in empty.items():
@@ -215,9 +190,6 @@ class Effects:
             if isinstance(facts, dict) and "caption" in facts:
                 facts["caption"] = ""
                 facts.pop("captions", None)
-
-    def dropped_rows(self, batch: Batch, rows: range) -> Sequence[int]:
-        return self._pick_rows("drop_text", self.drop_text, batch, rows)
 
     def mirrored_rows(self, batch: Batch, rows: range) -> Sequence[int]:
         return self._pick_rows("flip", self.flip, batch, rows) if self.flip else ()

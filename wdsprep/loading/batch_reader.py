@@ -33,6 +33,7 @@ from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.images.nearest_shape import Shapes
 from wdsprep.loading.batch_memory import Batch, BlockPool, Memory
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.sample_layout import SampleLayout, batch_name, layout_for
@@ -377,8 +378,11 @@ class Reader:
         if "image" in self.names:
             batch.out["image"][row] = image
         if "pixels" in self.names and image is not None:
+            from wdsprep.images.crop import crop  # Pillow and pyarrow, which latents do not need
+
+            side, max_area = self.effects.pixels, self.effects.max_area
             try:
-                batch.out["pixels"][row] = self.effects.crop(image)
+                batch.out["pixels"][row] = crop(image, side, max_area=max_area).pixels
             except RejectedError as error:
                 return str(error)
         return self._put_texts(reads, row, sample)
@@ -409,14 +413,18 @@ class Reader:
         ).with_next_step(verify_step(parts[0].store.url, parts[slot].store.url))
 
     def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
-        from wdsprep.encoding.on_the_fly.image_preparation import (
-            reject_of,  # with Pillow, which latents do not need
+        """Decode and crop an image for the models; return its fault, or "" if it has none."""
+        from wdsprep.encoding.on_the_fly.image_preparation import (  # Pillow, too
+            prepare_image,
+            reject_of,
         )
 
-        shard, index = batch.shard[row], batch.index[row]
+        shard, index, effects = batch.shard[row], batch.index[row], self.effects
         tar = self.datasets[batch.stream[row]].names[shard]
+        shapes = effects.cut or Shapes.square(effects.pixels)
+        limits = {"max_area": effects.max_area, "max_nbytes": effects.max_nbytes}
         try:
-            prepared = self.effects.prepare(sample, tar)
+            prepared = prepare_image(sample, tar, shapes=shapes, **limits)
         except RejectedError as refused:
             batch.refused[shard, index] = reject_of(sample, tar, refused)
             return str(refused.code)

@@ -223,13 +223,14 @@ class Loader(IterableDataset[dict[str, Any]]):
     """An iterable over the batches of one rank, which can be stopped and resumed.
 
     An iteration continues where the last one stopped. It ends at the next multiple of the plan's
-    number of epochs, counted from step 0. `step` is the number of steps served so far.
+    number of epochs, counted from step 0. `step` is the number of steps served so far. `encoding`
+    has the models and settings that make latents on the fly, if they are not stored.
     """
 
     def __init__(
         self, plan: LoadPlan, *, step: int = 0, encoding: "Encoding | None" = None, tee: str = ""
     ) -> None:
-        self._plan, self._encoding, self._tee = plan, encoding, tee
+        self.plan, self.encoding, self._tee = plan, encoding, tee
         self._unit = plan.share if plan.raw else 1  # items a step
         self._place = step * self._unit  # a step, or in raw mode a sample
         self._worker: tuple[int, int, int] | None = None  # in one: its number, of how many, its end
@@ -237,7 +238,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._moves = 0  # of the place, but for that of the newest iteration
 
     def __repr__(self) -> str:
-        return f"<Loader {self._plan.describe(self.step)}>"
+        return f"<Loader {self.plan.describe(self.step)}>"
 
     @property
     def step(self) -> int:
@@ -247,51 +248,41 @@ class Loader(IterableDataset[dict[str, Any]]):
     @step.setter
     def step(self, step: int) -> None:
         step = whole_number("step", step)
-        self._plan.order.check(step, rank=self._plan.rank, world=self._plan.world)
+        self.plan.order.check(step, rank=self.plan.rank, world=self.plan.world)
         if (step * self._unit, None) != (self._place, self._worker):
             self._move(step * self._unit, None)
 
     def __len__(self) -> int:
         """Return the number of batches, in raw mode of samples, in an iteration from its start."""
-        if self._plan.epochs is None:
+        if self.plan.epochs is None:
             raise TypeError("an endless loader has no length")
-        steps = self._plan.epochs * self._plan.order.steps_per_epoch
+        steps = self.plan.epochs * self.plan.order.steps_per_epoch
         return steps * self._unit
 
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self._plan.order.epoch(self.step)
+        return self.plan.order.epoch(self.step)
 
     @property
     def steps_per_epoch(self) -> int:
-        return self._plan.order.steps_per_epoch
+        return self.plan.order.steps_per_epoch
 
     @property
     def end(self) -> int:
         """The step at which an iteration that begins now ends."""
         return self._end(self.step)
 
-    @property
-    def plan(self) -> LoadPlan:
-        """The plan of this loader: what it serves and how it reads, without its step."""
-        return self._plan
-
-    @property
-    def encoding(self) -> "Encoding | None":
-        """The models and settings that make latents on the fly, or None."""
-        return self._encoding
-
     def urls(self) -> list[str]:
         """Return the URLs of the shards, as `webdataset.WebDataset` takes them."""
-        wholes = dict.fromkeys(dataset.whole for dataset in self._plan.datasets)
+        wholes = dict.fromkeys(dataset.whole for dataset in self.plan.datasets)
         return [url for whole in wholes for url in whole.urls()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to resume from: under 1 KB of JSON, the same on every rank."""
-        state = self._plan.order.state(self.step)
+        state = self.plan.order.state(self.step)
         if row := self._place % self._unit:
-            state["row"] = [row, self._plan.world]
+            state["row"] = [row, self.plan.world]
         if self._worker:
             state["worker"] = list(self._worker)
         return state
@@ -304,17 +295,17 @@ class Loader(IterableDataset[dict[str, Any]]):
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FormatError(f"this is not the state of a loader, but {brief(state)}")
-        row, world = _read_numbers(state, "row", least=(0, 1)) or (0, self._plan.world)
-        if row >= max(1, self._unit) and world == self._plan.world:
+        row, world = _read_numbers(state, "row", least=(0, 1)) or (0, self.plan.world)
+        if row >= max(1, self._unit) and world == self.plan.world:
             raise FormatError(f"this is not the state of a loader: a step has no row {brief(row)}")
         worker = _read_numbers(state, "worker", least=(0, 1, 0))
         order_state = {name: state[name] for name in state if name not in ("row", "worker")}
         try:
-            step = self._plan.order.resume(order_state)
+            step = self.plan.order.resume(order_state)
         except FingerprintError as error:
             why = self._explain_difference(order_state)
             raise FingerprintError(f"{why}{error}") from None
-        if row and (world != self._plan.world or not self._plan.raw):
+        if row and (world != self.plan.world or not self.plan.raw):
             raise FingerprintError(
                 f"the state was saved {row} samples into a step by one of {world} ranks: resume in "
                 "raw mode on as many, or save states between steps"
@@ -323,10 +314,10 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def _explain_difference(self, state: Mapping[str, Any]) -> str:
         """Return why the order differs from that of a state, or "" if the reason is not known."""
-        places = self._plan.order.places_with_other_samples(state)
+        places = self.plan.order.places_with_other_samples(state)
         if lost := [url for url in places if removed_from(shared_store(url)).changes]:
             return f"samples were removed from {' and '.join(lost)}: "
-        where = self._plan.effects.parameters.get("where")
+        where = self.plan.effects.parameters.get("where")
         if where and places and state.get("where") == where:
             return (
                 f"where={where!r} selects other samples than when the state was saved, since the "
@@ -344,9 +335,9 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
-        if info is not None and self._encoding is not None:
+        if info is not None and self.encoding is not None:
             raise UsageError("encode= has threads of its own: give the DataLoader num_workers=0")
-        if info is not None and (self._plan.device or self._plan.pin):
+        if info is not None and (self.plan.device or self.plan.pin):
             raise UsageError(
                 "device= and pin= do not work in a DataLoader's workers: leave them out, and give "
                 "DataLoader(pin_memory=True)"
@@ -370,11 +361,11 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._place, self._worker, self._is_entered = end, None, False
 
     def _serve(self, places: range) -> NumberedBatches:
-        if self._plan.raw:
-            return serve_raw(self._plan, places)
-        is_stored = self._encoding is None
-        batches = serve(self._plan, places) if is_stored else self._session.serve(places)
-        device = self._plan.device
+        if self.plan.raw:
+            return serve_raw(self.plan, places)
+        is_stored = self.encoding is None
+        batches = serve(self.plan, places) if is_stored else self._session.serve(places)
+        device = self.plan.device
         batches = batches if device is None else copy_batches(batches, device)
         return map(_make_whole, batches)
 
@@ -383,13 +374,13 @@ class Loader(IterableDataset[dict[str, Any]]):
         """The session that encodes images, opened when the first batch is asked for."""
         from wdsprep.loading.on_the_fly.encoded_batches import Session
 
-        if self._encoding is None:
+        if self.encoding is None:
             raise UsageError("stored latents need no models")
-        return Session(self._plan, self._encoding, self._tee)
+        return Session(self.plan, self.encoding, self._tee)
 
     def _end(self, step: int) -> int:
         """Return the step at which an iteration that begins at `step` ends."""
-        epochs, length = self._plan.epochs, self._plan.order.steps_per_epoch
+        epochs, length = self.plan.epochs, self.plan.order.steps_per_epoch
         return MAX_STEP if epochs is None else (step // (epochs * length) + 1) * epochs * length
 
     def _enter(self, number: int, workers: int) -> int:

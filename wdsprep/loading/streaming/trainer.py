@@ -22,7 +22,6 @@ from wdsprep import errors
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.batch_memory import Batch
-from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.on_the_fly.encoded_batches import (
     BatchBuilder,
     open_tee,
@@ -90,6 +89,7 @@ class Trainer:
     ) -> None:
         """Make a trainer that fetches up to `ready` pieces before they are asked for."""
         self._pieces, self._source, self._pace = pieces, source, pace
+        self.plan = pieces.plan
         self._ready = ready
         self._empty, self._tee_url = empty, tee
         self._end = end
@@ -104,16 +104,11 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self._pieces.plan.order.epoch(self.step)
+        return self.plan.order.epoch(self.step)
 
     @property
     def steps_per_epoch(self) -> int:
-        return self._pieces.plan.order.steps_per_epoch
-
-    @property
-    def plan(self) -> LoadPlan:
-        """The plan of the stream, with this trainer's rank."""
-        return self._pieces.plan
+        return self.plan.order.steps_per_epoch
 
     def __repr__(self) -> str:
         return f"<Trainer {self.plan.describe(self.step)}>"
@@ -123,7 +118,7 @@ class Trainer:
 
         A loader of the stored latents would have the same state.
         """
-        return self._pieces.plan.order.state(self.step)
+        return self.plan.order.state(self.step)
 
     def stages(self) -> list[Stage]:
         """Return the state of both stages, as known from the batches so far."""
@@ -165,7 +160,7 @@ class Trainer:
         return self._source._coord_actor, self._pace
 
     def _next(self) -> dict[str, Any]:
-        rank = self._pieces.plan.rank
+        rank = self.plan.rank
         pieces = [self._piece(number) for number in self._pieces.numbers(self.step, rank)]
         rows = [row for piece in pieces for row in piece.rows]
         arrays = [piece.arrays for piece in pieces]
@@ -184,7 +179,7 @@ class Trainer:
         except RayError as error:
             raise worker_error(error) from error
         self._check(piece, wanted)
-        self._pace.note_done.remote(self._pieces.plan.rank, wanted + self._pieces.plan.world)
+        self._pace.note_done.remote(self.plan.rank, wanted + self.plan.world)
         for work in piece.worked:
             known = self._workers.get((work.stage, work.worker))
             if known is None or known[0].samples < work.samples:
@@ -221,13 +216,11 @@ class Trainer:
 
     @cached_property
     def _builder(self) -> BatchBuilder:
-        return BatchBuilder(with_empty_caption(self._pieces.plan, self._empty))
+        return BatchBuilder(with_empty_caption(self.plan, self._empty))
 
     @cached_property
     def _tee(self) -> LatentWriter | None:
-        return open_tee(
-            self._tee_url, self._pieces.plan, self._pieces.encoding, lambda: self._empty
-        )
+        return open_tee(self._tee_url, self.plan, self._pieces.encoding, lambda: self._empty)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return new_trainer, (__version__,), self.__getstate__()
