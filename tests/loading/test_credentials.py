@@ -1,6 +1,5 @@
 """Credentials that end while a loader reads from S3, as those of STS, SSO and machine roles do."""
 
-import http.server
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,13 +10,13 @@ from typing import Any
 import boto3
 import botocore.session
 import pytest
-import torch
 from botocore.credentials import RefreshableCredentials
 
 import wdsprep
+from tests.kit.batches import assert_same
 from tests.kit.latent_sets import write_latents
 from tests.kit.s3 import OTHER_SETTINGS
-from tests.kit.serving import serving
+from tests.kit.webserver import Connection, Request, WebServer, ranges_of, status
 from wdsprep.store import open_store
 
 BATCH, LASTS_S = 32, 3600
@@ -52,45 +51,24 @@ class Clock:
         return pair | {"expiry_time": ends.isoformat()}
 
 
-class Server:
+class Bucket:
     """A folder as a bucket, for whoever has signed with a key that has not ended."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
+        self.folder, self.clock = folder, clock
         self.signed: list[str] = []
         self.refused = 0
-        outer = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            wbufsize = -1  # heads and bodies go out together
-
-            def do_GET(self) -> None:
-                path, _, query = self.path.partition("?")
-                found = SIGNED_BY.search(query + self.headers.get("Authorization", ""))
-                assert found is not None, self.path
-                if clock.ends[found[1]] <= clock.now:
-                    outer.refused += 1
-                    return self.say(403, REFUSAL)
-                outer.signed.append(found[1])
-                data = (folder / path.removeprefix("/bucket/")).read_bytes()
-                start, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
-                end = min(int(last) + 1, len(data)) if last else len(data)
-                span = f"bytes {start}-{end - 1}/{len(data)}"
-                return self.say(206, data[int(start) : end], span)
-
-            def say(self, status: int, body: bytes, span: str = "") -> None:
-                self.send_response(status)
-                if span:
-                    self.send_header("Content-Range", span)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+    def __call__(self, connection: Connection, request: Request) -> bool:
+        path, _, query = request.path.partition("?")
+        found = SIGNED_BY.search(query + request.headers.get("authorization", ""))
+        assert found is not None, request.path
+        if self.clock.ends[found[1]] <= self.clock.now:
+            self.refused += 1
+            return status(403, REFUSAL)(connection, request)
+        self.signed.append(found[1])
+        data = (self.folder / path.removeprefix("/bucket/")).read_bytes()
+        return ranges_of(data)(connection, request)
 
 
 @pytest.fixture
@@ -114,12 +92,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def server(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     write_latents(str(tmp_path / "latents"))
-    server = Server(tmp_path, clock)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    with serving(server.http):
-        yield server
+    bucket = Bucket(tmp_path, clock)
+    with WebServer(bucket) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        yield bucket
 
 
 def read(store: Any, folder: Path, number: int) -> None:
@@ -130,7 +108,7 @@ def read(store: Any, folder: Path, number: int) -> None:
 
 
 def test_new_credentials_are_taken_before_the_old_ones_end(
-    server: Server, clock: Clock, tmp_path: Path
+    server: Bucket, clock: Clock, tmp_path: Path
 ) -> None:
     """Four hours, in which no request is refused: each key signs for most of its hour."""
     with closing(open_store("s3://bucket/latents")) as store:
@@ -143,7 +121,7 @@ def test_new_credentials_are_taken_before_the_old_ones_end(
 
 
 def test_credentials_that_ended_while_the_machine_slept_are_renewed(
-    server: Server, clock: Clock, tmp_path: Path
+    server: Bucket, clock: Clock, tmp_path: Path
 ) -> None:
     """The time by which URLs grow old stands still then, so one that is refused has to tell."""
     clock.sleeps = True
@@ -157,9 +135,8 @@ def test_credentials_that_ended_while_the_machine_slept_are_renewed(
     assert clock.last == 3
 
 
-def test_a_loader_reads_with_credentials_that_end(server: Server, tmp_path: Path) -> None:
-    there = wdsprep.load("s3://bucket/latents", global_batch=BATCH, rank=0, world_size=1)
-    here = wdsprep.load(str(tmp_path / "latents"), global_batch=BATCH, rank=0, world_size=1)
-    for one, other in zip(there, here, strict=True):
-        assert torch.equal(one["emb"], other["emb"])
+def test_a_loader_reads_with_credentials_that_end(server: Bucket, tmp_path: Path) -> None:
+    options = {"global_batch": BATCH, "rank": 0, "world_size": 1}
+    there = wdsprep.load("s3://bucket/latents", **options)
+    assert_same(there, wdsprep.load(str(tmp_path / "latents"), **options))
     assert set(server.signed) == {"key-0"}

@@ -1,6 +1,5 @@
 """The cache of S3 datasets: right under kills, crowds and damage, bounded, never stale."""
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import wdsprep
+from tests.kit.batches import assert_same
 from tests.kit.cache_processes import Data
 from tests.kit.faultproxy import FaultProxy
 from tests.kit.latent_sets import write_latents
@@ -31,18 +31,6 @@ BATCH, ROOM = 32, 1 << 30
 
 def load(url: str, **options: Any) -> Any:
     return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
-
-
-def same(one: Any, other: Any) -> bool:
-    """Batches with the same keys and values, at least one of them."""
-    pairs = list(itertools.zip_longest(one, other, fillvalue={}))
-    return bool(pairs) and all(
-        a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a) for a, b in pairs
-    )
-
-
-def equal(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
 class Counted:
@@ -80,11 +68,11 @@ def test_s3_gives_what_a_folder_gives(data: str, bucket: str) -> None:
     upload(Path(data), url)
     names = ("latent", "emb", "key", "txt", "json")
     there = load(url, fields=names, epochs=2)
-    assert same(there, load(data, fields=names, epochs=2))
+    assert_same(there, load(data, fields=names, epochs=2))
     there.load_state_dict(load(data, step=5).state_dict())
-    assert same(there, load(data, fields=names, step=5, epochs=2))
+    assert_same(there, load(data, fields=names, step=5, epochs=2))
     workers = DataLoader(load(url, threads=1), batch_size=None, num_workers=2)
-    assert same(workers, load(data))
+    assert_same(workers, load(data))
     open_store(url).delete("256/000002.tar")
     with pytest.raises(NotFoundError, match="skip_missing"):
         list(load(url))
@@ -125,20 +113,20 @@ def test_the_second_time_is_read_from_the_cache(
     local = {"fields": options["fields"]}
 
     counted.taken()
-    assert same(load(url, step=4, **options), load(data, step=4, **local))
+    assert_same(load(url, step=4, **options), load(data, step=4, **local))
     assert 0 < counted.taken() < 2 * 5 * BATCH * sample
-    assert same(load(url, epochs=3, **options), load(data, epochs=3, **local))
+    assert_same(load(url, epochs=3, **options), load(data, epochs=3, **local))
     assert 0 < counted.taken() < whole
     files = sorted(cache.iterdir())
     assert len(files) == len(tars)
-    assert same(load(url, epochs=2, seed=1, **options), load(data, epochs=2, seed=1, **local))
+    assert_same(load(url, epochs=2, seed=1, **options), load(data, epochs=2, seed=1, **local))
     assert counted.taken() == 0
 
     files[0].unlink()
     with files[1].open("r+b") as file:
         file.seek(files[1].stat().st_size // 2)
         file.write(b"damage")
-    assert same(load(url, epochs=2, **options), load(data, epochs=2, **local))
+    assert_same(load(url, epochs=2, **options), load(data, epochs=2, **local))
     one = tars[0].stat().st_size
     assert one < counted.taken() < 2 * one
     state = load(url, step=3, **options).state_dict()
@@ -150,7 +138,7 @@ def test_a_changed_dataset_is_never_served_from_the_cache(bucket: str, tmp_path:
     for base in (0, 1000):
         local = write_latents(str(tmp_path / str(base)), [40, 40], base=base)
         upload(Path(local), url)
-        assert same(load(url, **options), load(local))
+        assert_same(load(url, **options), load(local))
     foreign = f"s3://{bucket}/foreign"
     for text in (b"old", b"new"):
         folder = tmp_path / text.decode()
@@ -176,9 +164,10 @@ def test_a_repaired_shard_is_never_served_as_it_was_when_damaged(
     store = open_store(url)
     write_bytes(store, name, bytes(damaged))
     for _ in range(2):
-        assert not same(load(url, **options), load(data, fields=names))
+        with pytest.raises(AssertionError):
+            assert_same(load(url, **options), load(data, fields=names))
     write_bytes(store, name, whole)
-    assert same(load(url, **options), load(data, fields=names))
+    assert_same(load(url, **options), load(data, fields=names))
 
 
 @pytest.mark.system

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, write_part
 from tests.kit.latent_sets import EMB, LATENT, field, write_latents
 from tests.kit.packs import pack, photos
 from tests.kit.shape_sets import write_shapes
+from wdsprep.errors import FingerprintError
 from wdsprep.loading.options import Stream
 
 BATCH, STEPS, STATE_NBYTES = 16, 17, 1024
@@ -121,6 +123,30 @@ def test_ranks_go_on_together_where_others_have_stopped(
         loader.load_state_dict(json.loads(first))
     shares = itertools.islice(zip(*ranks, strict=True), STEPS - stop)
     assert_same(map(together, shares), whole[stop:])
+
+
+@pytest.mark.parametrize("kind", ["latents", "captions of true length", "shapes"])
+def test_what_is_selected_is_served_once_a_pass_with_the_rows_of_the_whole(
+    made: Any, kind: str
+) -> None:
+    """Any samples of some shards, in an order that is no other selection's."""
+    url = made(kind)[0]
+    names = ("latent", "emb", "key")
+    rows = {b["key"][0]: b for b in load(url, global_batch=1, epochs=9, fields=names)}
+    chance = random.Random(0)
+    chosen = [{key for key in rows if chance.random() < 0.6 and key[-3] != "1"} for _ in range(2)]
+    first, second = (f"key in ({', '.join(map(repr, sorted(keys)))})" for keys in chosen)
+    options = {"where": first, "global_batch": 1, "fields": names}
+    both = chosen[0] & chosen[1]
+    served = list(load(Stream(url, where=second), **options, epochs=1 if kind != "shapes" else 9))
+    assert {batch["key"][0] for batch in served} == both
+    if kind != "shapes":
+        assert len(served) == len(both)
+    assert_same(served, [rows[batch["key"][0]] for batch in served])
+    state = load(url, **options).state_dict()
+    for other in ({}, {"where": second}):
+        with pytest.raises(FingerprintError, match="stream 0"):
+            load(url, **{"global_batch": 1, **other}).load_state_dict(state)
 
 
 @pytest.mark.parametrize(("threads", "ahead"), [(0, 0), (1, 30), (7, 1), (2, 0)])
