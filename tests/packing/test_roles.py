@@ -28,6 +28,7 @@ from tests.kit.packs import (
     write_files,
     write_table,
 )
+from tests.kit.reports import Page
 from tests.kit.webserver import WebServer, ok, status
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FingerprintError, SourceError, UsageError
@@ -380,6 +381,21 @@ def test_exports_have_the_targets_and_image_folders_all_images(tmp_path: Path) -
     first, *_, last = samples_of(again)
     assert (first["jpg"], first["source.jpg"]) == (TARGETS[0], SOURCES[0][0])
     assert (last["more.jpg"], last["mask.png"]) == (SOURCES[3][1], MASKS[3])
+
+
+def test_a_report_shows_the_images_of_a_sample_side_by_side(tmp_path: Path) -> None:
+    source, roles = folders(tmp_path)
+    write_files(tmp_path, {"in/a/4.bmp": jpeg(4, (96, 80), "BMP"), "before/a/4.jpg": jpeg(5)})
+    options = {"optional_role": "mask", "reencode": "jpg:90", "max_side": 48}
+    out = packed(source, tmp_path / "out", *roles, **options)
+    wdsprep.report(out, output=tmp_path / "page.html", samples=9)
+    cards = Page(tmp_path / "page.html").cards
+    last = [image.attributes["alt"] for image in cards["000000000003"].every("img")]
+    names = ("image", "source", "source_1", "mask")
+    assert last == [f"000000000003: the {name}" for name in names]
+    facts = [element.text for element in cards["000000000004"].every("dd")]
+    assert "96 \N{MULTIPLICATION SIGN} 80" in facts  # as it came
+    assert "came as" not in cards["000000000000"].text
 
 
 def test_verify_finds_images_that_the_json_does_not_state(tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ class Sheet(NamedTuple):
             facts = facts_of_image(sample.facts)
             image, picture = open_picture(sample, self.max_area)
             pictures.append(picture)
+            names = (member.partition(".")[0] for member in sample.members if "." in member)
+            pictures += (open_picture(sample, self.max_area, name=name)[1] for name in names)
         for dataset, latent in joined:
             if latent.problem:
                 facts.append((dataset.label, latent.problem))
@@ -196,7 +198,7 @@ def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
     pairs = [("source", str(facts.get("source", "")))]
     if "url" in facts:
         pairs.append(("url", without_secrets(str(facts["url"]))))
-    size, came = ((facts.get(f"{of}width"), facts.get(f"{of}height")) for of in ("", "source_"))
+    size, came = ((facts.get(f"{of}width"), facts.get(f"{of}height")) for of in ("", "original_"))
     pairs.append(("size", format_sides(*size)))
     if came != size:
         pairs.append(("came as", format_sides(*came)))

@@ -54,18 +54,23 @@ def format_sides(*sides: object) -> str:
     return " \N{MULTIPLICATION SIGN} ".join(map(str, sides))
 
 
-def open_picture(sample: ReadSample, max_area: int) -> tuple[Any, SheetPicture]:
-    """Open an image, and return it with its thumbnail, or None with a note that says why."""
+def open_picture(sample: ReadSample, max_area: int, *, name: str = "") -> tuple[Any, SheetPicture]:
+    """Open an image, and return it with its thumbnail, or None with a note that says why.
+
+    It is the target, or the image of this name in a role.
+    """
+    title, alt = name or "original", f"the {name or 'image'}"
+    members = (f"{name}.{kind}".removeprefix(".") for kind in KINDS)
+    data = next((sample.members[member] for member in members if member in sample.members), b"")
     try:
-        image = open_image(sample.members, max_area)
+        image = open_image(data, max_area)
     except RejectedError as error:
-        return None, {"title": "original", "note": f"{error.code} {error.detail}".strip()}
-    return image, thumbnail(image, "original", alt="the image", measure=format_sides(*image.size))
+        return None, {"title": title, "note": f"{error.code} {error.detail}".strip()}
+    return image, thumbnail(image, title, alt=alt, measure=format_sides(*image.size))
 
 
-def open_image(members: Mapping[str, bytes], max_area: int) -> Image.Image:
-    """Return the upright image of a sample as RGB. Raise RejectedError if it cannot be shown."""
-    data = next((members[name] for name in KINDS if name in members), b"")
+def open_image(data: bytes, max_area: int) -> Image.Image:
+    """Return an upright image as RGB. Raise RejectedError if it cannot be shown."""
     limits = Limits(min_side=1, max_area=max_area, max_aspect_ratio=0.0)
     picture = prepare(data, limits=limits, full=False)
     kind = KINDS[picture.extension]
