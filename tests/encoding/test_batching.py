@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tests.kit.encodes import Broken, Means
+from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches
-from wdsprep.encoding.encoded_samples import NO_CROP, EngineLimit, PendingBlock, SampleUnderWay
-from wdsprep.encoding.engine import MOST_WAITING
+from wdsprep.encoding.engine import MOST_WAITING, EngineLimit
 from wdsprep.encoding.models.base import GROUPED_BATCH, Part, Tokens, text_size
-from wdsprep.encoding.models.device import Device, ImageBatch
+from wdsprep.encoding.models.device import Device, ImageBatch, TextBatch
+from wdsprep.encoding.sample_chain import Block, EncodingSample
 
 USUAL = 32
 BLOCK = 16  # samples that come together
@@ -31,19 +32,33 @@ class Lengths(Means):
         return [Tokens(text, count=int(text), shape=(int(text),)) for text in captions]
 
 
+class Sizes:
+    """Stands for devices, and says how large batches are."""
+
+    size = text_size = USUAL
+
+
+def batcher(window: int) -> Batcher:
+    return Batcher(Lengths(), Sizes(), text_window=window)  # type: ignore[arg-type]
+
+
+def text_of(caption: str) -> EncodingSample:
+    sample = Sample(source="", image=b"", captions=(caption,))
+    return EncodingSample(caption, sample, {0: Part.TEXT})
+
+
 def batches_of(lengths: Sequence[int], window: int) -> list[tuple[int, int]]:
     """Of each batch the captions that it has, and for how many there is room."""
-    made = Batcher(Lengths(), lambda *_: None, flips=False, image_window=0, text_window=window)
-    block, found = PendingBlock(lambda _: None), []
+    made, found = batcher(window), []
     for number, length in enumerate(lengths):
-        made.add(SampleUnderWay(str(number), str(length), [Part.TEXT], block, [NO_CROP]))
+        made.add(text_of(str(length)))
         is_last = number == len(lengths) - 1
         if number % BLOCK and not is_last:
             continue
-        while batch := made.next_texts(USUAL, now=is_last, head=None):
-            shape, rows, size = batch
-            assert {row.sample.tokens.shape for row in rows} == {shape}
-            found.append((len(rows), size))
+        while ready := made.next_batch(now=is_last):
+            rows, _ = ready
+            [shape] = {row.sample.tokens.shape for row in rows}
+            found.append((len(rows), text_size(shape, USUAL)))
     return found
 
 
@@ -67,15 +82,17 @@ def test_a_batch_of_long_captions_has_fewer_of_them(length: tuple[int, ...], siz
 
 
 def test_the_oldest_block_gets_its_batch_when_there_is_no_room_for_more() -> None:
-    made = Batcher(Lengths(), lambda *_: None, flips=False, image_window=0, text_window=99)
-    first, second = (PendingBlock(lambda _: None) for _ in range(2))
-    for block, length in ((first, "200"), (second, "100"), (second, "200")):
-        made.add(SampleUnderWay(length, length, [Part.TEXT], block, [NO_CROP]))
-    assert made.next_texts(USUAL, now=False, head=None) is None
-    batch = made.next_texts(USUAL, now=False, head=first)
-    assert batch is not None
-    assert [row.sample.caption for row in batch[1]] == ["200", "200"]
-    assert made.next_texts(USUAL, now=False, head=first) is None  # the next ones may wait
+    made = batcher(99)
+    first, second = Block([text_of("200")]), Block([text_of("100"), text_of("200")])
+    for sample in (*first.samples, *second.samples):
+        made.add(sample)
+    assert made.next_batch(now=False) is None
+    ready = made.next_batch(now=False, head=first)
+    assert ready is not None
+    rows, batch = ready
+    assert isinstance(batch, TextBatch)
+    assert [row.sample.sample.caption for row in rows] == ["200", "200"]
+    assert made.next_batch(now=False, head=first) is None  # the next ones may wait
 
 
 def batch(level: int) -> ImageBatch:

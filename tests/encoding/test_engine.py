@@ -18,10 +18,11 @@ from tests.kit.gpus import pretend_cuda
 from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.encoding.encoded_samples import PendingBlock, Result, SampleInput
+from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.engine import Engine, EngineError
 from wdsprep.encoding.models.base import Encoded, Part, Tokens, fitting_batch_size, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
+from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample
 from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
 
@@ -52,26 +53,32 @@ def grey(level: int, size: tuple[int, int] = (16, 16)) -> bytes:
     return out.getvalue()
 
 
-def put(made: Engine, level: int, image: bytes, text: str, part: Part = Part.BOTH) -> PendingBlock:
+def sample_of(level: int, image: bytes, text: str, cuts: int = 1) -> EncodingSample:
+    sample = Sample(source="", image=image, captions=(text,))
+    return EncodingSample(str(level), sample, dict.fromkeys(range(cuts), Part.BOTH))
+
+
+def put(made: Engine, level: int, image: bytes, text: str, cuts: int = 1) -> Block:
     """Feed one sample, in a block of its own."""
-    return made.put([SampleInput(str(level), image, text)], part)
+    block = Block([sample_of(level, image, text, cuts)])
+    made.put(block)
+    return block
 
 
-def fed(made: Engine, levels: Iterable[int]) -> dict[int, PendingBlock]:
+def fed(made: Engine, levels: Iterable[int]) -> dict[int, Block]:
     with made.feeding(), made.turn():
         return {level: put(made, level, grey(level), "x" * level) for level in levels}
 
 
-def only(found: PendingBlock) -> Result:
+def only(block: Block) -> EncodedSample:
     """What came of an image that is cut in one way; raises why nothing did."""
-    [[made]] = found.result(60)
-    if isinstance(made, RejectedError):
-        raise made
-    return made
+    block.result(60)
+    [sample] = block.samples
+    return sample.result(0)
 
 
-def level_of(found: PendingBlock) -> tuple[float, float]:
-    arrays = only(found).arrays
+def level_of(block: Block) -> tuple[float, float]:
+    arrays = only(block).arrays
     return arrays["latent.npy"].item(), arrays["emb.npy"].item()
 
 
@@ -117,14 +124,14 @@ class CrampedLater(Overflowing):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_results_are_never_mixed_between_samples(threads: int) -> None:
     made = engine(Means(), threads=threads)
-    results: dict[int, PendingBlock] = {}
+    results: dict[int, Block] = {}
     for some in (range(3), range(3, 50), range(50, 53)):
         with made.feeding(), made.turn():
             for level in some:
                 results[level] = put(made, level, grey(level), "x" * level)
                 if level >= 10:  # results are taken in order
-                    with results[level - 10] as found:
-                        level_of(found)
+                    level_of(results[level - 10])
+                    made.leave(results[level - 10])
     for level, found in results.items():
         assert level_of(found) == (level, level)
     made.close()
@@ -371,13 +378,13 @@ def test_a_full_memory_brings_the_oldest_caption_on_its_way() -> None:
     """Room for bytes is free again in the order in which samples came, and the oldest waits for
     others of its length, which cannot come for want of room."""
     made = engine(ByLength(), waiting_nbytes=20 * len(grey(7)))
-    results: dict[int, PendingBlock] = {}
+    results: dict[int, Block] = {}
     taken = 0
 
     def take() -> None:
         nonlocal taken
-        with results[taken] as found:
-            assert level_of(found)[0] == taken
+        assert level_of(results[taken])[0] == taken
+        made.leave(results[taken])
         taken += 1
 
     with made.feeding(), made.turn():
@@ -396,17 +403,21 @@ def test_samples_of_a_block_keep_their_order_and_a_damaged_one_costs_no_other() 
     made = engine(Means(), batch_size=16)
     images = {level: grey(level) for level in range(40)}
     images[7] = images[7][:60]
-    inputs = [SampleInput(str(n), image, "x" * n) for n, image in images.items()]
+    samples = [sample_of(n, image, "x" * n) for n, image in images.items()]
     assert made.block_size == 4
+    blocks = [Block(samples[n : n + 4]) for n in range(0, 40, 4)]
     with made.feeding(), made.turn():
-        blocks = [made.put(inputs[n : n + 4]) for n in range(0, 40, 4)]
-    found = [results for block in blocks for results in block.result(60)]
-    for level, [one] in enumerate(found):
+        for block in blocks:
+            made.put(block)
+    for block in blocks:
+        block.result(60)
+    for level, sample in enumerate(samples):
         if level == 7:
-            assert isinstance(one, RejectedError)
+            with pytest.raises(RejectedError):
+                sample.result(0)
         else:
-            assert isinstance(one, Result)
-            assert one.arrays["latent.npy"].item() == one.arrays["emb.npy"].item() == level
+            arrays = sample.result(0).arrays
+            assert arrays["latent.npy"].item() == arrays["emb.npy"].item() == level
     made.close()
 
 
@@ -415,8 +426,8 @@ def test_nothing_is_kept_of_a_block_whose_results_were_taken() -> None:
     results = fed(made, range(8))
     kept = [weakref.ref(found) for found in results.values()]
     for level, found in results.items():
-        with found:
-            assert level_of(found) == (level, level)
+        assert level_of(found) == (level, level)
+        made.leave(found)
     del found
     results.clear()
     end_s = time.monotonic() + 60
@@ -521,9 +532,10 @@ def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
     made = engine(encoder, cuts=[Shapes.square(16), Shapes.square(8)])
     sizes = {10: (16, 16), 20: (20, 30), 30: (9, 9), 40: (16, 8), 50: (7, 50)}
     with made.feeding(), made.turn():
-        fed = {n: put(made, n, grey(n, size), "x" * n) for n, size in sizes.items()}
-    fed[60] = fed_damaged(made)
-    found = {n: pending.result(60)[0] for n, pending in fed.items()}
+        blocks = {n: put(made, n, grey(n, size), "x" * n, 2) for n, size in sizes.items()}
+    with made.feeding(), made.turn():
+        blocks[60] = put(made, 60, grey(60)[:60], "", 2)
+    found = {n: results_of(block) for n, block in blocks.items()}
     codes = {
         n: [one.code.value if isinstance(one, RejectedError) else "" for one in each]
         for n, each in found.items()
@@ -546,9 +558,16 @@ def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
     made.close()
 
 
-def fed_damaged(made: Engine) -> PendingBlock:
-    with made.feeding(), made.turn():
-        return put(made, 60, grey(60)[:60], "")
+def results_of(block: Block) -> list[EncodedSample | RejectedError]:
+    block.result(60)
+    [sample] = block.samples
+    results: list[EncodedSample | RejectedError] = []
+    for number in sample.parts:
+        try:
+            results.append(sample.result(number))
+        except RejectedError as refused:
+            results.append(refused)
+    return results
 
 
 @pytest.mark.parametrize("waiting", [0, 16])
@@ -558,17 +577,16 @@ def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever
     encoder = Shaped()
     shapes = Shapes.from_sizes([(16, 16), (8, 32), (32, 8)])
     made = engine(encoder, cuts=[shapes], most_waiting=waiting)
-    results: dict[int, PendingBlock] = {}
+    results: dict[int, Block] = {}
     behind = waiting + 8
     with made.feeding(), made.turn():
         for level in range(120):
             results[level] = put(made, level, grey(level, size_of(level)), "x" * level)
             if level >= behind:
-                with results[level - behind] as found:
-                    made_of = only(found)
-                    assert level_of(found) == (level - behind, level - behind)
-                    wanted = shapes.fit(*size_of(level - behind))
-                    assert made_of.crop.fit == wanted
+                block = results[level - behind]
+                assert level_of(block) == (level - behind, level - behind)
+                assert only(block).crop.fit == shapes.fit(*size_of(level - behind))
+                made.leave(block)
     for level in range(120 - behind, 120):
         assert level_of(results[level])[0] == level
     assert {shape[2:] for shape in encoder.shapes} == {(16, 16), (32, 8), (8, 32)}

@@ -36,9 +36,9 @@ from tests.kit.paths import FIND_TESTS, format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field
 from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import facts_of, members_of
 from wdsprep.encoding.models.base import Tokens
+from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.encoding.shape_lists import SDXL_LACKS, check_shapes_option, sizes_of
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.images.crop import crop
@@ -115,11 +115,11 @@ def test_what_a_denoiser_is_told_of_sizes_is_that_of_the_shape() -> None:
     shapes = Shapes.from_sizes(sizes_of(NEAREST, 64))
     for size in ((200, 90), (90, 200), (100, 100)):
         cut = crop(jpeg(1, size), shapes)
-        result = Result(crop=cut, tokens=Tokens(""), arrays={})
         sample = Sample(
             source="a", image=b"", facts={"original_width": 999, "original_height": 777}
         )
-        made = members_of(fields, facts_of("1", sample, result, is_packed=True), result)
+        encoded = EncodedSample(key="1", sample=sample, crop=cut, tokens=Tokens(""), arrays={})
+        made = members_of(fields, facts_of(encoded, is_packed=True), encoded)
         arrays = {name: torch.frombuffer(bytearray(b"".join(data)[128:]), dtype=torch.int32)
                   for name, data in made if name.endswith("npy")}  # fmt: skip
         left, top, right, bottom = own_shapes.placed(size, shapes.sizes, 1.0)["crop"]

@@ -35,11 +35,10 @@ from wdsprep.dataset.file_names import is_table, tar_of
 from wdsprep.dataset.reindex import UNTOLD, index
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import decode_index
-from wdsprep.encoding import shard_rows
-from wdsprep.encoding.image_shards import find_image_shards, tars_of
+from wdsprep.encoding import image_shards
+from wdsprep.encoding.image_shards import find_image_shards, read_texts, tars_of
 from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.output_places import TEXT_PLACE
-from wdsprep.encoding.shard_rows import read_texts
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry
@@ -370,7 +369,7 @@ def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
     monkeypatch.setattr("wdsprep.dataset.shard_reader.TAIL_NBYTES", 4 * BLOCK)
     store = Far(images)
     source = replace(tars_of(str(images), 1 << 30), has_images=False)
-    assert not shard_rows.is_read_in_parts(store, found)  # type: ignore[arg-type]
+    assert not image_shards.is_read_in_parts(store, found)  # type: ignore[arg-type]
     for shard in find_image_shards(str(images), 0).shards:
         rows = dict(read_texts(source, store, shard))  # type: ignore[arg-type]
         near = dict(read_texts(source, open_store(str(images)), shard))
@@ -378,8 +377,8 @@ def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
         assert list(rows) == list(members(images / shard.item.name))
     whole = sum(shard.item.nbytes for shard in find_image_shards(str(images), 0).shards)
     assert store.read_nbytes < whole / 4
-    monkeypatch.setattr(shard_rows, "LARGE_NBYTES", 1)
-    assert shard_rows.is_read_in_parts(store, found)  # type: ignore[arg-type]
+    monkeypatch.setattr(image_shards, "LARGE_NBYTES", 1)
+    assert image_shards.is_read_in_parts(store, found)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("cheap")

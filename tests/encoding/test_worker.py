@@ -23,7 +23,7 @@ from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.models.base import Encoded, Part
 from wdsprep.encoding.worker import EncodeWorker
-from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork
+from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, EncodeWorkerPlan
 from wdsprep.images.crop import crop
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.runners.run import JointUnit
@@ -33,7 +33,10 @@ def worker(
     images: Path, out: Path, encoder: Any, also: Mapping[Path, int] | None = None, **changes: Any
 ) -> EncodeWorker:
     """`also` are further datasets, with the resolution of each."""
-    options: dict[str, Any] = {"batch_size": 8, "decoders": 2, "threads": 1, **changes}
+    options: dict[str, Any] = {"batch_size": 8, **changes}
+    workers = EncodeWorkerPlan(
+        device="cpu", workers=1, cpus_per_worker=1, gpus_per_worker=0, gpus=()
+    )
     settings = {"layout": layout(encoder.fields), "seed": 0}
     places = {out: encoder.resolution, **(also or {})}
     workshop = EncodeWork(
@@ -43,6 +46,7 @@ def worker(
             for place, resolution in places.items()
         ),
         make_encoder=partial(_same, encoder),
+        worker_plan=workers,
         max_area=10**8,
         **options,
     )

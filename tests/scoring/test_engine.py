@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.scoring.models import find_score_model
 from wdsprep.scoring.networks import DecodedImage, ImageProcessor, ScoreEncoder
 from wdsprep.scoring.options import NamedModel
-from wdsprep.scoring.score import ScoreWork, score
+from wdsprep.scoring.score import ScoreWork, make_encoder, score
 from wdsprep.scoring.worker import ScoreEngine
 
 CHECKS = [2, 2]
@@ -240,7 +241,10 @@ class WorkOnLostGpu(ScoreWork):
                     time.sleep(0.01)
 
         register_module_forward_pre_hook(hook)
-        return ScoreWork.open(replace(self, device="cpu"))
+        models, _, dtype = self.make_encoder.args  # type: ignore[attr-defined]
+        return ScoreWork.open(
+            replace(self, make_encoder=partial(make_encoder, models, "cpu", dtype))
+        )
 
 
 @pytest.mark.system

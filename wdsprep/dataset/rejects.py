@@ -31,6 +31,9 @@ class RejectedError(Exception):
     def __str__(self) -> str:
         return f"{self.code}: {self.detail}" if self.detail else str(self.code)
 
+    def to_reject(self, key: str, source: str) -> "Reject":
+        return Reject(key=key, source=source, code=self.code, detail=self.detail)
+
 
 _reported: set[str] = set()
 """The bugs that this process has logged."""

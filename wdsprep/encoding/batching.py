@@ -1,11 +1,11 @@
 """Batches: which samples share one, and how a device computes them one after another.
 
-`Batcher` chooses samples of one shape, in their order. Batches have one fixed size for each shape.
-If there are many shapes, of images or of captions, an image or a caption waits for others of its
-shape until a batch is full. A batch is made of fewer when `window` further samples have been added,
-when there is no memory for more and the oldest sample waits for the batch, or when no more samples
-come. Such a batch is padded if it is of images, or on a CPU: the bytes of a sample depend on the
-size of its batch.
+`Batcher` puts samples of one shape together, in their order. Batches have one fixed size for each
+shape. If there are many shapes, of images or of captions, an image or a caption waits for others of
+its shape until a batch is full. A batch is made of fewer when `window` further samples have been
+added, when there is no memory for more and the oldest sample waits for the batch, or when no more
+samples come. Such a batch is padded if it is of images, or on a CPU: the bytes of a sample depend
+on the size of its batch.
 
 `DeviceBatches` has the batches of a device: one thread launches them, another finishes them. On a
 GPU the next batches are queued while one is computed, up to `MOST_LAUNCHED` of them. A second
@@ -18,146 +18,214 @@ The engine of `encode` and `score`, and a trainer's own device, both work throug
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
+from torch import Tensor
 
-from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding.encoded_samples import PendingBlock, Row, SampleUnderWay
-from wdsprep.encoding.models.base import Encoder, Part, text_size
-from wdsprep.encoding.models.device import Arrays, Device, DeviceBatch, Launched, Stats, combine
-from wdsprep.images.crop import Crop
+from wdsprep.encoding.models.base import Encoder, text_size
+from wdsprep.encoding.models.device import (
+    Arrays,
+    Device,
+    DeviceBatch,
+    ImageBatch,
+    Launched,
+    Stats,
+    TextBatch,
+    combine,
+)
+from wdsprep.encoding.sample_chain import Block, EncodingSample, Row
 
-ShapeT = TypeVar("ShapeT", bound=tuple[int, ...])
+GroupT = TypeVar("GroupT", bound=Hashable)
+SPARE_BATCHES = 4
+"""The batches whose memory is kept for later ones of their shape."""
 
 
-@dataclass
 class Batcher:
     """The crops and captions of samples that wait for a batch.
 
-    Captions are tokenized later, many at a time, and then sorted by shape. `refuse` is called for
-    captions that have no tokens.
+    Captions are tokenized late, many at a time, and then grouped by shape.
     """
 
-    encoder: Encoder
-    refuse: Callable[[Row, Code], object]
-    flips: bool
-    """True if the mirror image of each crop is encoded too."""
-    image_window: int
-    text_window: int
-    """The number of further samples that may be added while a crop or a caption waits for others of
-    its shape."""
-    _come: int = 0
-    _images: dict[Size, list[Row]] = field(default_factory=dict)
-    _captions: list[SampleUnderWay] = field(default_factory=list)
-    _texts: dict[tuple[int, ...], list[Row]] = field(default_factory=dict)
+    inputs = 1
+    """The number of inputs of a batch of images for which `host_memory` is taken."""
 
-    def add(self, sample: SampleUnderWay) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        devices: "DeviceBatches",
+        *,
+        seed: int = 0,
+        flips: bool = False,
+        image_window: int = 0,
+        text_window: int = 0,
+    ) -> None:
+        """Begin with no samples; the `devices` say how large batches are.
+
+        With `flips` the mirror image of each crop is encoded too. The windows are the number of
+        further samples that may be added while a crop or a caption waits for others of its shape.
+        """
+        self.encoder, self._devices = encoder, devices
+        self._seed, self._flips = seed, flips
+        self.image_window, self.text_window = image_window, text_window
+        self._added = 0
+        self._images: dict[Hashable, list[Row]] = {}
+        self._captions: list[Row] = []
+        self._texts: dict[tuple[int, ...], list[Row]] = {}
+        self._spare = deque[Tensor](maxlen=SPARE_BATCHES * self.inputs)
+
+    def add(self, sample: EncodingSample) -> None:
         """Queue the crops of a sample, and its caption if a crop that was not rejected needs it.
 
-        `sample.missing` is increased by the number of results that the sample then waits for.
+        `sample.missing` becomes the number of rows that the sample then waits for.
         """
-        self._come += 1
-        sample.number = self._come
-        sample.images = [{} for _ in sample.cuts]
-        has_text = False
-        for number, (cut, part) in enumerate(zip(sample.cuts, sample.parts, strict=True)):
-            if not isinstance(cut, Crop):
-                continue
-            has_text = has_text or Part.TEXT in part
-            if Part.IMAGE in part:
-                self._add_cut(sample, number, cut)
-        if has_text:
-            sample.missing += 1
-            self._captions.append(sample)
+        self._added += 1
+        sample.number = self._added
+        rows = list(sample.image_rows(flips=self._flips))
+        for row in rows:
+            self._images.setdefault(self._group_of(row), []).append(row)
+        if sample.needs_text:
+            rows.append(Row(sample))
+            self._captions.append(rows[-1])
+        sample.missing = len(rows)
 
-    def _add_cut(self, sample: SampleUnderWay, number: int, cut: Crop) -> None:
-        rows = self._images.setdefault((cut.fit.width, cut.fit.height), [])
-        rows.append(Row(sample, number, is_last=not self.flips))
-        if self.flips:
-            rows.append(Row(sample, number, is_mirrored=True))
-        sample.missing += 1 + self.flips
+    def _group_of(self, row: Row) -> Hashable:
+        """Return what the images of a batch have in common: their shape."""
+        return row.crop.fit.width, row.crop.fit.height
 
-    def next_images(
-        self, size: int, size_of: Callable[[Size], int], *, now: bool, head: PendingBlock | None
-    ) -> tuple[Size, list[Row], int] | None:
-        """Remove a batch of crops; return its shape, rows and size, or None if none is ready.
+    def next_batch(
+        self, *, now: bool, head: Block | None = None
+    ) -> tuple[list[Row], DeviceBatch | None] | None:
+        """Remove rows that are ready, and return them with their batch; None if none are ready.
 
-        `size` is the batch size for squares, and `size_of` returns the batch size for a shape. A
-        batch that is not full is ready if `now` is true, if its first crop is of `head`, the oldest
-        block, or if that crop has waited too long.
+        Batches of captions come first. A batch that is not full is ready if `now` is true, if its
+        first row is of `head`, the oldest block, or if that row has waited too long. Captions
+        without tokens come without a batch.
         """
-        most = 2 * size - 1 + self.image_window
-        return self._take_batch(self._images, size_of, most=most, now=now, head=head)
+        return self._next_texts(now=now, head=head) or self._next_images(now=now, head=head)
 
-    def next_texts(
-        self, size: int, *, now: bool, head: PendingBlock | None
-    ) -> tuple[tuple[int, ...], list[Row], int] | None:
-        """Remove a batch of captions; return its shape, rows and size, or None if none is ready.
+    def _next_images(
+        self, *, now: bool, head: Block | None
+    ) -> tuple[list[Row], DeviceBatch | None] | None:
+        most = 2 * self._devices.size - 1 + self.image_window
+        taken = self._take_rows(self._images, self._size_of, most=most, now=now, head=head)
+        if taken is None:
+            return None
+        group, rows, size = taken
+        return rows, self.image_batch(rows, group, size)
 
-        A batch that is not full is ready if `now` is true, if its first caption is of `head`, the
-        oldest block, or if that caption has waited too long. Captions are tokenized here, many
-        together, and those without tokens are refused.
-        """
+    def _size_of(self, group: Hashable) -> int:
+        return self._devices.size_of(cast("Size", group))
+
+    def _next_texts(
+        self, *, now: bool, head: Block | None
+    ) -> tuple[list[Row], DeviceBatch | None] | None:
+        size = self._devices.text_size
         waiting = self._captions
-        if waiting and (now or head is not None or self.count_after(waiting[0]) >= size - 1):
-            self._tokenize()
-        return self._take_batch(
+        is_due = now or head is not None
+        if waiting and (is_due or self._added_since(waiting[0]) >= size - 1):
+            without_tokens = self._tokenize()
+            if without_tokens:
+                return without_tokens, None
+        taken = self._take_rows(
             self._texts,
             lambda shape: text_size(shape, size),
             most=2 * size - 1 + self.text_window,
             now=now,
             head=head,
         )
+        if taken is None:
+            return None
+        _, rows, size = taken
+        tokens = [row.sample.tokens for row in rows]
+        return rows, TextBatch.of(tokens, size, self.encoder.device)
 
-    def count_after(self, sample: SampleUnderWay) -> int:
-        """Return how many samples have been added after this one."""
-        return self._come - sample.number
+    def _added_since(self, row: Row) -> int:
+        """Return how many samples have been added after that of a row."""
+        return self._added - row.sample.number
 
-    def _tokenize(self) -> None:
-        found = self.encoder.tokens([sample.caption for sample in self._captions])
-        for sample, tokens in zip(self._captions, found, strict=True):
-            sample.tokens = tokens
-            row = Row(sample)
+    def _tokenize(self) -> list[Row]:
+        """Tokenize the captions that wait, and return the rows of those without tokens."""
+        without_tokens = []
+        captions = [row.sample.sample.caption for row in self._captions]
+        for row, tokens in zip(self._captions, self.encoder.tokens(captions), strict=True):
+            row.sample.tokens = tokens
             if tokens.count:
                 self._texts.setdefault(tokens.shape, []).append(row)
             else:
-                self.refuse(row, Code.NO_TOKENS)
+                without_tokens.append(row)
         self._captions.clear()
+        return without_tokens
 
-    def _take_batch(
+    def _take_rows(
         self,
-        rows: dict[ShapeT, list[Row]],
-        size_of: Callable[[ShapeT], int],
+        groups: dict[GroupT, list[Row]],
+        size_of: Callable[[GroupT], int],
         *,
         most: int,
         now: bool,
-        head: PendingBlock | None,
-    ) -> tuple[ShapeT, list[Row], int] | None:
-        """Remove a batch from `rows`; return its shape, rows and size, or None if none is ready.
+        head: Block | None,
+    ) -> tuple[GroupT, list[Row], int] | None:
+        """Remove rows of one group; return it, the rows and the batch size, or None if none is due.
 
-        The batch has the shape of the oldest row, if `most` samples were added after that row or if
-        the row is of the block `head`. Otherwise it is a full batch of any shape, or, if there is
-        none and `now` is true, a batch of the oldest row's shape.
+        They are of the group of the oldest row, if `most` samples were added after that row, if
+        the row is of the block `head`, or if the group is whole. Otherwise they are a full batch of
+        any group, or, if there is none and `now` is true, of the oldest row's group.
         """
-        if not rows:
+        if not groups:
             return None
-        oldest = min(rows, key=lambda shape: rows[shape][0].sample.number)
-        first = rows[oldest][0].sample
-        has_waited = self.count_after(first) >= most or first.block is head
-        whole = (shape for shape, own in rows.items() if len(own) >= size_of(shape))
-        shape = oldest if has_waited else next(whole, oldest if now else None)
-        if shape is None:
+        oldest = min(groups, key=lambda group: groups[group][0].sample.number)
+        first = groups[oldest][0]
+        is_due = (
+            self._added_since(first) >= most
+            or self._is_whole(oldest)
+            or (head is not None and first.sample.block is head)
+        )
+        full = (group for group, rows in groups.items() if len(rows) >= size_of(group))
+        group = oldest if is_due else next(full, oldest if now else None)
+        if group is None:
             return None
-        size, own = size_of(shape), rows.pop(shape)
-        if len(own) > size:
-            rows[shape] = own[size:]
-        return shape, own[:size], size
+        size, rows = size_of(group), groups.pop(group)
+        if len(rows) > size:
+            groups[group] = rows[size:]
+        return group, rows[:size], size
+
+    def _is_whole(self, _group: Hashable) -> bool:
+        """Return whether no further row of a group can come."""
+        return False
+
+    def image_batch(self, rows: Sequence[Row], group: Hashable, size: int) -> ImageBatch:
+        """Return the batch of these crops, padded to a size."""
+        width, height = cast("Size", group)
+        pixels = self.host_memory((size, 3, height, width))
+        if rows:
+            torch.stack([row.pixels for row in rows], out=pixels[: len(rows)])
+        pixels[len(rows) :].zero_()
+        return ImageBatch.of(pixels, [row.noise for row in rows], seed=self._seed)
+
+    def host_memory(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
+        """Return memory for an input of a batch, pinned if there is a GPU.
+
+        The memory of a finished batch of the same shape is used again: getting new pages from the
+        system may take longer than filling them.
+        """
+        for _ in range(len(self._spare)):
+            memory = self._spare.popleft()
+            if (memory.shape, memory.dtype) == (shape, dtype):
+                return memory
+            self._spare.append(memory)
+        pin = self.encoder.device.type == "cuda"
+        return torch.empty(shape, dtype=dtype, pin_memory=pin)
+
+    def keep_memory(self, batch: DeviceBatch) -> None:
+        """Keep the memory of a finished batch of images for later ones."""
+        if isinstance(batch, ImageBatch):
+            self._spare.extend(batch.inputs[: self.inputs])
 
 
 MOST_LAUNCHED = 3

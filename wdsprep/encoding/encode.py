@@ -157,7 +157,7 @@ def _begin_datasets(plan: EncodePlan) -> list[Edition]:
 
 
 def _make_work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
-    worker_plan, recipe = plan.worker_plan, plan.recipe
+    recipe = plan.recipe
     return EncodeWork(
         images=plan.url,
         targets=tuple(
@@ -169,14 +169,11 @@ def _make_work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
             )
             for dataset, edition in zip(plan.datasets, editions, strict=True)
         ),
-        make_encoder=partial(make_encoder, plan.model, recipe, worker_plan.device),
+        make_encoder=partial(make_encoder, plan.model, recipe, plan.worker_plan.device),
+        worker_plan=plan.worker_plan,
         max_area=recipe.max_area,
         max_nbytes=int(recipe.max_bytes),
         batch_size=int(recipe.batch_size),
-        decoders=worker_plan.threads,
-        threads=worker_plan.threads,
-        gpus=worker_plan.gpus_per_worker,
-        gpu_share=worker_plan.gpu_share,
     )
 
 

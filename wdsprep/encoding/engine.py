@@ -2,9 +2,9 @@
 
 1. A shard *feeds* its samples one block after the other; shards take turns, so that the oldest is
    finished first. Each block is decoded in a pool of threads.
-2. An image is cut once or several times, with one decoding; each cut may be mirrored too. If text
-   is stored apart, one of the cuts is empty, so that no image can stop the text. The *assembler*
-   thread takes the blocks in the order they were fed and fills batches (`batching`), across shards.
+2. An image is cut once or several times, with one decoding; each cut may be mirrored too. The
+   *assembler* thread takes the blocks in the order they were fed and fills batches (`batching`),
+   across shards.
 3. `DeviceBatches` computes several batches at a time. One of its threads hands out the results.
 4. `EngineLimit` limits what is inside at once: the number of samples, which is enough for the
    device never to wait, and larger if samples wait for others of their shape; and the bytes that
@@ -38,23 +38,14 @@ from wdsprep.dataset.npy_arrays import FLIPPED, is_of_text
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches, Rows
-from wdsprep.encoding.encoded_samples import (
-    NO_CROP,
-    EngineLimit,
-    PendingBlock,
-    Row,
-    SampleInput,
-    SampleUnderWay,
-)
 from wdsprep.encoding.models.base import Encoder, Part
-from wdsprep.encoding.models.device import Arrays, DeviceBatch, ImageBatch, Stats, TextBatch
+from wdsprep.encoding.models.device import Arrays, DeviceBatch, Stats, TextBatch
+from wdsprep.encoding.sample_chain import Block, EncodingSample, Row
 from wdsprep.images import formats
-from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, crops
 from wdsprep.images.nearest_shape import Shapes
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
-SPARE_BATCHES = 4  # whose memory the next ones of their shape take
 WAITING_NBYTES = 4 << 30
 """The most bytes that may wait: of images to be decoded, of crops, and of arrays to be written."""
 MOST_WAITING = 4_096
@@ -67,6 +58,56 @@ POLL_S = 0.2
 
 class EngineError(Exception):
     """The failure of a thread of the engine, or the use of an engine that is closed."""
+
+
+class EngineLimit:
+    """A limit on the samples inside the engine, and on the bytes that they take in memory.
+
+    The bytes are those of images that wait to be decoded, of pixels that wait for a batch, and of
+    arrays that wait to be written.
+    """
+
+    def __init__(self, samples: int, nbytes: int) -> None:
+        self._most, self._most_nbytes = samples, nbytes
+        self.samples = self.nbytes = 0
+        self._changed = threading.Condition()
+        self.is_full = False
+        """True if a sample waits because of the bytes of those that are inside."""
+
+    def enter(self, samples: int, nbytes: int, timeout_s: float) -> bool:
+        """Admit samples if there is room, and return whether they have been admitted.
+
+        If there is no room, wait for one change first, for `timeout_s` at most. When nothing is
+        inside, anything is admitted.
+        """
+        with self._changed:
+            if not self._has_room(samples, nbytes):
+                self._changed.wait(timeout_s)
+            if not self._has_room(samples, nbytes):
+                return False
+            self.is_full = False
+            self.samples += samples
+            self.nbytes += nbytes
+            return True
+
+    def _has_room(self, samples: int, nbytes: int) -> bool:
+        if not self.samples:
+            return True
+        self.is_full = self.nbytes + nbytes > self._most_nbytes
+        return self.samples + samples <= self._most and not self.is_full
+
+    def hold(self, nbytes: int) -> None:
+        """Add `nbytes`, which may be negative, to the bytes counted for the samples inside."""
+        with self._changed:
+            self.nbytes += nbytes
+            if nbytes < 0:
+                self._changed.notify_all()
+
+    def leave(self, samples: int, nbytes: int) -> None:
+        with self._changed:
+            self.samples -= samples
+            self.nbytes -= nbytes
+            self._changed.notify_all()
 
 
 class Engine:
@@ -87,10 +128,11 @@ class Engine:
         """Load the networks and start the threads.
 
         With `batch_size` 0 the engine chooses the size; `threads` is the number of batches that a
-        CPU computes at once. `cuts` are the shapes for each cut of an image, by default one square
-        of the encoder's resolution; `parts` are the parts of a sample that each cut is for, by
-        default all parts that the encoder encodes. `most_waiting` is the most samples that are fed
-        while one waits for others of its shape, and `waiting_nbytes` the most bytes that may wait.
+        CPU computes at once. `cuts` are the shapes for the crops of an image, by the number of the
+        dataset, by default one square of the encoder's resolution; `parts` are the parts of a
+        sample that each dataset gets, by default both. `most_waiting` is the most samples that are
+        fed while one waits for others of its shape, and `waiting_nbytes` the most bytes that may
+        wait.
         """
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
@@ -106,12 +148,11 @@ class Engine:
         self.limit = EngineLimit(self._samples_inside + decoders + window, waiting_nbytes)
         self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self.batches.lanes)
         self._finishing = threading.Lock()
-        self._unfinished: deque[PendingBlock] = deque()
+        self._unfinished: deque[Block] = deque()
         self._turn = threading.Lock()
         self._feeders = 0
         self._feeders_lock = threading.Lock()
-        self.fed: queue.SimpleQueue[PendingBlock | None] = queue.SimpleQueue()
-        self.spare: deque[torch.Tensor] = deque(maxlen=self._most_spare)
+        self.fed: queue.SimpleQueue[Block | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._pool = ThreadPoolExecutor(decoders, "decode", torch.set_num_threads, (1,))
         self._warm_up()
@@ -122,7 +163,8 @@ class Engine:
         encoder = self._encoder
         return Batcher(
             encoder,
-            lambda row, code: self._store_results([row], [code]),
+            self.batches,
+            seed=self._seed,
             flips=any(field.name == FLIPPED for field in encoder.fields),
             image_window=most_waiting if len(self._image_shapes) > 1 else 0,
             text_window=most_waiting if encoder.groups_texts and self.batches.text_size > 1 else 0,
@@ -179,36 +221,23 @@ class Engine:
         finally:
             self._turn.release()
 
-    def put(self, samples: Sequence[SampleInput], part: Part = Part.BOTH) -> PendingBlock:
-        """Wait for room, feed samples to the engine, and return the block of their results.
+    def put(self, block: Block) -> None:
+        """Wait for room, and feed the samples of a block to the engine.
 
-        Only the given part of each sample is encoded. Raise EngineError if a thread has failed
-        before there is room. A caller that waits for the results calls `check` from time to time,
-        as they may never come.
+        Raise EngineError if a thread has failed before there is room. A caller that waits for the
+        block to be done calls `check` from time to time, as that may never come. Afterwards it
+        calls `leave`.
         """
-        block = PendingBlock(self._leave)
-        parts = [part & self._part & own for own in self._parts]
-        block.samples = [self._begin_sample(sample, parts, block) for sample in samples]
-        block.missing = len(samples)
-        has_images = any(Part.IMAGE in each for one in block.samples for each in one.parts)
-        nbytes = sum(len(sample.image) for sample in samples) if has_images else 0
-        self._repeat_until(partial(self._enter, len(samples), nbytes))
+        if not block.samples:
+            block.set_result(None)
+            return
+        nbytes = block.image_nbytes
+        self._repeat_until(partial(self._enter, len(block.samples), nbytes))
         with self._finishing:
             self._unfinished.append(block)
-        if has_images:
-            block.decoded = self._pool.submit(self._decode, block, samples, nbytes)
+        if block.has_images:
+            block.decoded = self._pool.submit(self._decode, block, nbytes)
         self.fed.put(block)
-        return block
-
-    def _begin_sample(
-        self, sample: SampleInput, parts: Sequence[Part], block: PendingBlock
-    ) -> SampleUnderWay:
-        own = [parts[number] for number in self._cut_numbers(sample)]
-        cuts: list[CropResult] = [NO_CROP] * len(own)
-        return SampleUnderWay(sample.key, sample.caption, own, block, cuts)
-
-    def _cut_numbers(self, sample: SampleInput) -> Sequence[int]:
-        return range(len(self._cuts)) if sample.cuts is None else sample.cuts
 
     def _enter(self, samples: int, nbytes: int) -> bool:
         if self.limit.enter(samples, nbytes, POLL_S):
@@ -216,7 +245,11 @@ class Engine:
         self.fed.put(None)  # perhaps the oldest one waits for others that cannot come
         return False
 
-    def _leave(self, block: PendingBlock) -> None:
+    def leave(self, block: Block) -> None:
+        """Make room for others, once the results of a block have been taken or nobody wants them.
+
+        Until then the samples of the block count against the limits of the engine.
+        """
         with self._finishing:
             block.has_left = True
         self.limit.leave(len(block.samples), block.nbytes)
@@ -241,8 +274,10 @@ class Engine:
         shapes = self._image_shapes if self._encoder.is_compiled else {(side, side)}
         nothing: list[DeviceBatch] = []
         if Part.IMAGE in self._part:
-            sizes = {shape: self.batches.size_of(shape) for shape in sorted(shapes)}
-            nothing += [self._image_batch([], shape, size) for shape, size in sizes.items()]
+            nothing += [
+                self._batcher.image_batch([], shape, self.batches.size_of(shape))
+                for shape in sorted(shapes)
+            ]
         if Part.TEXT in self._part:
             tokens = self._encoder.tokens([""])
             nothing.append(TextBatch.of(tokens, self.batches.text_size, self._encoder.device))
@@ -266,31 +301,22 @@ class Engine:
         self._assembler.join()
         self.batches.close()
 
-    def _decode(self, block: PendingBlock, samples: Sequence[SampleInput], nbytes: int) -> None:
+    def _decode(self, block: Block, nbytes: int) -> None:
         """Decode the images of a block and cut them to their shapes.
 
-        A rejected image gets its RejectedError in place of a crop. The limit then counts the pixels
-        of the crops in place of `nbytes`, the bytes of the image files.
+        The limit then counts the pixels of the crops in place of `nbytes`, the bytes of the image
+        files.
         """
         try:
             with formats.quiet:  # once for all of them
-                self._prepare(samples, block.samples)
+                self._prepare(block.samples)
         finally:
             self.limit.hold(block.pixels_nbytes - nbytes)
 
-    def _prepare(self, samples: Sequence[SampleInput], made: Sequence[SampleUnderWay]) -> None:
-        """Give the samples of a block what batches are made of: the crops of their images."""
-        for sample, own in zip(samples, made, strict=True):
-            self._cut(sample, own)
-
-    def _cut(self, sample: SampleInput, made: SampleUnderWay) -> None:
-        numbers = self._cut_numbers(sample)
-        wanted = [n for n, part in enumerate(made.parts) if Part.IMAGE in part]
-        shapes = [self._cuts[numbers[n]] for n in wanted]
-        if shapes:
-            found = crops(sample.image, shapes, max_area=self.max_area)
-            for n, cut in zip(wanted, found, strict=True):
-                made.cuts[n] = cut
+    def _prepare(self, samples: Sequence[EncodingSample]) -> None:
+        """Give samples what batches are made of: the crops of their images."""
+        for sample in samples:
+            sample.crop_image(self._cuts, self.max_area)
 
     def _repeat_until(self, attempt: Callable[[], bool]) -> None:
         while not attempt():
@@ -311,7 +337,7 @@ class Engine:
                     self._collect(self.fed.get(timeout=POLL_S))
                 self._submit_batches(all_of_it=self._feeders == 0 and self.fed.empty())
 
-    def _collect(self, block: PendingBlock | None) -> None:
+    def _collect(self, block: Block | None) -> None:
         if block is None:
             return
         if block.decoded is not None:
@@ -332,75 +358,19 @@ class Engine:
             while not self._launchable.acquire(timeout=POLL_S):
                 if self._failure is not None:
                     return
-            found = self._next_batch(all_of_it=all_of_it)
-            if found is None:
+            # A batch that is not full is ready too if memory is full and its first row the oldest.
+            head = self._oldest_block() if self.limit.is_full else None
+            ready = self._batcher.next_batch(now=all_of_it, head=head)
+            if ready is None:
                 self._launchable.release()
                 return
-            rows, batch = found
-            self.batches.submit(batch).add_done_callback(partial(self._hand_out, rows, batch))
-
-    def _next_batch(self, *, all_of_it: bool) -> tuple[list[Row], DeviceBatch] | None:
-        """Take a batch that is ready from the batcher, and return its rows and the batch, or None.
-
-        Batches of captions come first. A batch that is not full is ready with `all_of_it`, if its
-        first row has waited too long, or if the limit is full and that row is of the oldest block.
-        """
-        batches, now = self.batches, all_of_it
-        head = self._oldest_block() if self.limit.is_full else None
-        text = self._batcher.next_texts(batches.text_size, now=now, head=head)
-        if text is not None:
-            _, rows, size = text
-            tokens = [row.sample.tokens for row in rows]
-            return rows, TextBatch.of(tokens, size, self._encoder.device)
-        image = self._batcher.next_images(batches.size, batches.size_of, now=now, head=head)
-        if image is None:
-            return None
-        shape, rows, size = image
-        return rows, self._image_batch(rows, shape, size)
-
-    def _image_batch(self, rows: Sequence[Row], shape: tuple[int, int], size: int) -> ImageBatch:
-        width, height = shape
-        pixels = self.host_memory((size, 3, height, width))
-        if rows:
-            torch.stack([row.pixels for row in rows], out=pixels[: len(rows)])
-        pixels[len(rows) :].zero_()
-        keys = [row.noise for row in rows]
-        self.release_pixels([row for row in rows if row.is_last])
-        return ImageBatch.of(pixels, keys, seed=self._seed)
-
-    def host_memory(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Return memory for the pixels of a batch, pinned if there is a GPU.
-
-        The memory of a finished batch of the same shape is used again: getting new pages from the
-        system may take longer than filling them.
-        """
-        for _ in range(len(self.spare)):
-            pixels = self.spare.popleft()
-            if (pixels.shape, pixels.dtype) == (shape, dtype):
-                return pixels
-            self.spare.append(pixels)
-        pin = self._encoder.device.type == "cuda"
-        return torch.empty(shape, dtype=dtype, pin_memory=pin)
-
-    @property
-    def _most_spare(self) -> int:
-        """Return how many pieces of memory are kept for later batches."""
-        return SPARE_BATCHES
-
-    def keep_memory(self, batch: ImageBatch) -> None:
-        """Keep the memory of a finished batch for later ones."""
-        self.spare.append(batch.pixels)
-
-    def release_pixels(self, rows: Sequence[Row]) -> None:
-        """Drop the pixels of rows that have been copied into a batch, and tell the limit."""
-        nbytes = 0
-        for row in rows:
-            crop = row.crop
-            nbytes += crop.pixels.nbytes
-            row.sample.cuts[row.cut] = Crop(
-                pixels=NO_PIXELS, width=crop.width, height=crop.height, fit=crop.fit
-            )
-        self.limit.hold(-nbytes)
+            rows, batch = ready
+            self.limit.hold(-sum([row.drop_pixels() for row in rows]))
+            if batch is not None:
+                self.batches.submit(batch).add_done_callback(partial(self._hand_out, rows, batch))
+            else:
+                self._launchable.release()
+                self._store_results(rows, [Code.NO_TOKENS] * len(rows))
 
     def _hand_out(self, rows: Sequence[Row], batch: DeviceBatch, made: "Future[Rows]") -> None:
         """Give the samples of a batch their results, once the device has finished it.
@@ -412,28 +382,25 @@ class Engine:
             self._launchable.release()
             if made.cancelled():
                 return
-            found = made.result()
-            if isinstance(batch, ImageBatch):
-                self.keep_memory(batch)
-            self._store_results(rows, [Code.NOT_FINITE if each is None else each for each in found])
+            results = made.result()
+            self._batcher.keep_memory(batch)
+            self._store_results(rows, [Code.NOT_FINITE if row is None else row for row in results])
 
-    def _store_results(self, rows: Sequence[Row], found: "Sequence[Arrays | Code]") -> None:
+    def _store_results(self, rows: Sequence[Row], results: "Sequence[Arrays | Code]") -> None:
         """Give the samples of rows their arrays, or the codes of their rejects.
 
         A sample is done when the last of its rows has a result.
         """
         done, nbytes = [], 0
         with self._finishing:
-            for row, each in zip(rows, found, strict=True):
-                sample = row.sample
-                nbytes += sample.block.count(row.take(each))
-                sample.missing -= 1
-                if not sample.missing:
-                    done.append(sample)
+            for row, arrays in zip(rows, results, strict=True):
+                nbytes += row.sample.block.count(row.take(arrays))
+                if not row.sample.missing:
+                    done.append(row.sample)
         self.limit.hold(nbytes)
         self._finish(done)
 
-    def _finish(self, samples: Sequence[SampleUnderWay]) -> None:
+    def _finish(self, samples: Sequence[EncodingSample]) -> None:
         blocks = []
         with self._finishing:
             for sample in samples:
@@ -441,13 +408,13 @@ class Engine:
                 if not sample.block.missing:
                     blocks.append(sample.block)
         for block in blocks:
-            block.set_result([sample.results() for sample in block.samples])
+            block.set_result(None)
         if blocks:
             self._oldest_block()  # forgets the blocks that are done
             if self.limit.is_full:
                 self.fed.put(None)  # another block is the oldest now
 
-    def _oldest_block(self) -> PendingBlock | None:
+    def _oldest_block(self) -> Block | None:
         """Return the oldest block that is not done, or None."""
         with self._finishing:
             while self._unfinished and self._unfinished[0].done():

@@ -1,25 +1,53 @@
-"""The image shards that latents are made from: those of a dataset that `pack` made, or any tars."""
+"""The image shards that latents are made from: those of a dataset that `pack` made, or any tars.
+
+`find_image_shards` finds them, and `read_rows` reads the samples of one. A shard that pack made is
+compared with its digest while it is read. If images are not needed, and lie on a disk of this
+machine or are large, their bytes are skipped (`read_texts`). Then the digest cannot be compared.
+The shard's size is compared instead, and its index with its headers (`ShardReader.walk`).
+"""
 
 import pickle
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from wdsprep.dataset.file_names import RECEIPTS, latent_unit
+from blake3 import blake3
+
+from wdsprep.dataset.damage import repair_step
+from wdsprep.dataset.file_names import RECEIPTS, index_name, latent_unit
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import Size, buckets_encoded, least_side_of
-from wdsprep.dataset.stored_dataset import check_kind, check_place, dated_manifest, refresh_manifest
-from wdsprep.errors import SourceError, UsageError
-from wdsprep.sources.base import Columns, Item
+from wdsprep.dataset.shard_reader import LARGE_NBYTES, ShardReader
+from wdsprep.dataset.stored_dataset import (
+    check_kind,
+    check_not_rewritten,
+    check_place,
+    dated_manifest,
+    refresh_manifest,
+)
+from wdsprep.errors import (
+    DamageError,
+    FingerprintError,
+    FormatError,
+    NotFoundError,
+    SourceError,
+    UsageError,
+)
+from wdsprep.runners.base import HopelessError
+from wdsprep.sources.base import Columns, Content, Item, LeftOut
 from wdsprep.sources.patterns import tar_stem
 from wdsprep.sources.recognise import UnclearSourceError, recognise
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import open_store
-from wdsprep.text import command, human_counts, shown
+from wdsprep.store import open_store, shared_store
+from wdsprep.store.base import Store
+from wdsprep.text import command, human_bytes, human_counts, shown
 
 SMALL_NBYTES = 50_000
 """The bytes of a small sample with its image."""
@@ -256,3 +284,103 @@ def _latent_name(url: str, name: str) -> str:
     if shown(name) != name:
         raise SourceError(f"the name of the tar {url}/{shown(name)} is not UTF-8: rename it")
     return tar_stem(name)
+
+
+def read_rows(
+    source: TarsSource,
+    shard: ImageShard,
+    *,
+    content: Content,
+    left_out: LeftOut,
+    has_images: bool,
+) -> Generator[tuple[str, Sample | Refusal], None, None]:
+    """Yield each sample of an image shard with its key; raise HopelessError if it is damaged.
+
+    The digest of the shard is compared at the end, unless the shard is foreign or cut to some
+    samples. `content` collects a mark of each sample, and `left_out` the files that are no input.
+    Without `has_images` the bytes of images are skipped, except in foreign tars, whose marks depend
+    on them. If the shard is read in parts, its size and its headers are checked in place of its
+    digest.
+    """
+    item, store = shard.item, shared_store(source.url)
+    if not (has_images or shard.is_foreign):
+        source = replace(source, has_images=False)
+    if not source.has_images and is_read_in_parts(store, shard):
+        try:
+            yield from islice(read_texts(source, store, shard), item.take or None)
+        except NotFoundError as error:
+            what = "is not there, or its index is not"
+            raise HopelessError(_damage_message(store, shard, what)) from error
+        except FormatError as error:
+            what = _describe_damage(store, shard, str(error))
+            raise HopelessError(_damage_message(store, shard, what)) from error
+        return
+    digest = blake3()
+    watch = None if shard.is_foreign else digest.update
+    rows = source.read_keyed(item, watch=watch, left_out=left_out.note)
+    for key, row in islice(rows, item.take or None):
+        if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
+            raise HopelessError(_damage_message(store, shard, "is not there"))
+        content.add(content.mark(row))
+        yield key, row
+    is_known = not (shard.is_foreign or item.take)
+    if is_known and digest.hexdigest() != shard.digest:
+        what = _describe_damage(store, shard, "another BLAKE3")
+        raise HopelessError(_damage_message(store, shard, what))
+
+
+def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
+    """Return whether to skip the images of a shard when only its captions are needed.
+
+    They are skipped if pack made the shard and it lies on a local disk or its images are large.
+    """
+    item = shard.item
+    is_large = item.nbytes >= LARGE_NBYTES * max(1, item.samples)
+    return not shard.is_foreign and (store.root is not None or is_large)
+
+
+def read_texts(
+    source: TarsSource, store: Store, shard: ImageShard
+) -> Iterator[tuple[str, Sample | Refusal]]:
+    """Yield the samples of an image shard with their keys, in order and with empty images.
+
+    Raise FormatError if the shard differs from its index or has another size, and NotFoundError if
+    one of them is missing.
+    """
+    name = shard.item.name
+    sizes = {entry.name: entry.nbytes for entry in store.list(name)}
+    if not sizes.keys() >= {name, index_name(name)}:
+        raise NotFoundError(name)
+    if sizes[name] != shard.item.nbytes:
+        raise FormatError("another size")
+    with ShardReader(store, shard.item) as reader:
+        try:
+            for sample in reader.walk(source.wants):
+                for row in source.rows(sample, name):
+                    yield sample.key, row
+        except DamageError as error:
+            raise FormatError(error.cause) from error
+
+
+def _describe_damage(store: Store, shard: ImageShard, why: str) -> str:
+    """Return a clause that says whether a damaged shard is truncated or was changed.
+
+    If it was changed, the clause has `why` in brackets.
+    """
+    name, expected = shard.item.name, shard.item.nbytes
+    nbytes = next((entry.nbytes for entry in store.list(name) if entry.name == name), 0)
+    if nbytes < expected:
+        return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
+    return f"is not what was packed ({why})"
+
+
+def _damage_message(store: Store, shard: ImageShard, how: str) -> str:
+    name = shard.item.name
+    if shard.is_foreign:
+        return f"{name} {how}"
+    try:
+        check_not_rewritten(store, name, shard.digest)
+    except FingerprintError as error:
+        return str(error)
+    next_step = repair_step(store.url, '"wdsprep pack"')
+    return f"{name} {how}: {next_step}"

@@ -2,15 +2,15 @@
 
 Samples come in the order of the image shard. In a dataset with several shapes, samples of one shape
 stand together: all wait until the last has come, and are then written shape by shape. They wait on
-a local disk (in TMPDIR), in a `SampleSpool`: each takes some hundred bytes of memory, and its
-members lie in a file without a name. The table beside the shard says which samples of the image
-shard it has. A shard of text alone is one whose fields are those of captions.
+a local disk (in TMPDIR), in a file without a name, and each takes some hundred bytes of memory. The
+table beside the shard says which samples of the image shard it has. A shard of text alone is one
+whose fields are those of captions.
 """
 
+import pickle
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -25,58 +25,34 @@ from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.sample_table import ROW, table_columns
-from wdsprep.dataset.samples import Sample, facts_bytes, parse_json
+from wdsprep.dataset.samples import facts_bytes, parse_json
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, counted_as
 from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.errors import ExistsError, NotFoundError, TarError
+from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.store.base import write_bytes
-from wdsprep.store.spool import Spool
+from wdsprep.store.spool import Place, Spool
 
 Files = Mapping[str, str]
-
-
 Members = Sequence[tuple[str, Data]]
-
-
 """The members of a sample, with their names and in their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpooledSample:
-    """A sample that waits on disk: names and sizes of its members, and their place in a file."""
-
-    key: str
-    members: Sequence[tuple[str, int]]
-    place: tuple[int, int]
+def spool_sample(spool: Spool, key: str, members: Members) -> Place:
+    """Keep a finished sample on disk until its shard is written, and return its place there."""
+    whole = [(name, b"".join(pieces_of(data))) for name, data in members]
+    return spool.put(pickle.dumps((key, whole), protocol=5))
 
 
-class SampleSpool:
-    """A file on disk that holds finished samples, and is deleted when it is closed."""
-
-    def __init__(self) -> None:
-        self._spool = Spool()
-
-    def put(self, key: str, members: Members) -> SpooledSample:
-        pieces = chain.from_iterable(pieces_of(data) for _, data in members)
-        place = self._spool.put(b"".join(pieces))
-        sizes = tuple((name, nbytes_of(data)) for name, data in members)
-        return SpooledSample(key, sizes, place)
-
-    def members(self, one: SpooledSample) -> list[tuple[str, bytes]]:
-        data, start = self._spool.get(one.place), 0
-        members = []
-        for name, nbytes in one.members:
-            members.append((name, data[start : start + nbytes]))
-            start += nbytes
-        return members
-
-    def close(self) -> None:
-        self._spool.close()
+def unspool_sample(spool: Spool, place: Place) -> tuple[str, list[tuple[str, bytes]]]:
+    """Return the key and the members of a sample that `spool_sample` has kept."""
+    key, members = pickle.loads(spool.get(place))  # noqa: S301  ours
+    return key, members
 
 
 class LatentShard:
@@ -84,31 +60,36 @@ class LatentShard:
 
     def __init__(self, draft: Draft, shard: ImageShard, settings: Settings) -> None:
         """Begin a latent shard for an image shard, in a dataset of these settings."""
-        self._draft, self._shard, self.settings = draft, shard, settings
+        self._draft, self.shard, self.settings = draft, shard, settings
         self.fields = fields_of(settings["layout"])
         self._shapes = fields_by_shape(settings)
-        self._waiting: dict[str, list[tuple[int, SpooledSample]]] = {n: [] for n in self._shapes}
+        self._waiting: dict[str, list[tuple[int, Place]]] = {n: [] for n in self._shapes}
         """The samples of each shape, with their positions in the image shard."""
-        self._spool = SampleSpool()
+        self._spool = Spool()
         self._tar: DraftShard | None = None
         self.rejects = draft.rejects
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()
 
     @property
-    def so_far(self) -> tuple[int, int, Mapping[str, int]]:
-        """Return the samples, their bytes and the rejects by code that have come so far."""
-        return self.samples, self.nbytes, self.rejects.counts
+    def progress(self) -> RunProgress:
+        return self._progress(self.samples, self.nbytes, self.rejects.counts)
+
+    def _progress(self, samples: int, nbytes: int, rejects: Mapping[str, int]) -> RunProgress:
+        """Return the progress of a shard with these samples and rejects by code so far."""
+        item = self.shard.item
+        share = share_done(samples + sum(rejects.values()), item.take or item.samples)
+        return RunProgress(samples=samples, nbytes=nbytes, share=share, rejects=dict(rejects))
 
     def refuse(self, reject: Reject) -> None:
         self.rejects.add(reject)
 
-    def add(self, key: str, sample: Sample, result: Result) -> None:
+    def add(self, encoded: EncodedSample) -> None:
         describe = text_facts_of if is_of_text(self.fields) else facts_of
-        facts = describe(key, sample, result, is_packed=not self._shard.is_foreign)
-        shape = shape_of(result) if self._shapes else ""
-        members = members_of(self._shapes.get(shape, self.fields), facts, result)
-        self.add_members(key, members, facts, shape=shape)
+        facts = describe(encoded, is_packed=not self.shard.is_foreign)
+        shape = shape_of(encoded) if self._shapes else ""
+        members = members_of(self._shapes.get(shape, self.fields), facts, encoded)
+        self.add_members(encoded.key, members, facts, shape=shape)
 
     def add_members(
         self, key: str, members: Members, facts: Mapping[str, Any], *, shape: str = ""
@@ -120,21 +101,19 @@ class LatentShard:
         """
         if self._draft.removed and self._draft.removed.has("source", facts.get("source", "")):
             raise RejectedError(Code.REMOVED)
+        tar = self._open_tar()
         try:
-            self._add(key, members, facts, shape)
+            if shape:
+                tar.reserve(key, [name for name, _ in members])
+                place = spool_sample(self._spool, key, members)
+                self._waiting[shape].append((self._inputs, place))
+            else:
+                tar.add(key, members, facts={**facts, ROW: self._inputs})
         except TarError as error:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
         self.samples += 1
         self.nbytes += sum([nbytes_of(data) for _, data in members])
         count_sample(self.counts, counted_as("latents", self.settings), facts, shape)
-
-    def _add(self, key: str, members: Members, facts: Mapping[str, Any], shape: str) -> None:
-        tar = self._open_tar()
-        if not shape:
-            tar.add(key, members, facts={**facts, ROW: self._inputs})
-            return
-        tar.reserve(key, [name for name, _ in members])
-        self._waiting[shape].append((self._inputs, self._spool.put(key, members)))
 
     @property
     def _inputs(self) -> int:
@@ -144,8 +123,8 @@ class LatentShard:
     def _open_tar(self) -> DraftShard:
         """Return the tar of the shard, which is created for the first sample."""
         if self._tar is None:
-            name, columns = self._shard.name, table_columns("latents", self.settings)
-            self._tar = self._draft.shard(latent_shard(name, self.settings), columns)
+            name = latent_shard(self.shard.name, self.settings)
+            self._tar = self._draft.shard(name, table_columns("latents", self.settings))
         return self._tar
 
     def finish(self, files: Files) -> Receipt:
@@ -154,24 +133,21 @@ class LatentShard:
         `files` are the digests of further files that the receipt lists, such as those of the empty
         caption.
         """
-        for row, one in chain.from_iterable(self._waiting.values()):
-            members = self._spool.members(one)
+        for row, place in chain.from_iterable(self._waiting.values()):
+            key, members = unspool_sample(self._spool, place)
             facts = {**parse_json(dict(members)["json"]), ROW: row}
-            self._open_tar().add(one.key, members, facts=facts)
+            self._open_tar().add(key, members, facts=facts)
         receipt = Receipt(
             dataset="latents",
-            unit=self._shard.name,
+            unit=self.shard.name,
             generation=0,
             settings=self.settings,
-            input=self._shard.input,
+            input=self.shard.input,
             inputs=self._inputs,
             shards=(self._tar.finish(),) if self._tar else (),
             rejects=dict(self.rejects.counts),
             counts=dict(self.counts),
-            files={
-                rejects_name(self._shard.name): self.rejects.digest,
-                **files,
-            },
+            files={rejects_name(self.shard.name): self.rejects.digest, **files},
         )
         return self._draft.finish(receipt, {})
 
@@ -179,17 +155,17 @@ class LatentShard:
         self._spool.close()
 
 
-def shape_of(result: Result) -> str:
+def shape_of(encoded: EncodedSample) -> str:
     """Return the name of the shape to which the image was cropped."""
-    fit = result.crop.fit
+    fit = encoded.crop.fit
     return shape_name((fit.width, fit.height))
 
 
 def members_of(
-    fields: Sequence[Field], facts: Mapping[str, Any], result: Result
+    fields: Sequence[Field], facts: Mapping[str, Any], encoded: EncodedSample
 ) -> list[tuple[str, Data]]:
     """Return the members of a latent sample with this json, with their names and in their order."""
-    arrays = arrays_of(fields, facts, result)
+    arrays = arrays_of(fields, facts, encoded)
     members: list[tuple[str, Data]] = [
         (field.name, npy_of(field, arrays[field.name])) for field in fields
     ]
@@ -199,11 +175,11 @@ def members_of(
 
 
 def arrays_of(
-    fields: Sequence[Field], facts: Mapping[str, Any], result: Result
+    fields: Sequence[Field], facts: Mapping[str, Any], encoded: EncodedSample
 ) -> dict[str, Tensor]:
     """Return the arrays of a sample: those that models made, and those made from image sizes."""
     sizes = [field.name for field in fields if field.name in OF_SIZES]
-    return {**result.arrays, **{name: _size_array(name, facts) for name in sizes}}
+    return {**encoded.arrays, **{name: _size_array(name, facts) for name in sizes}}
 
 
 def _size_array(name: str, facts: Mapping[str, Any]) -> Tensor:
@@ -230,18 +206,16 @@ def npy_of(field: Field, array: Tensor) -> tuple[bytes, memoryview]:
     return header, bits.contiguous().numpy().data.cast("B")
 
 
-def facts_of(
-    key: str, sample: Sample, result: Result, *, is_packed: bool = False
-) -> dict[str, Any]:
+def facts_of(encoded: EncodedSample, *, is_packed: bool) -> dict[str, Any]:
     """Return the json of a latent sample, as a dict.
 
     The crop is left, top, right, bottom in the scaled image. If `is_packed`, pack made the image
     sample, and its json tells the source and the source's size.
     """
-    crop = result.crop
-    fit = crop.fit
+    crop = encoded.crop
+    fit, known = crop.fit, encoded.sample.facts if is_packed else {}
     return {
-        **text_facts_of(key, sample, result, is_packed=is_packed),
+        **text_facts_of(encoded, is_packed=is_packed),
         "crop": [fit.left, fit.top, fit.left + fit.width, fit.top + fit.height],
         "height": crop.height,
         "original_height": crop.height,
@@ -250,23 +224,23 @@ def facts_of(
         "scaled_width": fit.scaled_width,
         "width": crop.width,
         **({"upscaled": round(crop.scale, 4)} if crop.width and crop.scale > 1 else {}),
-        **(_copy_facts(sample.facts, "original_height", "original_width") if is_packed else {}),
+        **_copy_facts(known, "original_height", "original_width"),
     }
 
 
-def text_facts_of(key: str, sample: Sample, result: Result, *, is_packed: bool) -> dict[str, Any]:
+def text_facts_of(encoded: EncodedSample, *, is_packed: bool) -> dict[str, Any]:
     """Return the json of a sample of text alone, as a dict. It says nothing of the image.
 
     If `is_packed`, pack made the image sample, and the source is taken from its json.
     """
-    tokens = result.tokens
+    sample, tokens = encoded.sample, encoded.tokens
     return {
         "caption": sample.caption,
         "cut": tokens.cut,
-        "key": key,
+        "key": encoded.key,
         "source": sample.source,
         "tokens": tokens.count,
-        **(_copy_facts(sample.facts, "source", "repeats") if is_packed else {}),
+        **_copy_facts(sample.facts if is_packed else {}, "source", "repeats"),
     }
 
 

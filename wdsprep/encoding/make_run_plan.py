@@ -14,7 +14,7 @@ from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
-from wdsprep.encoding.captions.options import CaptionedDataset, CaptionSource
+from wdsprep.encoding.captions.options import CaptionSource
 from wdsprep.encoding.captions.table import CaptionTable, find_table, warn_of_field
 from wdsprep.encoding.image_shards import (
     ImageShard,
@@ -41,7 +41,7 @@ from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.captions.laid_out import CaptionLayout
+    from wdsprep.encoding.captions.laid_out import CaptionedDataset, CaptionLayout
 
 
 def make_plan(
@@ -294,7 +294,9 @@ def _plan_dataset(
     )
 
 
-def _captioned(phase: _Phase, dataset: DatasetPlan) -> CaptionedDataset:
+def _captioned(phase: _Phase, dataset: DatasetPlan) -> "CaptionedDataset":
+    from wdsprep.encoding.captions.laid_out import CaptionedDataset
+
     pending = frozenset((shard.name, shard.input) for shard in dataset.pending)
     return CaptionedDataset(phase.place, phase.wanted, pending)
 

@@ -23,10 +23,9 @@ from typing import Protocol
 from wdsprep.dataset.npy_arrays import Field, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
-from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.store.spool import Spool, spool_folder
 
 
@@ -55,20 +54,21 @@ class TextPass:
         if reject.code in (Code.NO_TOKENS, Code.NOT_FINITE):
             self._codes[reject.key] = reject.code
 
-    def add(self, key: str, _sample: Sample, result: Result) -> None:
-        own = {name: array.clone() for name, array in result.arrays.items()}  # not its whole batch
-        data = pickle.dumps((replace(result.tokens, images=None), own), protocol=5)
-        self._places[key] = self._spool.put(data)
+    def add(self, text: EncodedSample) -> None:
+        own = {name: array.clone() for name, array in text.arrays.items()}  # not its whole batch
+        data = pickle.dumps((replace(text.tokens, images=None), own), protocol=5)
+        self._places[text.key] = self._spool.put(data)
 
-    def join(self, key: str, result: Result) -> Result:
-        """Return the result of an image together with the result of its caption.
+    def join(self, image: EncodedSample) -> EncodedSample:
+        """Return an encoded image together with its encoded caption.
 
         Raise RejectedError if the caption was rejected.
         """
-        if code := self._codes.get(key):
+        if code := self._codes.get(image.key):
             raise RejectedError(code)
-        tokens, arrays = pickle.loads(self._spool.get(self._places[key]))  # noqa: S301  ours
-        return replace(result, tokens=tokens, arrays={**result.arrays, **arrays})
+        place = self._places[image.key]
+        tokens, arrays = pickle.loads(self._spool.get(place))  # noqa: S301  ours
+        return replace(image, tokens=tokens, arrays={**image.arrays, **arrays})
 
     def settle(self) -> None:
         """Set `nbytes` to the bytes on disk, once all captions have been added."""
@@ -86,8 +86,8 @@ class ImagePass:
         self._output, self._texts = output, texts
         self.refuse, self.counts = output.refuse, output.counts
 
-    def add(self, key: str, sample: Sample, result: Result) -> None:
-        self._output.add(key, sample, self._texts.join(key, result))
+    def add(self, image: EncodedSample) -> None:
+        self._output.add(self._texts.join(image))
 
 
 TEXTS_NBYTES = 32 << 30

@@ -1,23 +1,24 @@
 """The work of `encode`: one image shard becomes a latent shard, rejects, and last a receipt.
 
-A `Feeder` reads one image shard in a thread of its own and gives its images to the engine, in
-order. What comes back is written here in that order. A worker has several shards under way at once.
-If several datasets lack a shard, it is read once: the engine cuts each image for all of them, and
-each gets its own files and receipt. A dataset of text alone gets the text of each sample, whatever
-its image is: no image is cut for it, so a damaged image does not matter. The worker of `score` is
-one of these, with another engine and another kind of shard.
+`sample_chain` lists the steps of a sample's way. A `Feeder` reads one image shard in a thread of
+its own and gives its samples to the engine, in order. What comes back is written here in that
+order. A worker has several shards under way at once. If several datasets lack a shard, it is read
+once: the engine cuts each image for all of them, and each gets its own files and receipt. A dataset
+of text alone gets the text of each sample, whatever its image is: no image is cut for it, so a
+damaged image does not matter. The worker of `score` is one of these, with another engine and
+another kind of shard.
 """
 
 import os
+import queue
 import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
-from functools import cache, reduce
-from operator import or_
-from queue import Empty
+from contextlib import ExitStack, closing
+from functools import cache
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
@@ -25,56 +26,45 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import captions_name
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.receipts import Receipt, gpu_count
-from wdsprep.dataset.rejects import Reject, RejectedError
+from wdsprep.dataset.rejects import Refusal, Reject
+from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.captions.options import Captions, CaptionSource, FieldCaptions
-from wdsprep.encoding.encoded_samples import Result
+from wdsprep.encoding.captions.options import CaptionSource
 from wdsprep.encoding.engine import Engine, EngineError
-from wdsprep.encoding.feeder import Block, FedSample, Feeder
 from wdsprep.encoding.gpus import require_gpu
-from wdsprep.encoding.image_shards import ImageShard, tars_of
+from wdsprep.encoding.image_shards import ImageShard, read_rows, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part, limit_memory
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.progress import EncodeProgress
+from wdsprep.encoding.sample_chain import (
+    Block,
+    CaptionFinder,
+    EncodingSample,
+    Output,
+    begin,
+    write,
+)
 from wdsprep.encoding.two_passes import ImagePass, TextPass, Turns, Visit, text_nbytes
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
-from wdsprep.runners.run import JointUnit, RunProgress, share_done
-from wdsprep.sources.base import Content
+from wdsprep.runners.run import JointUnit, RunProgress
+from wdsprep.sources.base import Content, LeftOut
+from wdsprep.sources.captions import caption_at
 from wdsprep.store import open_store
-from wdsprep.store.base import Store
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.worker_plan import EncodeTarget, ShardWork
+    from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork
 
 
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """The progress of a shard that another run has already made."""
-Taking = LatentShard | TextPass | ImagePass
-
-
-@dataclass(frozen=True, slots=True)
-class ShardInProgress:
-    """A latent shard that is being made in one dataset."""
-
-    target: "EncodeTarget"
-    shard: ImageShard
-    output: LatentShard
-
-    @property
-    def progress(self) -> RunProgress:
-        item = self.shard.item
-        samples, nbytes, rejects = self.output.so_far
-        return RunProgress(
-            samples=samples,
-            nbytes=nbytes,
-            share=share_done(samples + sum(rejects.values()), item.take or item.samples),
-            rejects=dict(rejects),
-        )
+JOIN_S = 0.05
+BLOCK_NBYTES = 1 << 20
+"""The most bytes of the images of a block, so that the pool decodes several blocks at once."""
 
 
 class _Dataset:
@@ -83,32 +73,37 @@ class _Dataset:
     Opening it writes the arrays of the empty caption, computed by `empty`, where they are missing.
     """
 
-    def __init__(
-        self,
-        target: "EncodeTarget",
-        empty: Callable[[], Mapping[str, Any]],
-        shard_class: type[LatentShard],
-    ) -> None:
-        self._target, self._shard_class = target, shard_class
+    def __init__(self, target: "EncodeTarget", empty: Callable[[], Mapping[str, Any]]) -> None:
+        self.settings, self.captions = target.settings, target.captions
         self.store = open_store(target.latents)
         self._edition = Edition(store=self.store, mark=target.edition)
         self._empty = write_empty(self._edition, fields_of(target.settings["layout"]), empty)
 
     def find_done(self, shard: ImageShard) -> Receipt | None:
-        settings = self._target.settings
-        return find_receipt(self.store, shard.name, shard.input, settings)
+        return find_receipt(self.store, shard.name, shard.input, self.settings)
 
-    def begin(self, shard: ImageShard, drafts: ExitStack) -> ShardInProgress:
+    def begin(
+        self, shard: ImageShard, shard_class: type[LatentShard], drafts: ExitStack
+    ) -> LatentShard:
         draft = drafts.enter_context(Draft(self._edition, shard.name))
-        output = closing(self._shard_class(draft, shard, self._target.settings))
-        return ShardInProgress(self._target, shard, drafts.enter_context(output))
+        return drafts.enter_context(closing(shard_class(draft, shard, self.settings)))
 
-    def finish(self, making: ShardInProgress, content: Content) -> Receipt:
-        files = {**self._empty, **(content.file if making.shard.is_foreign else {})}
-        if self._target.captions.digest:
-            name = captions_name(making.shard.name)
+    def open_captions(self, shard: ImageShard) -> CaptionFinder:
+        """Open the captions of an image shard; those of a table lie in the dataset."""
+        if self.captions.digest:
+            from wdsprep.encoding.captions.unit_captions import LaidOutCaptions  # pyarrow
+
+            return LaidOutCaptions(self.store, shard, self.captions.digest).find
+        if path := self.captions.field:
+            return lambda _key, sample: caption_at(sample.facts, path)
+        return lambda _key, _sample: None
+
+    def finish(self, output: LatentShard, content: Content) -> Receipt:
+        files = {**self._empty, **(content.file if output.shard.is_foreign else {})}
+        if self.captions.digest:
+            name = captions_name(output.shard.name)
             files[name] = hex_digest(self.store.read(name))
-        return making.output.finish(files)
+        return output.finish(files)
 
 
 class EncodeWorker:
@@ -117,12 +112,13 @@ class EncodeWorker:
     engine_class: type[Engine] = Engine
     shard_class: type[LatentShard] = LatentShard
 
-    def __init__(self, work: "ShardWork") -> None:
+    def __init__(self, work: "EncodeWork") -> None:
+        plan = work.worker_plan
         self._source = tars_of(work.images, work.max_nbytes)
-        if work.gpu_share < 1:
+        if plan.gpu_share < 1:
             require_gpu("cuda")
-            limit_memory(work.gpu_share)
-        self._encoder = work.load()
+            limit_memory(plan.gpu_share)
+        self._encoder = work.make_encoder()
         self._parts = [self._part_of(target) for target in work.targets]
         self._engine = self.engine_class(
             self._encoder,
@@ -131,16 +127,15 @@ class EncodeWorker:
             seed=work.targets[0].settings.get("seed", 0),
             batch_size=work.batch_size,
             max_area=work.max_area,
-            decoders=work.decoders or _count_cores(work.gpus),
-            threads=max(1, work.threads),
+            decoders=plan.threads or _count_cores(plan.gpus_per_worker),
+            threads=max(1, plan.threads),
         )
         self._turns = Turns(
             self._encoder.bring, self._engine, at_once=SHARDS_PER_WORKER, most=SHARDS_IN_TURN
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         empty = cache(self._engine.empty)
-        self._datasets = [_Dataset(target, empty, self.shard_class) for target in work.targets]
-        self._sources = [target.captions for target in work.targets]
+        self._datasets = [_Dataset(target, empty) for target in work.targets]
 
     def _part_of(self, target: "EncodeTarget") -> Part:
         """Return the part of a sample from which a dataset is made."""
@@ -162,22 +157,22 @@ class EncodeWorker:
         receipts: dict[int, Receipt] = {}
         try:
             with ExitStack() as drafts:
-                making: dict[int, ShardInProgress] = {}
+                outputs: dict[int, LatentShard] = {}
                 for number, shard in cast("Mapping[int, ImageShard]", unit.parts).items():
                     dataset = self._datasets[number]
                     if done := dataset.find_done(shard):
                         receipts[number] = done
                     else:
-                        making[number] = dataset.begin(shard, drafts)
-                if not making:
+                        outputs[number] = dataset.begin(shard, self.shard_class, drafts)
+                if not outputs:
                     return receipts
-                content = Content(is_kept=any(each.shard.is_foreign for each in making.values()))
-                for _ in self._encode(making, content):
-                    yield self._progress(unit, making)
-                for number, each in making.items():
-                    yield self._progress(unit, making)
-                    self._note_gpu(each.output, self._parts[number])
-                    receipts[number] = self._datasets[number].finish(each, content)
+                content = Content(is_kept=any(out.shard.is_foreign for out in outputs.values()))
+                for _ in self._encode(outputs, content):
+                    yield self._progress(unit, outputs)
+                for number, output in outputs.items():
+                    yield self._progress(unit, outputs)
+                    self._note_gpu(output, self._parts[number])
+                    receipts[number] = self._datasets[number].finish(output, content)
                 return receipts
         except EngineError as error:
             raise BrokenWorkerError(str(error)) from error
@@ -195,40 +190,26 @@ class EncodeWorker:
         made_on = gpu_count(device_name(device), images=images, captions=captions)
         output.counts[made_on] = 1
 
-    def _encode(self, making: Mapping[int, ShardInProgress], content: Content) -> Iterator[None]:
+    def _encode(self, outputs: Mapping[int, LatentShard], content: Content) -> Iterator[None]:
         """Encode a shard in one pass, or in two if the device holds one network at a time.
 
-        Yield from time to time, so that the caller can report progress.
+        In the first all captions are encoded, in the second all images. Captions for a dataset of
+        text alone are written at once; others wait for their images. Yield from time to time, so
+        that the caller can report progress.
         """
-        outputs = {number: each.output for number, each in making.items()}
-        shard = next(iter(making.values())).shard
+        shard = next(iter(outputs.values())).shard
         if not self._encoder.is_split:
-            part = reduce(or_, (self._parts[number] for number in outputs))
-            return (yield from self._encode_pass(shard, outputs, content, part))
-        yield from self._encode_in_two_passes(shard, outputs, content)
-
-    def _encode_in_two_passes(
-        self, shard: ImageShard, outputs: Mapping[int, LatentShard], content: Content
-    ) -> Iterator[None]:
-        """Encode first all captions of a shard, then all its images, and yield from time to time.
-
-        Captions for a dataset of text alone are written at once; others wait for their images.
-        """
+            yield from self._encode_pass(shard, outputs, content, Part.BOTH)
+            return
         with closing(TextPass()) as waiting:
-            texts: dict[int, Taking] = {}
-            images: dict[int, Taking] = {}
-            for number, output in outputs.items():
-                part = self._parts[number]
-                if part is Part.TEXT:
-                    texts[number] = output
-                elif part is Part.IMAGE:
-                    images[number] = output
-                else:
-                    if waiting not in texts.values():
-                        texts[number] = waiting
-                    images[number] = ImagePass(output, waiting)
+            parts = {number: self._parts[number] for number in outputs}
+            joint = [number for number, part in parts.items() if part is Part.BOTH]
+            texts: dict[int, Output] = {n: outputs[n] for n in outputs if parts[n] is Part.TEXT}
+            texts |= dict.fromkeys(joint[:1], waiting)
+            images: dict[int, Output] = {n: outputs[n] for n in outputs if parts[n] is Part.IMAGE}
+            images |= {number: ImagePass(outputs[number], waiting) for number in joint}
             if texts:
-                if waiting in texts.values():
+                if joint:
                     waiting.nbytes = shard.likely_samples * text_nbytes(self._encoder.fields)
                 first = Content(is_kept=False) if images else content
                 with self._turns.visit(Part.TEXT, waiting) as visit:
@@ -247,79 +228,67 @@ class EncodeWorker:
             yield
 
     def _encode_pass(
-        self, shard: ImageShard, outputs: Mapping[int, Taking], content: Content, part: Part
+        self, shard: ImageShard, outputs: Mapping[int, Output], content: Content, part: Part
     ) -> Iterator[None]:
         """Encode the captions or images of a shard, or both, into the outputs of its datasets.
 
-        Yield from time to time, so that the caller can report progress.
+        Yield from time to time, so that the caller can report progress. Raise the error that ended
+        the reading of the shard, or EngineError if a thread of the engine has failed.
         """
-        with Feeder(
-            self._engine, self._source, shard, content, part, self._open_captions(shard, outputs)
-        ) as feeder:
-            yield from self._drain(feeder, outputs)
-            for output in outputs.values():
-                output.counts.update(feeder.left_out.counts())
+        captioned, left_out = self._open_captions(shard, outputs, part), LeftOut()
+        rows = read_rows(
+            self._source,
+            shard,
+            content=content,
+            left_out=left_out,
+            has_images=any(Part.IMAGE in own for _, parts in captioned for own in parts.values()),
+        )
+        yielded_s = time.monotonic()
+        with Feeder(self._engine, shard.name, rows, captioned) as feeder:
+            for block in feeder:
+                if block is None:
+                    yield
+                    continue
+                try:
+                    while not (block.done() or wait([block], PROGRESS_S).done):
+                        self._engine.check()
+                        yield
+                    for entry in block.entries:
+                        write(entry, outputs)
+                finally:
+                    self._engine.leave(block)
+                if time.monotonic() - yielded_s > PROGRESS_S:
+                    yielded_s = time.monotonic()
+                    yield
+        for output in outputs.values():
+            output.counts.update(left_out.counts())
 
     def _open_captions(
-        self, shard: ImageShard, numbers: Iterable[int]
-    ) -> list[tuple[Captions, Sequence[int]]]:
-        """Open the captions of a shard, and return them with the numbers of their datasets."""
-        together: dict[CaptionSource, list[int]] = {}
+        self, shard: ImageShard, numbers: Iterable[int], part: Part
+    ) -> list[tuple[CaptionFinder, dict[int, Part]]]:
+        """Open the captions of a shard, each for the datasets that have them.
+
+        Return them with the part of a sample that each of these datasets gets, as far as it is
+        `part`.
+        """
+        together: dict[CaptionSource, dict[int, Part]] = {}
         for number in numbers:
-            together.setdefault(self._sources[number], []).append(number)
-        stores = [dataset.store for dataset in self._datasets]
+            captions = self._datasets[number].captions
+            together.setdefault(captions, {})[number] = part & self._parts[number]
         return [
-            (_open_captions(source, stores[same[0]], shard), same)
-            for source, same in together.items()
+            (self._datasets[next(iter(parts))].open_captions(shard), parts)
+            for parts in together.values()
         ]
 
-    def _drain(self, feeder: Feeder, outputs: Mapping[int, Taking]) -> Iterator[None]:
-        """Write the results of a shard to its outputs, and yield from time to time.
-
-        Raise the error that ended the reading of the shard, or EngineError if a thread of the
-        engine has failed.
-        """
-        told = time.monotonic()
-        while True:
-            try:
-                block = feeder.blocks.get(timeout=PROGRESS_S)
-            except Empty:
-                self._engine.check()
-                yield
-                continue
-            if block is None:
-                return
-            if isinstance(block, Exception):
-                raise block
-            yield from self._write(block, outputs)
-            if time.monotonic() - told > PROGRESS_S:
-                told = time.monotonic()
-                yield
-
-    def _write(self, block: Block, outputs: Mapping[int, Taking]) -> Iterator[None]:
-        with block.results or nullcontext() as pending:
-            while pending and not (pending.done() or wait([pending], PROGRESS_S).done):
-                self._engine.check()
-                yield
-            results = iter(pending.result() if pending else ())
-            for entry in block.entries:
-                if isinstance(entry, Reject):
-                    for output in outputs.values():
-                        output.refuse(entry)
-                    continue
-                for number, made in zip(entry.outputs, next(results), strict=True):
-                    _add_result(outputs[number], entry, made)
-
-    def _progress(self, unit: JointUnit, making: Mapping[int, ShardInProgress]) -> EncodeProgress:
+    def _progress(self, unit: JointUnit, outputs: Mapping[int, LatentShard]) -> EncodeProgress:
         stats = self._engine.stats
-        parts = {n: making[n].progress if n in making else NOTHING_LEFT for n in unit.parts}
-        each = parts.values()
+        parts = {n: outputs[n].progress if n in outputs else NOTHING_LEFT for n in unit.parts}
         return EncodeProgress(
             parts=parts,
-            samples=sum(part.samples for part in each),
-            nbytes=sum(part.nbytes for part in each),
-            share=min(part.share for part in each),
-            rejects=sum_counts(part.rejects for part in each),
+            samples=sum(part.samples for part in parts.values()),
+            nbytes=sum(part.nbytes for part in parts.values()),
+            share=min(part.share for part in parts.values()),
+            rejects=sum_counts(part.rejects for part in parts.values()),
             worker=self._name,
             device=device_name(self._encoder.device),
             done=stats.samples,
@@ -332,28 +301,83 @@ class EncodeWorker:
         )
 
 
-def _open_captions(source: CaptionSource, store: Store, shard: ImageShard) -> Captions:
-    """Open the captions of an image shard; those of a table lie in the dataset in `store`."""
-    if source.digest:
-        from wdsprep.encoding.captions.unit_captions import LaidOutCaptions  # pyarrow
-
-        return LaidOutCaptions(store, shard, source.digest)
-    return FieldCaptions(source.field) if source.field else Captions()
-
-
 def _count_cores(gpus: float) -> int:
     from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
 
     return max(1, int(node_share(gpus)))
 
 
-def _add_result(output: Taking, fed: FedSample, made: Result | RejectedError) -> None:
-    try:
-        if isinstance(made, RejectedError):
-            raise made
-        output.add(fed.key, fed.sample, made)
-        if fed.is_named:
-            output.counts["named"] += 1
-    except RejectedError as refused:
-        source, code, detail = fed.sample.source, refused.code, refused.detail
-        output.refuse(Reject(key=fed.key, source=source, code=code, detail=detail))
+class Feeder:
+    """A thread that reads an image shard and feeds its samples to the engine, in order."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        rows: Generator[tuple[str, Sample | Refusal], None, None],
+        captioned: Sequence[tuple[CaptionFinder, Mapping[int, Part]]],
+    ) -> None:
+        """Prepare to read the rows of a shard; entering the context starts the thread."""
+        self._engine, self._rows, self._captioned = engine, rows, captioned
+        self._blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=f"feed {name}", daemon=True)
+
+    def __enter__(self) -> "Feeder":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop reading, wait for the thread, and release the blocks that nobody has taken."""
+        self._stopped = True
+        while self._thread.is_alive() or not self._blocks.empty():
+            self._thread.join(JOIN_S)
+            while not self._blocks.empty():
+                block = self._blocks.get()
+                if isinstance(block, Block):
+                    self._engine.leave(block)
+
+    def __iter__(self) -> Iterator[Block | None]:
+        """Yield the blocks of the shard in order, and None whenever none has come for a while.
+
+        Raise the error that ended the reading, or EngineError if a thread of the engine has failed.
+        """
+        while True:
+            try:
+                block = self._blocks.get(timeout=PROGRESS_S)
+            except queue.Empty:
+                self._engine.check()
+                yield None
+                continue
+            if block is None:
+                return
+            if isinstance(block, Exception):
+                raise block
+            yield block
+
+    def _run(self) -> None:
+        try:
+            with self._engine.feeding(), closing(self._rows):
+                first = list(islice(self._rows, 1))  # the tar is open, its first bytes are here
+                with self._engine.turn():
+                    for block in self._fill_blocks(chain(first, self._rows)):
+                        self._engine.put(block)
+                        self._blocks.put(block)
+        except Exception as error:  # noqa: BLE001  raised again where the blocks are taken
+            self._blocks.put(error)
+        else:
+            self._blocks.put(None)
+
+    def _fill_blocks(self, rows: Iterable[tuple[str, Sample | Refusal]]) -> Iterator[Block]:
+        entries: list[EncodingSample | Reject] = []
+        nbytes = 0
+        for key, row in rows:
+            if self._stopped:
+                return
+            entries += begin(key, row, self._captioned)
+            nbytes += len(row.image) if isinstance(row, Sample) else 0
+            if len(entries) >= self._engine.block_size or nbytes >= BLOCK_NBYTES:
+                yield Block(entries)
+                entries, nbytes = [], 0
+        if entries:
+            yield Block(entries)

@@ -199,8 +199,8 @@ class EncodeTarget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardWork:
-    """The picklable description of a worker that makes shards from image shards.
+class EncodeWork:
+    """The picklable description of a worker of `encode`, which a runner opens.
 
     A unit of work is a `JointUnit`. Its parts are image shards, each with the number of the target
     in `targets` that what is made of them goes to.
@@ -208,31 +208,12 @@ class ShardWork:
 
     images: str
     targets: tuple[EncodeTarget, ...]
+    make_encoder: Callable[[], "Encoder"]
+    """Loads the models, in the worker."""
+    worker_plan: EncodeWorkerPlan
     max_area: int
     max_nbytes: int = MAX_NBYTES
     batch_size: int
-    decoders: int
-    """The number of threads that decode images; 0: the cores of the node that go with `gpus`."""
-    threads: int
-    """The number of batches that a CPU computes at once."""
-    gpus: float = 0.0
-    """The number of GPUs that the worker has, or its share of one."""
-    gpu_share: float = 1.0
-    """The worker's share of the memory of its GPU."""
-
-    def load(self) -> "Encoder":
-        """Load the models of a worker."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeWork(ShardWork):
-    """The picklable description of a worker of `encode`, which a runner opens."""
-
-    make_encoder: Callable[[], "Encoder"]
-
-    def load(self) -> "Encoder":
-        return self.make_encoder()
 
     def open(self) -> "EncodeWorker":
         prepare_allocator()

@@ -20,7 +20,7 @@ from wdsprep.encoding.latent_shard import LatentShard, put_empty
 from wdsprep.importing.import_plan import arrays_in, members_of, size_of
 from wdsprep.importing.latent_caches import Row
 from wdsprep.runners.base import PROGRESS_S
-from wdsprep.runners.run import RunProgress, share_done
+from wdsprep.runners.run import RunProgress
 from wdsprep.sources.base import make_or_refuse
 from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.store import open_store
@@ -59,8 +59,8 @@ class ImportWorker:
                 self._take(output, row)
                 if time.monotonic() - told > PROGRESS_S:
                     told = time.monotonic()
-                    yield _progress(shard, output)
-            yield _progress(shard, output)
+                    yield output.progress
+            yield output.progress
             return output.finish(self._empty)
 
     def _take(self, output: LatentShard, row: Row) -> None:
@@ -93,13 +93,3 @@ class ImportWorker:
             said["captions"] = captions
         texts = ("json", facts_bytes(said)), ("txt", caption.encode("utf-8", "replace"))
         output.add_members(row.key, [*stored, *texts], said, shape=shape)
-
-
-def _progress(shard: ImageShard, output: LatentShard) -> RunProgress:
-    inputs = output.samples + output.rejects.counts.total()
-    return RunProgress(
-        samples=output.samples,
-        nbytes=output.nbytes,
-        share=share_done(inputs, shard.item.take or shard.item.samples),
-        rejects=dict(output.rejects.counts),
-    )

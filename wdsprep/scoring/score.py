@@ -35,8 +35,8 @@ from wdsprep.encoding.pending_shards import (
 )
 from wdsprep.encoding.worker_plan import (
     EncodeTarget,
+    EncodeWork,
     EncodeWorkerPlan,
-    ShardWork,
     plan_for_machines,
     runner_of,
     settle_runner,
@@ -64,7 +64,7 @@ from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.models.base import Encoder
+    from wdsprep.scoring.networks import ScoreEncoder
     from wdsprep.scoring.worker import ScoreWorker
 
 
@@ -74,23 +74,21 @@ USEFUL_SHARES = 0.25, 0.75
 STORED = {"fp16": "<f2", "fp32": "<f4"}
 
 
+def make_encoder(models: Sequence[ScoreModel], device: str, dtype: str) -> "ScoreEncoder":
+    """Load the models in a worker, after a check of the worker's GPU and of their files."""
+    from torch import device as torch_device
+
+    from wdsprep.encoding.models.device import check_age
+    from wdsprep.scoring.networks import ScoreEncoder
+
+    require_gpu(device)
+    check_age(torch_device(device))
+    return ScoreEncoder(list(map(check_here, models)), device, dtype)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreWork(ShardWork):
+class ScoreWork(EncodeWork):
     """The picklable description of a worker of `score`, which a runner opens."""
-
-    models: tuple[ScoreModel, ...]
-    device: str
-    dtype: str
-
-    def load(self) -> "Encoder":
-        from torch import device
-
-        from wdsprep.encoding.models.device import check_age
-        from wdsprep.scoring.networks import ScoreEncoder
-
-        require_gpu(self.device)
-        check_age(device(self.device))
-        return ScoreEncoder(list(map(check_here, self.models)), self.device, self.dtype)
 
     def open(self) -> "ScoreWorker":
         prepare_allocator()
@@ -249,22 +247,18 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
 
 
 def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
-    worker_plan = plan.worker_plan
+    device = plan.worker_plan.device
     target = EncodeTarget(latents=plan.out, settings=plan.settings, edition=edition)
     return ScoreWork(
         images=plan.source.url,
         targets=(target,),
-        models=tuple(each.model for each in plan.tried),
-        device=worker_plan.device,
-        dtype=plan.dtype,
+        make_encoder=partial(
+            make_encoder, tuple(each.model for each in plan.tried), device, plan.dtype
+        ),
+        worker_plan=plan.worker_plan,
         max_area=options.max_area,
         max_nbytes=int(options.max_bytes),
-        batch_size=int(options.batch_size)
-        or (CPU_BATCH if worker_plan.device == "cpu" else GPU_BATCH),
-        decoders=worker_plan.threads,
-        threads=worker_plan.threads,
-        gpus=worker_plan.gpus_per_worker,
-        gpu_share=worker_plan.gpu_share,
+        batch_size=int(options.batch_size) or (CPU_BATCH if device == "cpu" else GPU_BATCH),
     )
 
 

@@ -7,10 +7,10 @@ On a GPU it is padded, so that all batches are of one shape. On a CPU nothing is
 nobody asked for.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,28 +20,23 @@ from wdsprep.dataset.npy_arrays import NUMBERS
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
-from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.settings import SCORES, columns_of
-from wdsprep.dataset.shapes import Size
-from wdsprep.encoding.batching import Batcher
-from wdsprep.encoding.encoded_samples import PendingBlock, Result, Row, SampleInput, SampleUnderWay
-from wdsprep.encoding.engine import SPARE_BATCHES, Engine
+from wdsprep.encoding.batching import Batcher, DeviceBatches
+from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.latent_shard import Files, LatentShard, npy_of
 from wdsprep.encoding.models.base import Part
-from wdsprep.encoding.models.device import Arrays, ImageBatch
+from wdsprep.encoding.models.device import DeviceBatch, ImageBatch
+from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample, Row
 from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.encoding.worker_plan import EncodeTarget
 from wdsprep.images.crop import NO_PIXELS, Crop, decode_image
 from wdsprep.images.nearest_shape import Fit
+from wdsprep.runners.run import RunProgress
 from wdsprep.scoring.languages import RepeatedCaptions, caption_columns
 from wdsprep.scoring.networks import DecodedImage, Prepared, ScoreEncoder
 
 BATCH_NBYTES = 256 << 20
-
-
 """The most bytes of the prepared images of a batch: the engine holds a few batches of them."""
-
-
 NO_FIT = Fit(0, 0, 0, 0)
 
 
@@ -52,54 +47,55 @@ class PreparedImage(Crop):
     inputs: Sequence[Prepared]
 
 
-@dataclass(slots=True)
-class ShardRows:
-    """The samples of a shard that wait for a batch."""
-
-    rows: list[Row] = field(default_factory=list)
-    is_whole: bool = False
-    """True if no more samples of the shard come."""
-
-
 class ScoreBatcher(Batcher):
-    """The prepared images of samples that wait for a batch, with their captions."""
+    """The prepared images of samples that wait for a batch, grouped by their shards."""
 
-    def __init__(self, encoder: ScoreEncoder) -> None:
-        refuse = lambda _row, _code: None  # noqa: E731  no caption is without tokens here
-        super().__init__(encoder, refuse, flips=False, image_window=0, text_window=0)
-        self._shards = deque([ShardRows()])
+    encoder: ScoreEncoder
 
-    def add(self, sample: SampleUnderWay) -> None:
-        sample.parts = [part & Part.IMAGE for part in sample.parts]
-        super().add(sample)
-
-    def _add_cut(self, sample: SampleUnderWay, number: int, _cut: Crop) -> None:
-        self._shards[-1].rows.append(Row(sample, number))
-        sample.missing += 1
+    def __init__(self, encoder: ScoreEncoder, devices: DeviceBatches) -> None:
+        self.blank = encoder.inputs_of([encoder.blank], [""])
+        """The rows of each input of a batch of one sample."""
+        self.inputs = len(self.blank)
+        self._shard = 0
+        super().__init__(encoder, devices)
 
     def end_shard(self) -> None:
         """Note that the samples that come next are of another shard."""
-        self._shards[-1].is_whole = True
-        self._shards.append(ShardRows())
+        self._shard += 1
 
-    def next_images(
-        self, size: int, _size_of: Callable[[Size], int], *, now: bool, head: PendingBlock | None
-    ) -> tuple[Size, list[Row], int] | None:
-        """Remove a batch of samples; return it and its size, or None if none is ready.
+    def next_batch(
+        self, *, now: bool, head: Block | None = None
+    ) -> tuple[list[Row], DeviceBatch | None] | None:
+        """Remove the rows of a batch that is ready, and return them with it.
 
         Whether it is ready depends on the samples of its shard alone, not on `now` and `head`.
         """
         del now, head
-        while len(self._shards) > 1 and not self._shards[0].rows:
-            self._shards.popleft()
-        shard = self._shards[0]
-        rows, shard.rows = shard.rows[:size], shard.rows[size:]
-        if rows and (
-            len(rows) == size or shard.is_whole or self.count_after(rows[0].sample) >= 2 * size - 1
-        ):
-            return (0, 0), rows, size
-        shard.rows = rows
-        return None
+        return super().next_batch(now=False)
+
+    def _group_of(self, _row: Row) -> Hashable:
+        return self._shard
+
+    def _is_whole(self, shard: Hashable) -> bool:
+        return shard != self._shard
+
+    def _size_of(self, _shard: Hashable) -> int:
+        return self._devices.size
+
+    def image_batch(self, rows: Sequence[Row], _shard: Hashable, size: int) -> ImageBatch:
+        """Return a batch of samples, or of a blank image, padded to a size on a GPU."""
+        prepared = [row.crop.inputs for row in rows if isinstance(row.crop, PreparedImage)]
+        captions = [row.sample.sample.caption for row in rows]
+        inputs = self.encoder.inputs_of(prepared, captions) if rows else self.blank
+        if self.encoder.device.type != "cuda":
+            size = len(inputs[0])
+        stacks = []
+        for tensors in inputs:
+            stack = self.host_memory((size, *tensors[0].shape), tensors[0].dtype)
+            torch.stack(list(tensors), out=stack[: len(tensors)])
+            stack[len(tensors) :] = tensors[0]
+            stacks.append(stack)
+        return ImageBatch(len(inputs[0]), tuple(stacks))
 
 
 class ScoreEngine(Engine):
@@ -114,18 +110,12 @@ class ScoreEngine(Engine):
         most = BATCH_NBYTES // max(1, sum(own[0].nbytes for own in rows))
         super().__init__(encoder, batch_size=max(1, min(batch_size, most)), **options)
 
-    def _make_batcher(self, most_waiting: int) -> ScoreBatcher:
-        del most_waiting
-        return ScoreBatcher(self._encoder)
+    def _make_batcher(self, _most_waiting: int) -> ScoreBatcher:
+        return ScoreBatcher(self._encoder, self.batches)
 
     def _warm_up(self) -> None:
         if self._encoder.networks:
-            self.batches.warm_up([self.fill(self._blank_inputs, self.batches.size)])
-
-    @property
-    def _blank_inputs(self) -> list[Sequence[Tensor]]:
-        """Return the rows of each input of a batch of one sample."""
-        return self._encoder.inputs_of([self._encoder.blank], [""])
+            self.batches.warm_up([self._batcher.image_batch([], 0, self.batches.size)])
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -134,32 +124,32 @@ class ScoreEngine(Engine):
             try:
                 yield
             finally:
-                self.fed.put(PendingBlock(lambda _block: None))
+                self.fed.put(Block([]))
 
-    def _collect(self, block: PendingBlock | None) -> None:
-        if block is not None and not block.samples:
+    def _collect(self, block: Block | None) -> None:
+        if block is not None and not block.entries:
             self._batcher.end_shard()
         super()._collect(block)
 
-    def _prepare(self, samples: Sequence[SampleInput], made: Sequence[SampleUnderWay]) -> None:
+    def _prepare(self, samples: Sequence[EncodingSample]) -> None:
         """Give each sample its image as each processor prepares it, or the reason to reject it.
 
         Each image is decoded once. What the processors do after scaling is done for all of them.
         """
         scaled = {}
-        for sample, own in zip(samples, made, strict=True):
+        for sample in samples:
             try:
-                image = DecodedImage(decode_image(sample.image, max_area=self.max_area))
-                scaled[own] = image, [each.scale(image) for each in self._encoder.processors]
+                image = DecodedImage(decode_image(sample.sample.image, max_area=self.max_area))
+                scaled[sample] = image, [each.scale(image) for each in self._encoder.processors]
             except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
-                own.cuts[0] = as_rejected(error, Code.UNREADABLE)
+                sample.crops[0] = as_rejected(error, Code.UNREADABLE)
+            sample.drop_image()
         prepared = [
             processor.finish([parts[number] for _, parts in scaled.values()])
             for number, processor in enumerate(self._encoder.processors)
         ]
-        for row, (own, (image, _)) in enumerate(scaled.items()):
-            inputs = [each[row] for each in prepared]
-            own.cuts[0] = self._check(image, inputs)
+        for row, (sample, (image, _)) in enumerate(scaled.items()):
+            sample.crops[0] = self._check(image, [each[row] for each in prepared])
 
     def _check(self, image: DecodedImage, inputs: Sequence[Prepared]) -> Crop | RejectedError:
         """Return an image with what processors made of it, or why it fits into no batch."""
@@ -171,31 +161,6 @@ class ScoreEngine(Engine):
             pixels=NO_PIXELS, width=width, height=height, fit=NO_FIT, inputs=inputs
         )
 
-    def _image_batch(self, rows: Sequence[Row], _shape: tuple[int, int], size: int) -> ImageBatch:
-        prepared = [row.crop.inputs for row in rows if isinstance(row.crop, PreparedImage)]
-        inputs = self._encoder.inputs_of(prepared, [row.sample.caption for row in rows])
-        self.release_pixels(rows)
-        return self.fill(inputs, size)
-
-    def fill(self, inputs: Sequence[Sequence[Tensor]], size: int) -> ImageBatch:
-        """Return a batch of samples, given the rows of each input, padded to `size` on a GPU."""
-        if self._encoder.device.type != "cuda":
-            size = len(inputs[0])
-        stacks = []
-        for rows in inputs:
-            stack = self.host_memory((size, *rows[0].shape), rows[0].dtype)
-            torch.stack(list(rows), out=stack[: len(rows)])
-            stack[len(rows) :] = rows[0]
-            stacks.append(stack)
-        return ImageBatch(len(inputs[0]), tuple(stacks))
-
-    @property
-    def _most_spare(self) -> int:
-        return SPARE_BATCHES * len(self._blank_inputs)
-
-    def keep_memory(self, batch: ImageBatch) -> None:
-        self.spare.extend(batch.inputs)
-
 
 class ScoreShard(LatentShard):
     """The scores of an image shard, gathered until the last sample has come, and then written.
@@ -205,44 +170,43 @@ class ScoreShard(LatentShard):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._entries: list[tuple[str, Sample, Arrays] | Reject] = []
+        self._entries: list[EncodedSample | Reject] = []
 
     @property
-    def so_far(self) -> tuple[int, int, Mapping[str, int]]:
+    def progress(self) -> RunProgress:
         codes = Counter(own.code.value for own in self._entries if isinstance(own, Reject))
-        return len(self._entries) - codes.total(), 0, codes
+        return self._progress(len(self._entries) - codes.total(), 0, codes)
 
     def refuse(self, reject: Reject) -> None:
         self._entries.append(reject)
 
-    def add(self, key: str, sample: Sample, result: Result) -> None:
-        self._entries.append((key, sample, result.arrays))
+    def add(self, scored: EncodedSample) -> None:
+        self._entries.append(scored)
 
     def finish(self, files: Files) -> Receipt:
         columns, repeats = columns_of(self.settings), RepeatedCaptions()
         if has_captions := bool(self.settings[SCORES]["language"]):
-            repeats.add(own[1].caption for own in self._entries if not isinstance(own, Reject))
+            repeats.add(own.sample.caption for own in self._entries if not isinstance(own, Reject))
         for entry in self._entries:
             if isinstance(entry, Reject):
                 super().refuse(entry)
                 continue
-            key, sample, arrays = entry
-            numbers = map(short_number, arrays.get(NUMBERS, ()))
+            numbers = map(short_number, entry.arrays.get(NUMBERS, ()))
             facts: dict[str, Any] = dict(zip(columns, numbers, strict=False))  # captions' come last
             if has_captions:
-                facts |= caption_columns(sample.caption)
-                facts["caption_repeats"] = repeats.of(sample.caption)
+                facts |= caption_columns(entry.sample.caption)
+                facts["caption_repeats"] = repeats.of(entry.sample.caption)
             try:
-                self._write(key, sample, facts, arrays)
+                self._write(entry, facts)
             except RejectedError as refused:
-                code, detail = refused.code, refused.detail
-                super().refuse(Reject(key=key, source=sample.source, code=code, detail=detail))
+                super().refuse(refused.to_reject(entry.key, entry.sample.source))
         return super().finish(files)
 
-    def _write(self, key: str, sample: Sample, facts: dict[str, Any], arrays: Arrays) -> None:
-        facts |= {"key": key, "source": sample.facts.get("source", sample.source)}
-        members = [(field.name, npy_of(field, arrays[field.name])) for field in self.fields]
-        self.add_members(key, members, facts)
+    def _write(self, scored: EncodedSample, facts: dict[str, Any]) -> None:
+        source = scored.sample.facts.get("source", scored.sample.source)
+        facts |= {"key": scored.key, "source": source}
+        members = [(field.name, npy_of(field, scored.arrays[field.name])) for field in self.fields]
+        self.add_members(scored.key, members, facts)
 
 
 class ScoreWorker(EncodeWorker):
@@ -253,7 +217,7 @@ class ScoreWorker(EncodeWorker):
     _encoder: ScoreEncoder
 
     def _part_of(self, _target: EncodeTarget) -> Part:
-        return Part.of(self._encoder.fields)
+        return Part.of(self._encoder.fields) & Part.IMAGE  # captions are not encoded by themselves
 
 
 def short_number(value: Tensor) -> float:

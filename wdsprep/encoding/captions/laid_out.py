@@ -13,7 +13,7 @@ index` has made its table.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -38,7 +38,7 @@ from wdsprep.dataset.samples import Sample, value_at_path
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import dated_manifest, refresh_manifest
 from wdsprep.dataset.thread_map import map_ahead
-from wdsprep.encoding.captions.options import CaptionedDataset, replace_surrogates
+from wdsprep.encoding.captions.options import replace_surrogates
 from wdsprep.encoding.captions.table import CaptionRecord, CaptionTable
 from wdsprep.encoding.captions.unit_captions import CAPTION, SCHEMA, encode_captions
 from wdsprep.encoding.image_shards import ImageShard
@@ -56,6 +56,17 @@ from wdsprep.text import EXAMPLES, command, human_time, plural, shown
 
 NOTHING = np.zeros(0, np.int64), pa.nulls(0, pa.string())
 WAITING = "keys of samples wait there for their captions"
+
+
+class CaptionedDataset(NamedTuple):
+    """A dataset with captions of a table: all its image shards, and those that it lacks.
+
+    A shard stands for itself by its name and its input.
+    """
+
+    place: str
+    shards: Sequence[ImageShard]
+    pending: Collection[tuple[str, str]]
 
 
 class CaptionLayout:

@@ -1,37 +1,26 @@
 """The options that choose the captions to encode, and the sources of captions that follow.
 
-`CaptionSource` says where a dataset has its captions from, if not from its samples, and `Captions`
-finds them for a worker. `table` reads a table of captions, and `laid_out` joins it with the samples
-of each unit.
+`CaptionSource` says where a dataset has its captions from, if not from its samples. `table` reads a
+table of captions, `laid_out` joins it with the samples of each unit, and `unit_captions` finds them
+there for a worker.
 """
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, about
-from wdsprep.sources.captions import caption_at
 from wdsprep.sources.tables.text import BY
 from wdsprep.text import brief, parse_names
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 CAPTIONS = "Captions"
-
-
 OWN = "caption"
-
-
 """The name of the samples' own captions, and of captions that replace them."""
-
-
 CAPTION = "{caption}"
-
-
 """The part of a place that is replaced by the name of the dataset's captions."""
 
 
@@ -61,38 +50,6 @@ class CaptionSource:
             "captions_by": self.by,
         }
         return {name: value for name, value in said.items() if value}
-
-
-class CaptionedDataset(NamedTuple):
-    """A dataset with captions of a table: all its image shards, and those that it lacks.
-
-    A shard stands for itself by its name and its input.
-    """
-
-    place: str
-    shards: Sequence[ImageShard]
-    pending: Collection[tuple[str, str]]
-
-
-class Captions:
-    """A search for the captions of a shard's samples; this one leaves samples their own."""
-
-    def find(self, key: str, sample: Sample) -> str | None:
-        """Return the caption that was found for a sample, or None if it keeps its own.
-
-        Samples are asked for in their order.
-        """
-        del key, sample
-        return None
-
-
-class FieldCaptions(Captions):
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def find(self, key: str, sample: Sample) -> str | None:
-        del key
-        return caption_at(sample.facts, self._path)
 
 
 def replace_surrogates(text: str) -> str:

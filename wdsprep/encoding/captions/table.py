@@ -22,16 +22,14 @@ from wdsprep.encoding.captions.options import (
     OWN,
     CaptionOptions,
     CaptionSource,
-    FieldCaptions,
     replace_surrogates,
 )
-from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.encoding.shard_rows import ShardRows
+from wdsprep.encoding.image_shards import ImageShard, read_rows
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources.base import Content
-from wdsprep.sources.captions import first_of
+from wdsprep.sources.base import Content, LeftOut
+from wdsprep.sources.captions import caption_at, first_of
 from wdsprep.sources.recognise import recognise_tables
 from wdsprep.sources.tables.text import BY, Table, TableFiles
 from wdsprep.sources.tars import TarsSource
@@ -218,15 +216,16 @@ def warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> 
 
     If the first shard is missing or damaged, a worker reports that later.
     """
-    captions, there, seen = FieldCaptions(path), dict[str, None](), 0
+    there, seen = dict[str, None](), 0
     tars = replace(tars, has_images=False)
     for shard in shards[:1]:
-        rows = ShardRows(source=tars, shard=shard, content=Content(is_kept=False)).read()
+        content = Content(is_kept=False)
+        rows = read_rows(tars, shard, content=content, left_out=LeftOut(), has_images=False)
         with suppress(FormatError, HopelessError):
-            for key, sample in islice(rows, LOOKED_AT):
+            for _, sample in islice(rows, LOOKED_AT):
                 if not isinstance(sample, Sample):
                     continue
-                if captions.find(key, sample):
+                if caption_at(sample.facts, path):
                     return ""
                 seen += 1
                 meta = sample.facts.get("meta")

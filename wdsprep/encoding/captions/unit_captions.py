@@ -15,7 +15,7 @@ from wdsprep.dataset.file_names import captions_name
 from wdsprep.dataset.sample_table import GROUP_ROWS, KEY, MARK, open_writer, table_schema
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.settings import TEXT
-from wdsprep.encoding.captions.options import Captions, replace_surrogates
+from wdsprep.encoding.captions.options import replace_surrogates
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import DamageError, NotFoundError, SourceError
 from wdsprep.runners.base import HopelessError
@@ -34,7 +34,7 @@ def encode_captions(rows: pa.Table, digest: str, shard: ImageShard) -> bytes:
     return out.getvalue()
 
 
-class LaidOutCaptions(Captions):
+class LaidOutCaptions:
     """The captions that a table has for the samples of an image shard."""
 
     def __init__(self, store: Store, shard: ImageShard, digest: str) -> None:

@@ -102,5 +102,4 @@ def prepare_image(
 
 def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
     """Return the reject that `encode` would write for a sample."""
-    source = shown(f"{tar}/{found.key}")
-    return Reject(key=found.key, source=source, code=refused.code, detail=refused.detail)
+    return refused.to_reject(found.key, shown(f"{tar}/{found.key}"))

@@ -18,36 +18,38 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 from wdsprep.dataset.damage import naming_next_step, verify_step
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject, RejectedError
-from wdsprep.dataset.samples import Sample, parse_json
+from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, refresh_manifest, write_manifest
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.encoded_samples import Result
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import (
     LatentShard,
-    SampleSpool,
-    SpooledSample,
     facts_of,
     members_of,
     shape_of,
+    spool_sample,
+    unspool_sample,
     write_empty,
 )
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding, prepare_image, reject_of
 from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 from wdsprep.encoding.recipe_defaults import fields
+from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.errors import DamageError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.run import open_dataset_to_write
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart
+from wdsprep.store.spool import Place, Spool
 
 GATHERED = 256  # shards at most, each an open file, of which many systems allow 1,024
 WRITING = 4  # whole shards that wait to be written, at most: beyond that, `add` waits
@@ -58,9 +60,9 @@ _log = logging.getLogger("wdsprep")
 class GatheredShard:
     """The encoded samples of a latent shard that have come so far, by their number in it."""
 
-    samples: SampleSpool = field(default_factory=SampleSpool)
-    come: dict[int, SpooledSample | Reject] = field(default_factory=dict)
-    shapes: dict[int, str] = field(default_factory=dict)
+    spool: Spool = field(default_factory=Spool)
+    come: dict[int, tuple[Place, str] | Reject] = field(default_factory=dict)
+    """The place of each sample in the spool, and its shape; or its reject."""
 
 
 class LatentWriter:
@@ -111,7 +113,7 @@ class LatentWriter:
         self._writing: deque[Future[None]] = deque()
         self._is_listed = True
 
-    def add(self, shard: int, index: int, key: str, sample: Sample, result: Result) -> None:
+    def add(self, shard: int, index: int, encoded: EncodedSample) -> None:
         """Store an encoded sample, if its shard is still to be written and the sample is new.
 
         `index` is the sample's number in the image shard. A shard that is now whole is written by a
@@ -122,10 +124,10 @@ class LatentWriter:
         come = self._gather(shard)
         if come is None or index in come.come:
             return
-        shape = come.shapes[index] = shape_of(result) if self._shapes else ""
+        shape = shape_of(encoded) if self._shapes else ""
         arrays = self._shapes.get(shape, self._fields)
-        members = members_of(arrays, facts_of(key, sample, result, is_packed=True), result)
-        come.come[index] = come.samples.put(key, members)
+        members = members_of(arrays, facts_of(encoded, is_packed=True), encoded)
+        come.come[index] = spool_sample(come.spool, encoded.key, members), shape
         self._write_if_whole(shard)
 
     def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
@@ -154,7 +156,7 @@ class LatentWriter:
 
     def _drop(self, shard: int) -> None:
         del self._left[shard]
-        self._gathered.pop(shard).samples.close()
+        self._gathered.pop(shard).spool.close()
 
     def _write_if_whole(self, shard: int) -> None:
         if len(self._gathered[shard].come) == self._sizes[shard]:
@@ -173,7 +175,7 @@ class LatentWriter:
             if find_receipt(self._edition.store, shard.name, shard.input, settings) is None:
                 self._write_anew(shard, made)
         finally:
-            made.samples.close()
+            made.spool.close()
 
     def _write_anew(self, shard: ImageShard, made: GatheredShard) -> None:
         """Write a latent shard, or log a warning if the image shard's bytes have changed."""
@@ -187,16 +189,17 @@ class LatentWriter:
             Draft(self._edition, shard.name) as draft,
             closing(LatentShard(draft, shard, settings)) as output,
         ):
-            for index, one in sorted(come.items()):
-                if isinstance(one, Reject):
-                    output.rejects.add(one)
-                else:
-                    members, shape = made.samples.members(one), made.shapes[index]
-                    try:
-                        facts = parse_json(dict(members)["json"])
-                        output.add_members(one.key, members, facts, shape=shape)
-                    except RejectedError as error:
-                        output.rejects.add(Reject(key=one.key, source="", code=error.code))
+            for _, entry in sorted(come.items(), key=itemgetter(0)):
+                if isinstance(entry, Reject):
+                    output.rejects.add(entry)
+                    continue
+                place, shape = entry
+                key, members = unspool_sample(made.spool, place)
+                try:
+                    facts = parse_json(dict(members)["json"])
+                    output.add_members(key, members, facts, shape=shape)
+                except RejectedError as error:
+                    output.rejects.add(Reject(key=key, source="", code=error.code))
             output.finish(self._empty)
 
     def _find_size_rejects(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
@@ -236,7 +239,7 @@ class LatentWriter:
         """Finish the writes, and drop the shards that lack samples, which are left to `encode`."""
         self._writer.shutdown(wait=True)
         for made in self._gathered.values():
-            made.samples.close()
+            made.spool.close()
 
     def publish(self) -> None:
         """Wait for the shards that are being written, and list them in the manifest."""

@@ -23,14 +23,14 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.samples import Sample, facts_bytes
-from wdsprep.encoding.encoded_samples import Result
+from wdsprep.dataset.samples import facts_bytes
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.noise import mirrored_noise_key
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
+from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.errors import FormatError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -59,11 +59,9 @@ READ = ("pixels", "key", "made")
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """An encoded sample, with its key, its shard and its number in the shard."""
+    """An encoded sample, with its shard and its number in the shard."""
 
-    key: str
-    sample: Sample
-    result: Result
+    encoded: EncodedSample
     shard: int
     index: int
 
@@ -149,8 +147,10 @@ class EncodingReader:
 
 def _make_row(batch: Batch, row: int, tokens: Any, arrays: Any) -> EncodedRow:
     made = batch.out["made"][row]
-    result = Result(crop=made.crop, tokens=tokens, arrays=arrays)
-    return EncodedRow(batch.keys[row], made.sample, result, batch.shard[row], batch.index[row])
+    encoded = EncodedSample(
+        key=batch.keys[row], sample=made.sample, crop=made.crop, tokens=tokens, arrays=arrays
+    )
+    return EncodedRow(encoded, batch.shard[row], batch.index[row])
 
 
 def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
@@ -225,9 +225,9 @@ class BatchBuilder:
     def _put_row(
         self, made: Batch, number: int, row: EncodedRow, mirrored: Collection[int]
     ) -> None:
-        made.keys[number] = row.key
-        facts = facts_of(row.key, row.sample, row.result, is_packed=True)
-        arrays = arrays_of(self._fields, facts, row.result)
+        made.keys[number] = row.encoded.key
+        facts = facts_of(row.encoded, is_packed=True)
+        arrays = arrays_of(self._fields, facts, row.encoded)
         self._put(made, number, {name: one[None] for name, one in arrays.items()}, mirrored)
         self._put_texts(made, number, row, facts)
 
@@ -273,7 +273,7 @@ class BatchBuilder:
     ) -> None:
         for name in TEXTS:
             if name in made.out:
-                text = row.sample.caption.encode("utf-8", "replace").decode()
+                text = row.encoded.sample.caption.encode("utf-8", "replace").decode()
                 made.out[name][number] = text
         if "json" in made.out:
             made.out["json"][number] = json.loads(facts_bytes(facts))
@@ -325,7 +325,7 @@ class Session:
         for batch, rows in reader.batches(steps):
             if self._tee is not None:
                 for row in rows:
-                    self._tee.add(row.shard, row.index, row.key, row.sample, row.result)
+                    self._tee.add(row.shard, row.index, row.encoded)
                 self._tee.refuse(batch.refused)
             yield batch.step, builder.build(batch, rows, encoded=reader.encode_row).out
 

@@ -197,11 +197,11 @@ class EncodeStage:
         batch, pixels = piece.batch, piece.arrays["pixels"]
         batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
         rows = self._encoding.collect_rows(batch, self._encoding.begin(batch))
-        arrays, lengths = join_rows(self._fields, [row.result.arrays for row in rows])
+        arrays, lengths = join_rows(self._fields, [row.encoded.arrays for row in rows])
         encoded = Piece(
             number=piece.number,
             batch=replace(batch, out={}),
-            rows=tuple(replace(row, result=replace(row.result, arrays={})) for row in rows),
+            rows=tuple(replace(row, encoded=replace(row.encoded, arrays={})) for row in rows),
             arrays=arrays,
             lengths=lengths,
             worked=(*piece.worked, describe_work("encode", self._encoder.stats)),

@@ -197,8 +197,7 @@ class Trainer:
         for piece in pieces:
             for number, row in enumerate(piece.rows):
                 arrays = {name: of_all[number] for name, of_all in piece.arrays.items()}
-                result = replace(row.result, arrays=arrays)
-                tee.add(row.shard, row.index, row.key, row.sample, result)
+                tee.add(row.shard, row.index, replace(row.encoded, arrays=arrays))
             tee.refuse(piece.batch.refused)
 
     @cached_property

@@ -1,0 +1,299 @@
+"""The way of a sample through `encode`, from its image shard to its latent shard, step by step.
+
+1. Read: `image_shards.read_rows` yields the key and the `Sample` of each row, or why it cannot be
+   used. `begin` finds its caption, and says which datasets get which part of it: from here on it is
+   an `EncodingSample`. Consecutive ones make a `Block`, which a thread of the `worker` feeds to its
+   `engine`.
+2. Decode and crop: `EncodingSample.crop_image`, in a pool of threads of the engine. The image is
+   cut for each dataset that gets it.
+3. Batch: each crop is a `Row` of a batch of its shape, and so is its mirror image; the caption is a
+   row of another batch. `batching` says which rows share one.
+4. VAE and text encoders: `models.device` computes a batch. `Row.take` gives each sample its arrays.
+5. Check: a row whose arrays are not finite gets a code in their place, as does a caption without
+   tokens.
+6. Write: `EncodingSample.result` returns the `EncodedSample` of one dataset, or raises why there
+   is none. `write` gives it to the dataset's `latent_shard`, or a reject.
+
+`score` takes the same way, with other crops and other shards (`scoring.worker`). A trainer that
+encodes on the fly takes it from the third step on (`on_the_fly.step_batches`), as its loader has
+read and cut the images.
+
+Blocks save time: threads that hand over one sample at a time spend more time on that than on the
+samples.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
+from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar.members import leads_out
+from wdsprep.encoding.captions.options import replace_surrogates
+from wdsprep.encoding.models.base import Part, Tokens
+from wdsprep.encoding.models.device import Arrays
+from wdsprep.encoding.models.noise import mirrored_noise_key
+from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, crops
+from wdsprep.images.nearest_shape import Fit, Shapes
+
+CAPTION = -1
+"""The number that stands for the caption of a sample, where crops have theirs."""
+NO_TOKENS = Tokens("")
+NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
+"""The crop in a result of text alone, for which no image is opened."""
+CaptionFinder = Callable[[str, Sample], str | None]
+"""A function that finds the caption of the next sample, by its key, in a table or in a field of its
+json. It returns None if the sample keeps its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedSample:
+    """What a dataset gets of a sample: its arrays, by field and in the dtype that is stored."""
+
+    key: str
+    sample: Sample
+    crop: Crop
+    tokens: Tokens
+    arrays: Arrays
+
+
+@dataclass(slots=True, eq=False)
+class EncodingSample:
+    """A sample that is being encoded.
+
+    It is done when none of the rows that were made of it is `missing`.
+    """
+
+    key: str
+    sample: Sample
+    """The caption to encode and what is known of the sample; the image until it is cropped."""
+    parts: Mapping[int, Part]
+    """The part of the sample that each dataset gets, by the number of the dataset."""
+    is_named: bool = False
+    """True if the caption is from a table or a field."""
+    crops: dict[int, CropResult] = field(default_factory=dict)
+    """The crop of the image for each dataset that gets it, or why there is none."""
+    tokens: Tokens = NO_TOKENS
+    arrays: dict[int, Arrays] = field(default_factory=dict)
+    """The arrays that were made of each crop, and under CAPTION those of the caption."""
+    refused: dict[int, Code] = field(default_factory=dict)
+    """The codes for which crops or the caption were rejected, by the same numbers."""
+    number: int = 0
+    """The number of the sample in the order of all samples."""
+    missing: int = 0
+    block: "Block" = field(init=False)
+
+    def crop_image(self, shapes: Sequence[Shapes], max_area: int) -> None:
+        """Decode the image once, crop it for each dataset that gets it, and drop its bytes.
+
+        `shapes` has the shapes of each dataset. An image that is rejected gets a RejectedError in
+        place of a crop.
+        """
+        wanted = [number for number, part in self.parts.items() if Part.IMAGE in part]
+        if wanted:
+            cuts = crops(
+                self.sample.image, [shapes[number] for number in wanted], max_area=max_area
+            )
+            self.crops = dict(zip(wanted, cuts, strict=True))
+            self.drop_image()
+
+    def drop_image(self) -> None:
+        self.sample = replace(self.sample, image=b"")
+
+    def image_rows(self, *, flips: bool) -> "Iterator[Row]":
+        """Yield the rows of the crops that were not rejected; with `flips` also mirrored ones."""
+        for number, crop in self.crops.items():
+            if isinstance(crop, Crop):
+                yield Row(self, number, is_last=not flips)
+                if flips:
+                    yield Row(self, number, is_mirrored=True)
+
+    @property
+    def needs_text(self) -> bool:
+        """Return whether a dataset that can get the sample gets its text."""
+        return any(
+            Part.TEXT in part and not isinstance(self.crops.get(number), RejectedError)
+            for number, part in self.parts.items()
+        )
+
+    def result(self, number: int) -> EncodedSample:
+        """Return what a dataset gets of the sample; raise RejectedError if that is nothing."""
+        crop = self.crops.get(number, NO_CROP)
+        if isinstance(crop, RejectedError):
+            raise crop
+        has_text = Part.TEXT in self.parts[number]
+        code = self.refused.get(number, self.refused.get(CAPTION) if has_text else None)
+        if code is not None:
+            raise RejectedError(code)
+        arrays = self.arrays.get(number, {})
+        return EncodedSample(
+            key=self.key,
+            sample=self.sample,
+            crop=crop,
+            tokens=self.tokens if has_text else Tokens(self.sample.caption),
+            arrays={**arrays, **self.arrays.get(CAPTION, {})} if has_text else arrays,
+        )
+
+
+def begin(
+    key: str,
+    row: Sample | Refusal,
+    captioned: Sequence[tuple[CaptionFinder, Mapping[int, Part]]],
+) -> Iterator[EncodingSample | Reject]:
+    """Yield a sample of an image shard as it is to be encoded, once for each of its captions.
+
+    `captioned` are the sources of captions, each with the part of the sample that datasets with
+    these captions get. Yield a reject if the sample cannot be used.
+    """
+    if isinstance(row, Refusal):
+        yield row.to_reject(key)
+        return
+    if leads_out(key):
+        yield Reject(key=key, source=row.source, code=Code.BAD_KEY)
+        return
+    for find_caption, parts in captioned:
+        caption = find_caption(key, row)
+        has_image = any(Part.IMAGE in part for part in parts.values())
+        sample = Sample(
+            source=row.source,
+            image=row.image if has_image else b"",
+            captions=(replace_surrogates(row.caption if caption is None else caption),),
+            facts=row.facts,
+        )
+        yield EncodingSample(key, sample, parts, caption is not None)
+
+
+class Block(Future[None]):
+    """Consecutive samples of a shard, and rejects among them; done when all samples are.
+
+    The samples count against the limits of the engine until the block leaves it.
+    """
+
+    def __init__(self, entries: Sequence[EncodingSample | Reject]) -> None:
+        super().__init__()
+        self.entries = entries
+        self.samples = [entry for entry in entries if isinstance(entry, EncodingSample)]
+        for sample in self.samples:
+            sample.block = self
+        self.decoded: Future[None] | None = None
+        """The decoding of the images; None if nothing is cropped."""
+        self.missing = len(self.samples)
+        """The number of samples that are not done."""
+        self.nbytes = 0
+        """The bytes of the arrays that were made from the samples."""
+        self.has_left = False
+
+    def count(self, nbytes: int) -> int:
+        """Add `nbytes` to the bytes of the block's arrays, and return the number that was added.
+
+        If the block has left the engine, that is 0.
+        """
+        if self.has_left:
+            return 0
+        self.nbytes += nbytes
+        return nbytes
+
+    @property
+    def has_images(self) -> bool:
+        parts = (part for sample in self.samples for part in sample.parts.values())
+        return any(Part.IMAGE in part for part in parts)
+
+    @property
+    def image_nbytes(self) -> int:
+        return sum([len(sample.sample.image) for sample in self.samples])
+
+    @property
+    def pixels_nbytes(self) -> int:
+        cuts = [cut for sample in self.samples for cut in sample.crops.values()]
+        return sum([cut.pixels.nbytes for cut in cuts if isinstance(cut, Crop)])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a batch: a crop of a sample, by its number, or its caption.
+
+    If a crop is mirrored too, its mirrored row comes last.
+    """
+
+    sample: EncodingSample
+    cut: int = CAPTION
+    is_mirrored: bool = False
+    is_last: bool = True
+
+    @property
+    def crop(self) -> Crop:
+        crop = self.sample.crops[self.cut]
+        assert isinstance(crop, Crop)  # noqa: S101  for mypy: no other is waiting
+        return crop
+
+    @property
+    def pixels(self) -> torch.Tensor:
+        pixels = self.crop.pixels
+        return pixels.flip(-1) if self.is_mirrored else pixels
+
+    @property
+    def noise(self) -> str:
+        """Return the key that decides the noise of the row's latents."""
+        key = self.sample.key
+        return mirrored_noise_key(key) if self.is_mirrored else key
+
+    def drop_pixels(self) -> int:
+        """Drop pixels that no later row needs, and return their bytes."""
+        if self.cut == CAPTION or not self.is_last:
+            return 0
+        crop = self.crop
+        self.sample.crops[self.cut] = Crop(
+            pixels=NO_PIXELS, width=crop.width, height=crop.height, fit=crop.fit
+        )
+        return crop.pixels.nbytes
+
+    def take(self, made: "Arrays | Code") -> int:
+        """Give the sample the arrays that were made of the row, or the code of its reject.
+
+        Return the bytes of the arrays, or 0 for a code. The latent of a mirrored row becomes
+        `latent_flipped.npy`.
+        """
+        sample = self.sample
+        sample.missing -= 1
+        if isinstance(made, Code):
+            sample.refused[self.cut] = made
+            return 0
+        if self.is_mirrored:
+            made = {FLIPPED: made[LATENT]}
+        sample.arrays.setdefault(self.cut, {}).update(made)
+        return sum([array.nbytes for array in made.values()])
+
+
+class Output(Protocol):
+    """What takes the encoded samples and the rejects of a dataset, such as its latent shard."""
+
+    counts: Counter[str]
+
+    def add(self, encoded: EncodedSample, /) -> None:
+        """Take an encoded sample; raise RejectedError if it cannot be stored."""
+
+    def refuse(self, reject: Reject, /) -> None:
+        """Take a reject."""
+
+
+def write(entry: EncodingSample | Reject, outputs: Mapping[int, Output]) -> None:
+    """Write what came of a sample to the output of each dataset that gets it, or a reject."""
+    if isinstance(entry, Reject):
+        for output in outputs.values():
+            output.refuse(entry)
+        return
+    for number in entry.parts:
+        output = outputs[number]
+        try:
+            output.add(entry.result(number))
+        except RejectedError as refused:
+            output.refuse(refused.to_reject(entry.key, entry.sample.source))
+        else:
+            if entry.is_named:
+                output.counts["named"] += 1
