@@ -30,11 +30,10 @@ from tests.kit.hub import set_constants
 from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.cli import cli, main
 from wdsprep.encoding.encode import EncodeListener
-from wdsprep.encoding.make_run_plan import make_plan
 from wdsprep.encoding.models.find_model import TINY
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.recipe_options import MOST_COMPILED
-from wdsprep.encoding.run_plan import EncodePlan
+from wdsprep.encoding.run_plan import EncodePlan, headlines, make_plan
 from wdsprep.errors import FingerprintError, UsageError
 
 # --- what the command itself loads
@@ -337,22 +336,17 @@ def test_a_plan_says_what_a_run_will_do_and_leaves_no_trace(images: Path, tmp_pa
     encode_here(images, tmp_path / "latents-64", text="none", limit=9)
     before = tree(tmp_path)
     plan = planned(images, out, resolution=(64, 128), text_out=tmp_path / "text")
-    assert str(plan).splitlines() == [
+    assert list(headlines(plan)) == [
         f"{images}: 14 shards, 42 images for resolution 64, 7 shards, 14 images for resolution "
         "128, 14 shards, 42 captions for resolution 64; model tiny in fp32 on cpu",
         plan.model.note,
-        f"{tmp_path}/latents-64 goes on: 14 shards, 42 images for resolution 64, 12 of 14 shards "
-        "missing",
-        "  latents: sample",
-        "  the trial goes on: 1 shard that --limit had cut is encoded anew",
-        f"{tmp_path}/latents-128 begins: 7 shards, 14 images for resolution 128, 7 of 7 shards "
-        "missing",
-        "  latents: sample",
-        f"{tmp_path}/text begins: 14 shards, 42 captions for resolution 64, 14 of 14 shards "
-        "missing",
-        "  text: emb, of the samples' own captions",
-        "14 image shards to encode, by 1 CPU worker on this machine",
     ]
+    low, high, text = plan.datasets
+    assert [dataset.missing for dataset in plan.datasets] == [12, 7, 14]
+    assert low.removals == ("the trial goes on: 1 shard that --limit had cut is encoded anew",)
+    assert low.claim.is_there
+    assert not any(dataset.claim.is_there for dataset in (high, text))
+    assert (plan.units, plan.worker_plan.workers) == (14, 1)
     assert tree(tmp_path) == before
 
 

@@ -25,16 +25,20 @@ from tests.kit.encodes import packed, pictures
 from tests.kit.packs import pack, tree
 from tests.kit.scores import columns_in, score_here
 from tests.kit.scoring_models import KINDS, SQUARE, small
+from wdsprep.dataset.samples import Sample
 from wdsprep.encoding import worker_plan
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import Device
+from wdsprep.encoding.sample_chain import EncodingSample, Row
 from wdsprep.encoding.worker_plan import Machine
+from wdsprep.images.crop import NO_PIXELS
+from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.scoring.models import find_score_model
 from wdsprep.scoring.networks import DecodedImage, ImageProcessor, ScoreEncoder
 from wdsprep.scoring.options import NamedModel
 from wdsprep.scoring.score import ScoreWork, make_encoder, score
-from wdsprep.scoring.worker import ScoreEngine
+from wdsprep.scoring.worker import PreparedImage, ScoreBatcher, ScoreEngine
 
 CHECKS = [2, 2]
 """The batches by which a model is tried before a run."""
@@ -107,9 +111,14 @@ def test_on_a_gpu_a_batch_is_padded_in_pinned_memory_that_is_used_again(
     """There is none here: memory is asked for as on one, and comes from the CPU."""
     model = find_score_model(NamedModel("", str(models / "clip")))
     encoder, empty, asked = ScoreEncoder([model], "cpu", "fp32"), torch.empty, list[Any]()
-    made = ScoreEngine(
-        encoder, seed=0, batch_size=4, max_area=1, decoders=1, threads=1, parts=[Part.IMAGE]
+    made = ScoreBatcher(encoder, devices=None)  # type: ignore[arg-type]
+    image = PreparedImage(
+        pixels=NO_PIXELS, width=9, height=9, fit=Fit(0, 0, 0, 0), inputs=encoder.blank
     )
+    rows = []
+    for caption in ("a", "b", "c"):
+        sample = Sample(source="", image=b"", captions=(caption,))
+        rows.append(Row(EncodingSample("", sample, {0: Part.IMAGE}, crops={0: image}), 0))
 
     def unpinned(shape: Any, **how: Any) -> Any:
         asked.append((how["dtype"], how.pop("pin_memory")))
@@ -117,17 +126,15 @@ def test_on_a_gpu_a_batch_is_padded_in_pinned_memory_that_is_used_again(
 
     monkeypatch.setattr(torch, "empty", unpinned)
     monkeypatch.setattr(encoder, "device", torch.device("cuda"))
-    inputs = encoder.inputs_of([encoder.blank] * 3, ["a", "b", "c"])
     batches = []
     for _ in range(2):
-        batch = made.fill(inputs, 4)
+        batch = made.image_batch(rows, 0, 4)
         assert (batch.count, batch.size) == (3, 4)
         assert all(torch.equal(own[3], own[0]) for own in batch.inputs)
         batches.append([own.data_ptr() for own in batch.inputs])
         made.keep_memory(batch)
     assert asked == [(torch.float32, True), (torch.int64, True), (torch.int64, True)]
     assert batches[0] == batches[1]
-    made.close()
 
 
 def test_fewer_images_of_a_large_side_share_a_batch(

@@ -7,7 +7,7 @@ lack it, so its images are decoded and its captions encoded once for all of them
 in a separate dataset, made from the captions of all images. Then it is stored once, and the text of
 a rejected image is kept.
 
-A whole run is planned before anything is written (`run_plan`, `make_run_plan`); here the plan is
+A whole run is planned before anything is written (`run_plan`); here the plan is
 carried out.
 """
 
@@ -22,13 +22,12 @@ from wdsprep.dataset.stored_dataset import take_claim
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.table import report_captions
 from wdsprep.encoding.gpus import require_gpu
-from wdsprep.encoding.make_run_plan import make_plan
 from wdsprep.encoding.models.find_model import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending_shards import joint_units, remove_stale_units
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
-from wdsprep.encoding.run_plan import EncodePlan, area_warning
+from wdsprep.encoding.run_plan import EncodePlan, area_warning, make_plan
 from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.job import JobListener

@@ -1,22 +1,47 @@
 """The plan of a run of `encode`: what it makes, from which images and with which model.
 
-`make_run_plan` makes a whole plan and checks it before anything is written; `str(plan)` describes
-it in plain words. The image shards that are missing, perhaps a million, are kept pickled in the
-plan, and are handed out one after another.
+All is looked up and checked before anything is written. `make_plan` finds, in this order, the
+images for each dataset (`_find_phases`), the model and with it the settings (`_choose_model`), the
+captions (`_find_captions`), and what lies in the places of the datasets, with the image shards that
+are missing there (`_plan_dataset`). These, perhaps a million, are kept pickled in the plan, and are
+handed out one after another.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings
-from wdsprep.dataset.stored_dataset import DatasetClaim
+from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, refresh_manifest
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.options import CaptionSource
-from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.options import Encode, EncodeWorkerOptions
-from wdsprep.encoding.pending_shards import PackedShards, count_units
-from wdsprep.encoding.worker_plan import EncodeWorkerPlan
+from wdsprep.encoding.captions.table import CaptionTable, find_table, warn_of_field
+from wdsprep.encoding.image_shards import (
+    ImageShard,
+    ImageShards,
+    count_samples,
+    find_image_shards,
+    tars_of,
+)
+from wdsprep.encoding.models.find_model import (
+    Model,
+    check_resolution,
+    check_shapes,
+    find_model,
+)
+from wdsprep.encoding.options import Encode, EncodeOptions, EncodeWorkerOptions
+from wdsprep.encoding.pending_shards import PackedShards, count_units, pending_shards
+from wdsprep.encoding.recipe_defaults import choices_for, settings_of, settle_recipe
+from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.worker_plan import EncodeWorkerPlan, plan_for_machines, settle_runner
+from wdsprep.errors import DamageError, NotFoundError, UsageError
+from wdsprep.sources.patterns import is_glob
+from wdsprep.store import open_store
+from wdsprep.store.base import Store, absolute, check_apart
 from wdsprep.text import plural
 
 if TYPE_CHECKING:
@@ -49,14 +74,6 @@ class DatasetPlan:
     """The number of images in the missing shards; 0 if nobody has counted them."""
     is_limited: bool
     """True if --limit leaves some images out."""
-    """True if receipts record what foreign tars held."""
-
-    @property
-    def is_of_text(self) -> bool:
-        return self.recipe.is_of_text
-
-    def __str__(self) -> str:
-        return "\n".join(_dataset_lines(self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,9 +99,6 @@ class EncodePlan:
     units: int
     """The number of units of work: of image shards that at least one dataset lacks."""
 
-    def __str__(self) -> str:
-        return "\n".join(plan_lines(self))
-
 
 def headlines(plan: EncodePlan) -> Iterator[str]:
     """Yield the first lines of a plan: the images, the datasets, the model and the device."""
@@ -100,16 +114,6 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
         yield f"{plan.images} is not completely packed: run the same command again after pack"
 
 
-def plan_lines(plan: EncodePlan) -> Iterator[str]:
-    """Yield lines that describe everything a run of `encode` will do."""
-    yield from headlines(plan)
-    if most := area_warning(plan):
-        yield most
-    for dataset in plan.datasets:
-        yield from _dataset_lines(dataset)
-    yield f"{plural(plan.units, 'image shard')} to encode, by {_describe_workers(plan)}"
-
-
 def area_warning(plan: EncodePlan) -> str:
     """Return a warning if pack kept images that encode rejects as too large, or "" if none."""
     if plan.packed_area <= plan.recipe.max_area or plan.recipe.is_of_text:
@@ -121,7 +125,7 @@ def area_warning(plan: EncodePlan) -> str:
 
 
 def _describe_images(dataset: DatasetPlan) -> str:
-    noun = "caption" if dataset.is_of_text else "image"
+    noun = "caption" if dataset.recipe.is_of_text else "image"
     counted = f", {plural(dataset.samples, noun)}" if dataset.samples else ""
     sizes = dataset.recipe.sizes
     shapes = f" in {plural(len(sizes), 'shape')}" if sizes else ""
@@ -129,45 +133,235 @@ def _describe_images(dataset: DatasetPlan) -> str:
     return f"{plural(dataset.shards, 'shard')}{counted} for resolution {resolution}{shapes}"
 
 
-def _dataset_lines(dataset: DatasetPlan) -> Iterator[str]:
-    claim = dataset.claim
-    begins = "starts over" if claim.starts_over else "goes on" if claim.is_there else "begins"
-    missing = f"{dataset.missing:,} of {plural(dataset.shards, 'shard')} missing"
-    yield f"{dataset.place} {begins}: {_describe_images(dataset)}, {missing}"
-    if not dataset.is_of_text:
-        yield f"  latents: {dataset.settings['latents']}"
-    if dataset.settings["text"] != "none":
-        yield f"  text: {dataset.settings['text']}, of {_describe_captions(dataset.captions)}"
-    yield from (f"  {line}" for line in dataset.removals)
-    if dataset.is_limited:
-        yield "  --limit leaves the other images out"
+class _Phase(NamedTuple):
+    """A dataset to be made: its recipe, its place, and all image shards that it is made from."""
+
+    recipe: Encode
+    place: str
+    source: ImageShards
+    wanted: tuple[ImageShard, ...]
 
 
-def _describe_captions(source: CaptionSource) -> str:
-    if source.digest:
-        return f"the captions of a table, by {source.by}"
-    if source.field:
-        return f"the captions in the field {source.field}"
-    return "the samples' own captions"
+def make_plan(
+    options: EncodeOptions,
+    *,
+    told: Callable[[str], None],
+    compared: Callable[[int, int], object] = lambda _done, _of: None,
+) -> EncodePlan:
+    """Return the plan of a run of `encode`, or raise an error if the run is impossible.
 
-
-def _describe_workers(plan: EncodePlan) -> str:
-    worker_plan, kind = (
-        plan.worker_plan,
-        "GPU worker" if plan.worker_plan.device == "cuda" else "CPU worker",
-    )
-    where = "in a Ray cluster" if plan.worker_options.runner == "ray" else "on this machine"
-    workers = (
-        plural(worker_plan.workers, kind)
-        if worker_plan.workers
-        else f"as many {kind}s as have room"
-    )
-    return f"{workers} {where}"
-
-
-def units_of(datasets: "tuple[DatasetPlan, ...]") -> int:
-    """Return the number of units of work: of image shards that at least one dataset lacks.
-
-    A shard of which datasets lack different numbers of samples counts once for each number.
+    Nothing is written to the datasets, but the model may be downloaded. `told` is called with lines
+    for the user, `compared` with the number of foreign tars that have been compared and the number
+    of all.
     """
-    return count_units([dataset.pending for dataset in datasets])
+    phases = _find_phases(options)
+    recipe = _joint_recipe([phase.recipe for phase in phases])
+    worker_options = settle_runner(options.part(EncodeWorkerOptions), told)
+    table = find_table(options.of_captions)  # before a model is fetched for what cannot be
+    found = _find_model(phases, recipe, told)
+    worker_plan = plan_for_machines(worker_options)
+    models = {_needs_of(recipe): found}
+    recipe, model = settle_recipe(recipe, found, worker_plan.device)
+    settings = _find_settings(phases, recipe, models, worker_plan.device)
+    with ExitStack() as closing:
+        sources, layout = _find_captions(phases, options, table, recipe, told)
+        if layout:
+            closing.callback(layout.close)
+        datasets = tuple(
+            _plan_dataset(phase, own, captions, options, compared)
+            for phase, own, captions in zip(phases, settings, sources, strict=True)
+        )
+        if layout:
+            layout.match(
+                [
+                    (dataset.place, phase.wanted, {(s.name, s.input) for s in dataset.pending})
+                    for phase, dataset in zip(phases, datasets, strict=True)
+                    if dataset.captions.digest
+                ]
+            )
+        closing.pop_all()
+    source = phases[0].source
+    return EncodePlan(
+        images=str(options.images),
+        url=source.url,
+        is_whole=source.is_whole,
+        packed_area=source.max_area,
+        model=model,
+        recipe=recipe,
+        worker_plan=worker_plan,
+        worker_options=worker_options,
+        captions=layout,
+        datasets=datasets,
+        units=count_units([dataset.pending for dataset in datasets]),
+    )
+
+
+def _find_phases(options: EncodeOptions) -> list[_Phase]:
+    """Return a phase for each dataset to make, with its recipe and its image shards.
+
+    Text that is stored apart takes the lowest resolution that covers the images of all latents.
+    That can be below theirs, as shapes may use images of lower buckets. Raise UsageError for
+    foreign tars with several resolutions.
+    """
+    images, phases = absolute(options.images), list[_Phase]()
+    for place, recipe in zip(options.places.values(), options.recipes, strict=True):
+        others = [phase for phase in phases if not phase.recipe.is_of_text]
+        resolution = recipe.resolution
+        if recipe.is_of_text and others:
+            if len(others) > 1 and others[0].source.is_foreign:
+                raise UsageError(
+                    f"{images} was not made by pack, so its text goes into a folder that is named "
+                    "after one resolution: give --text-out with one --resolution"
+                )
+            resolution = min(phase.source.text_resolution for phase in others)
+        source = find_image_shards(images, resolution, shapes=recipe.sizes, upscale=recipe.upscale)
+        place = absolute(place)
+        check_apart(source.url if is_glob(images) else images, place)
+        recipe = replace(recipe, resolution=source.resolution)
+        phases.append(_Phase(recipe, place, source, source.first(options.limit)))
+    return phases
+
+
+def _joint_recipe(recipes: Sequence[Encode]) -> Encode:
+    """Return the recipe by which a worker encodes a sample for all datasets together.
+
+    It has the largest resolution, and the text of the last dataset.
+    """
+    of_images = [recipe for recipe in recipes if not recipe.is_of_text]
+    largest = max(of_images or recipes, key=lambda recipe: recipe.resolution)
+    return replace(largest, text=recipes[-1].text, text_length=recipes[-1].text_length)
+
+
+def _find_model(phases: Sequence[_Phase], recipe: Encode, told: Callable[[str], None]) -> Model:
+    """Find the model; raise UsageError if it cannot encode a phase's resolution or shapes."""
+    text, has_vae = _needs_of(recipe)
+    model = find_model(recipe.model, text=text, has_vae=has_vae, listener=told)
+    for phase in phases:
+        if not phase.recipe.is_of_text:
+            check_resolution(model, phase.recipe.resolution)
+            check_shapes(model, phase.recipe.sizes)
+    return model
+
+
+def _needs_of(recipe: Recipe) -> tuple[str, bool]:
+    """Return the kind of text, and whether the settings of a dataset depend on the VAE."""
+    return recipe.text, not recipe.is_of_text
+
+
+def _find_settings(
+    phases: Sequence[_Phase], joint: Recipe, models: dict[tuple[str, bool], Model], device: str
+) -> list[dict[str, Any]]:
+    """Return the settings of each dataset, without those of captions.
+
+    Text that is stored apart, and latents without text, get the settings that a run for them alone
+    would have. But all are computed in fp32 if `joint`, the recipe of the whole run, is in fp32.
+    `models` has the models that were found so far; others are found and added.
+    """
+    settled: dict[tuple[str, bool], Model] = {}
+    settings = []
+    for recipe in (phase.recipe for phase in phases):
+        text, has_vae = needs = _needs_of(recipe)
+        if needs not in models:
+            models[needs] = find_model(recipe.model, text=text, has_vae=has_vae)
+        if needs not in settled:
+            settled[needs] = settle_recipe(recipe, models[needs], device)[1]
+        model = settled[needs]
+        own = replace(recipe, **choices_for(recipe, model, device))
+        if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
+            own = replace(own, dtype="fp32")
+        settings.append(settings_of(model, own))
+    return settings
+
+
+def _find_captions(
+    phases: Sequence[_Phase],
+    options: EncodeOptions,
+    table: CaptionTable | None,
+    recipe: Encode,
+    told: Callable[[str], None],
+) -> tuple[list[CaptionSource], "CaptionLayout | None"]:
+    """Return the source of captions of each dataset, and the captions of a table, if any.
+
+    The caller closes these. If text is stored apart, only the datasets of text get captions. A
+    table is read again if datasets are started over.
+    """
+    own = [phase for phase in phases if phase.recipe.is_of_text] or phases  # or latents with text
+    source = own[0].source
+    tars, layout = tars_of(source.url, int(recipe.max_bytes)), None
+    sources = options.of_captions.sources
+    for captions in sources:
+        if captions.field and (warning := warn_of_field(captions.field, tars, own[0].wanted)):
+            told(warning)
+    if table:
+        from wdsprep.encoding.captions.laid_out import CaptionLayout  # DuckDB, which few need
+
+        layout = CaptionLayout(
+            table,
+            tars,
+            [phase.place for phase in own],
+            is_kept=not options.overwrite,
+            hashed_by=source.hashed_by,
+            told=told,
+        )
+        sources = tuple(
+            replace(captions, by=table.by, digest=layout.digest) for captions in sources
+        )
+    sources *= len(own) // len(sources)  # the same for all resolutions
+    return [CaptionSource()] * (len(phases) - len(own)) + list(sources), layout
+
+
+def _plan_dataset(
+    phase: _Phase,
+    settings: Mapping[str, Any],
+    captions: CaptionSource,
+    options: EncodeOptions,
+    compared: Callable[[int, int], object],
+) -> DatasetPlan:
+    """Return the plan of one dataset: what lies at its place, and which image shards it lacks."""
+    store, source = open_store(phase.place), phase.source
+    settings = {**settings, **captions.settings}
+    claim = find_claim(store, "latents", settings, overwrite=options.overwrite)
+    manifest = claim.manifest
+    if claim.is_there or manifest.receipts:
+        manifest = refresh_manifest(store, manifest)
+    _check_empty_caption(store, manifest)
+    pending = pending_shards(
+        store,
+        manifest,
+        source.shards,
+        phase.wanted,
+        redo_changed=options.redo_changed,
+        is_whole=source.is_whole,
+        tars=tars_of(source.url, int(options.max_bytes)),
+        compared=compared,
+    )
+    return DatasetPlan(
+        place=phase.place,
+        claim=replace(claim, manifest=pending.manifest),
+        settings=settings,
+        recipe=phase.recipe,
+        captions=captions,
+        shards=len(phase.wanted),
+        samples=count_samples(phase.wanted),
+        missing=len(pending.shards),
+        missing_samples=count_samples(pending.shards),
+        pending=PackedShards.take_from(pending.shards),
+        stale=pending.stale,
+        removals=tuple(pending.lines),
+        is_limited=phase.wanted != source.shards,
+    )
+
+
+def _check_empty_caption(store: Store, manifest: Manifest) -> None:
+    """Raise DamageError if stored arrays of the empty caption differ from the digests in receipts.
+
+    New receipts list the digests of the stored files, so damaged files would pass as sound. Files
+    that are missing are no damage: the first worker writes them.
+    """
+    files = (item for files in manifest.ledger.column("files") for item in files.items())
+    known = {(name, digest) for name, digest in files if name.startswith("empty.")}
+    for name in {name for name, _ in known}:
+        with suppress(NotFoundError):  # the first worker writes it
+            if (name, hex_digest(store.read(name))) not in known:
+                damage = DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
+                raise damage.with_next_step(repair_step(store.url))

@@ -58,15 +58,9 @@ NOTHING = np.zeros(0, np.int64), pa.nulls(0, pa.string())
 WAITING = "keys of samples wait there for their captions"
 
 
-class CaptionedDataset(NamedTuple):
-    """A dataset with captions of a table: all its image shards, and those that it lacks.
-
-    A shard stands for itself by its name and its input.
-    """
-
-    place: str
-    shards: Sequence[ImageShard]
-    pending: Collection[tuple[str, str]]
+CaptionedDataset = tuple[str, Sequence[ImageShard], Collection[tuple[str, str]]]
+"""The place of a dataset with captions of a table, all its image shards, and the name and input of
+each that it lacks."""
 
 
 class CaptionLayout:
@@ -135,7 +129,7 @@ class CaptionLayout:
         table may list it, as pack was not asked for it.
         """
         self._datasets = datasets
-        shards = {_unit(shard): shard for dataset in datasets for shard in dataset.shards}
+        shards = {_unit(shard): shard for _, shards, _ in datasets for shard in shards}
         self._shards_digest = hex_digest("\n".join(map(" ".join, sorted(shards))).encode())
         if self._join is None:
             if all(map(self._is_laid_out, datasets)):
@@ -162,11 +156,12 @@ class CaptionLayout:
 
     def _is_laid_out(self, dataset: CaptionedDataset) -> bool:
         """Return whether a dataset has the captions of all units that it lacks."""
-        store, record = open_store(dataset.place), self.records[dataset.place]
+        place, _, pending = dataset
+        store, record = open_store(place), self.records[place]
         if record is None or record.shards != self._shards_digest:
             return False
-        there = {entry.name for entry in store.list(CAPTIONS)} if dataset.pending else set()
-        return all(captions_name(unit) in there for unit, _ in dataset.pending)
+        there = {entry.name for entry in store.list(CAPTIONS)} if pending else set()
+        return all(captions_name(unit) in there for unit, _ in pending)
 
     def _samples(self, shards: Sequence[ImageShard]) -> Iterator[pa.RecordBatch]:
         """Yield the names of the samples of all shards with the number of each, and keep its key.
@@ -194,38 +189,38 @@ class CaptionLayout:
         """
         if not self._units or self._join is None:
             return
-        unnamed: dict[str, list[str]] = {dataset.place: [] for dataset in self._datasets}
+        unnamed: dict[str, list[str]] = {place: [] for place, _, _ in self._datasets}
         threads = max(store.readers for store in stores.values())
         for _ in map_ahead(lambda job: write_bytes(*job), self._jobs(stores, unnamed), threads):
             pass
         unused, examples = self._join.unused(EXAMPLES)
-        for dataset in self._datasets:
+        for place, _, _ in self._datasets:
             record = replace(
                 self._read_record,
                 shards=self._shards_digest,
                 unused=unused,
                 unused_examples=_texts(examples),
-                unnamed_examples=tuple(unnamed[dataset.place]),
+                unnamed_examples=tuple(unnamed[place]),
             )
             data = json.dumps(asdict(record), indent=1).encode() + b"\n"
-            write_bytes(stores[dataset.place], CAPTION_TABLE, data)
-            self.records[dataset.place] = record
+            write_bytes(stores[place], CAPTION_TABLE, data)
+            self.records[place] = record
 
     def _jobs(
         self, stores: Mapping[str, Store], unnamed: Mapping[str, list[str]]
     ) -> Iterator[tuple[Store, str, bytes]]:
         """Yield the files to write; note in `unnamed` some keys of each dataset without caption."""
-        wanted = {dataset.place: {*map(_unit, dataset.shards)} for dataset in self._datasets}
+        wanted = {place: {*map(_unit, shards)} for place, shards, _ in self._datasets}
         for shard, rows in self._laid_out():
             data = b""
-            for dataset in self._datasets:
-                unit, examples = _unit(shard), unnamed[dataset.place]
-                if unit in wanted[dataset.place] and len(examples) < EXAMPLES:
+            for place, _, pending in self._datasets:
+                unit, examples = _unit(shard), unnamed[place]
+                if unit in wanted[place] and len(examples) < EXAMPLES:
                     lacking = rows.filter(pc.is_null(rows[CAPTION]))[KEY]
                     examples += lacking.slice(0, EXAMPLES - len(examples)).to_pylist()
-                if unit in dataset.pending:
+                if unit in pending:
                     data = data or encode_captions(rows, self.digest, shard)
-                    yield stores[dataset.place], captions_name(shard.name), data
+                    yield stores[place], captions_name(shard.name), data
 
     def _laid_out(self) -> Iterator[tuple[ImageShard, pa.Table]]:
         """Yield the keys and captions of the samples of each shard."""
