@@ -24,6 +24,7 @@ from tests.kit.batches import assert_same
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, flat, keys
+from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.encoding.on_the_fly.step_batches import StepBegun
 from wdsprep.errors import (
@@ -290,16 +291,16 @@ def differing(one: Any, other: Any) -> list[int]:
 def not_finite_once(*, row: int) -> Iterator[None]:
     """As if a model had made such numbers of one row of the first step."""
     seen: list[StepBegun] = []
-    real = StepBegun.rows
+    real = StepBegun.results
 
-    def rows(begun: StepBegun) -> Any:
+    def results(begun: StepBegun) -> Any:
         seen.append(begun)
         return [
-            None if begun is seen[0] and number == row else arrays
-            for number, arrays in enumerate(real(begun))
+            Code.NOT_FINITE if begun is seen[0] and number == row else encoded
+            for number, encoded in enumerate(real(begun))
         ]
 
-    with patch.object(StepBegun, "rows", rows):
+    with patch.object(StepBegun, "results", results):
         yield
 
 

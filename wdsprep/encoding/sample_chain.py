@@ -248,9 +248,7 @@ class Row:
         if self.cut == CAPTION or not self.is_last:
             return 0
         crop = self.crop
-        self.sample.crops[self.cut] = Crop(
-            pixels=NO_PIXELS, width=crop.width, height=crop.height, fit=crop.fit
-        )
+        self.sample.crops[self.cut] = crop.without_pixels()
         return crop.pixels.nbytes
 
     def take(self, made: "Arrays | Code") -> int:

@@ -63,6 +63,9 @@ class Crop:
         """Return how many times larger the image was made; it is below 1 if it was made smaller."""
         return max(self.fit.width / self.width, self.fit.height / self.height)
 
+    def without_pixels(self) -> "Crop":
+        return Crop(pixels=NO_PIXELS, width=self.width, height=self.height, fit=self.fit)
+
 
 NO_PIXELS = torch.empty((3, 0, 0), dtype=torch.uint8)
 CropResult = Crop | RejectedError

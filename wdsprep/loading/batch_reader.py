@@ -424,14 +424,14 @@ class Reader:
         shapes = effects.cut or Shapes.square(effects.pixels)
         limits = {"max_area": effects.max_area, "max_nbytes": effects.max_nbytes}
         try:
-            prepared = prepare_image(sample, tar, shapes=shapes, **limits)
+            prepared, crop = prepare_image(sample, tar, shapes=shapes, **limits)
         except RejectedError as refused:
             batch.refused[shard, index] = reject_of(sample, tar, refused)
             return str(refused.code)
-        if prepared.crop.pixels.shape != batch.out["pixels"].shape[1:]:
+        if crop.pixels.shape != batch.out["pixels"].shape[1:]:
             return "its image is not of the size that its json says"
-        batch.out["pixels"][row] = prepared.crop.pixels
-        batch.out["made"][row] = prepared.without_pixels()
+        batch.out["pixels"][row] = crop.pixels
+        batch.out["made"][row] = prepared, crop.without_pixels()
         return ""
 
     def _put_arrays(self, reads: RowReads, layout: SampleLayout) -> dict[int, Fault]:

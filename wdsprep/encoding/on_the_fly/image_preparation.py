@@ -22,7 +22,7 @@ from wdsprep.encoding.models.find_model import (
 from wdsprep.encoding.options import Encode, check_makes_latents
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
-from wdsprep.images.crop import NO_PIXELS, Crop, crop
+from wdsprep.images.crop import Crop, crop
 from wdsprep.images.nearest_shape import Shapes
 from wdsprep.sources.base import Columns
 from wdsprep.sources.folder import check_nbytes
@@ -76,28 +76,18 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
 _SOURCE = TarsSource(url="", pattern="*", columns=Columns())  # knows what members make a sample
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedSample:
-    """A sample that has the crop of its image instead of the image's bytes."""
-
-    sample: Sample
-    crop: Crop
-
-    def without_pixels(self) -> "PreparedSample":
-        """Return the sample without its pixels, which are then kept elsewhere."""
-        return replace(self, crop=replace(self.crop, pixels=NO_PIXELS))
-
-
 def prepare_image(
     found: TarSample, tar: str, *, shapes: Shapes, max_area: int, max_nbytes: int
-) -> PreparedSample:
-    """Decode and crop the image of a sample, or raise RejectedError if `encode` would reject it."""
+) -> tuple[Sample, Crop]:
+    """Return a sample without its image, and the crop of that.
+
+    Raise RejectedError if `encode` would reject the image.
+    """
     row = next(_SOURCE.rows(found, tar))
     if isinstance(row, Refusal):
         raise RejectedError(row.code, row.detail)
     check_nbytes("the image", len(row.image), max_nbytes)
-    made = crop(row.image, shapes, max_area=max_area)
-    return PreparedSample(sample=replace(row, image=b""), crop=made)
+    return replace(row, image=b""), crop(row.image, shapes, max_area=max_area)
 
 
 def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:

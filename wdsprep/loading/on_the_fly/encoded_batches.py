@@ -25,12 +25,11 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
-from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.models.noise import mirrored_noise_key
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
-from wdsprep.encoding.sample_chain import EncodedSample
+from wdsprep.encoding.sample_chain import EncodedSample, EncodingSample
 from wdsprep.errors import FormatError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -67,15 +66,10 @@ class EncodedRow:
 
 
 class EncodingReader:
-    """A reader of images that encodes them, for a plan whose latents are not stored.
+    """A reader of images that encodes them, for a plan whose latents are not stored."""
 
-    With `kept`, the encoded rows have everything that `wdsprep encode` would store.
-    """
-
-    def __init__(self, plan: LoadPlan, encoder: BatchEncoder, *, kept: bool = False) -> None:
-        self.plan, self.encoder = reading_plan(plan, encoder.encoder.device), encoder
-        fields = plan.datasets[0].fields
-        self._with_mirrored = kept and any(field.name == FLIPPED for field in fields)
+    def __init__(self, plan: LoadPlan, encoder: BatchEncoder) -> None:
+        self.plan, self.encoder = reading_plan(plan), encoder
         self.reader = open_reader(self.plan)
 
     def batches(self, steps: range) -> Iterator[tuple[Batch, list[EncodedRow]]]:
@@ -97,14 +91,24 @@ class EncodingReader:
         The pixels are mirrored in the batch itself. If latents of mirror images are kept, each
         image is encoded both ways instead. A mirrored image has noise of its own.
         """
-        captions = [made.sample.caption for made in batch.out["made"]]
         pixels, noises = batch.out["pixels"], list(batch.keys)
-        if self._with_mirrored:
-            return self.encoder.begin(pixels, captions, noises, with_mirrored=True)
-        for row in self.plan.effects.mirrored_rows(batch, range(len(batch))):
-            pixels[row] = pixels[row].flip(-1)
-            noises[row] = mirrored_noise_key(noises[row])
-        return self.encoder.begin(pixels, captions, noises)
+        if not self.encoder.flips:
+            for row in self.plan.effects.mirrored_rows(batch, range(len(batch))):
+                pixels[row] = pixels[row].flip(-1)
+                noises[row] = mirrored_noise_key(noises[row])
+        return self.encoder.begin(
+            [
+                EncodingSample(
+                    noise,
+                    sample,
+                    {0: self.encoder.part},
+                    crops={0: replace(crop, pixels=pixels[row])},
+                )
+                for row, (noise, (sample, crop)) in enumerate(
+                    zip(noises, batch.out["made"], strict=True)
+                )
+            ]
+        )
 
     def encode_row(self, batch: Batch, row: int) -> EncodedRow:
         """Read and encode the sample whose shard and number a row has now."""
@@ -121,39 +125,33 @@ class EncodingReader:
         replaces it, as for a damaged image. The refused sample is added to the batch's `refused`.
         """
         return [
-            self._encode_substitute(batch, row, one)
-            if arrays is None
-            else _make_row(batch, row, one, arrays)
-            for row, (one, arrays) in enumerate(zip(begun.tokens, begun.rows(), strict=True))
+            self._encode_substitute(batch, row, result)
+            if isinstance(result, Code)
+            else _make_row(batch, row, result)
+            for row, result in enumerate(begun.results())
         ]
 
-    def _encode_substitute(self, batch: Batch, row: int, tokens: Tokens) -> EncodedRow:
-        wanted, made = (batch.shard[row], batch.index[row]), batch.out["made"][row]
-        batch.refused[wanted] = Reject(
-            key=batch.keys[row],
-            source=made.sample.source,
-            code=Code.NOT_FINITE if tokens.count else Code.NO_TOKENS,
-        )
+    def _encode_substitute(self, batch: Batch, row: int, code: Code) -> EncodedRow:
+        wanted, (sample, _) = (batch.shard[row], batch.index[row]), batch.out["made"][row]
+        batch.refused[wanted] = Reject(key=batch.keys[row], source=sample.source, code=code)
         for attempt in range(ATTEMPTS):
             one = self.reader.read_substitute(batch, row, wanted, attempt)
-            begun = self.begin(one)
-            if (arrays := begun.rows()[0]) is not None:
-                return _make_row(one, 0, begun.tokens[0], arrays)
+            (result,) = self.begin(one).results()
+            if isinstance(result, EncodedSample):
+                return _make_row(one, 0, result)
         raise FormatError(
             f"{batch.keys[row]} and {ATTEMPTS} samples tried in its place have no finite latents: "
             'encode with dtype="fp32"'
         )
 
 
-def _make_row(batch: Batch, row: int, tokens: Any, arrays: Any) -> EncodedRow:
-    made = batch.out["made"][row]
-    encoded = EncodedSample(
-        key=batch.keys[row], sample=made.sample, crop=made.crop, tokens=tokens, arrays=arrays
-    )
+def _make_row(batch: Batch, row: int, result: EncodedSample) -> EncodedRow:
+    """Return a row with its sample, which was encoded with the noise of another key if mirrored."""
+    encoded = replace(result, key=batch.keys[row])
     return EncodedRow(encoded, batch.shard[row], batch.index[row])
 
 
-def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
+def reading_plan(plan: LoadPlan) -> LoadPlan:
     """Return the plan for reading the images from which the latents of a plan are made."""
     images = tuple(
         replace(dataset.images, joined=())
@@ -172,8 +170,7 @@ def reading_plan(plan: LoadPlan, device: torch.device) -> LoadPlan:
         max_nbytes=settings.get("max_bytes", MAX_NBYTES),
         empty=(),
     )
-    pin = device.type == "cuda"
-    return replace(plan, datasets=images, effects=effects, names=READ, pin=pin, device=None)
+    return replace(plan, datasets=images, effects=effects, names=READ, pin=False, device=None)
 
 
 class BatchBuilder:
@@ -289,6 +286,7 @@ class Session:
             most=plan.share,
             batch_size=encoding.batch_size,
             lanes=usable_cpus(),
+            kept=bool(tee_url),
         )
         self._plan = with_empty_caption(
             plan, self._encoder.empty() if plan.effects.drop_text else {}
@@ -320,7 +318,7 @@ class Session:
                 self._tee.publish()
 
     def _batches(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-        reader = EncodingReader(self._plan, self._encoder, kept=self._tee is not None)
+        reader = EncodingReader(self._plan, self._encoder)
         builder = BatchBuilder(self._plan)
         for batch, rows in reader.batches(steps):
             if self._tee is not None:

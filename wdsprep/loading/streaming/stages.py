@@ -127,7 +127,7 @@ class DecodeStage:
     def __init__(self, pieces: Pieces) -> None:
         torch.set_num_threads(1)
         self._pieces = pieces
-        self._reader = open_reader(reading_plan(pieces.plan, torch.device("cpu")))
+        self._reader = open_reader(reading_plan(pieces.plan))
         self._stats, self._began = Stats(), 0.0
         self._share = lru_cache(maxsize=4)(self._find_samples)
 
@@ -175,14 +175,14 @@ class DecodeStage:
 class EncodeStage:
     def __init__(self, pieces: Pieces) -> None:
         encoding = pieces.encoding
-        self._pin = encoding.device.startswith("cuda")
         self._encoder = BatchEncoder(
             encoding.load(),
             seed=encoding.recipe.seed,
             most=min(pieces.plan.share, PIECE),  # whatever the object store has room for
             batch_size=encoding.batch_size,
+            kept=pieces.kept,
         )
-        self._encoding = EncodingReader(pieces.plan, self._encoder, kept=pieces.kept)
+        self._encoding = EncodingReader(pieces.plan, self._encoder)
         fields = pieces.plan.datasets[0].fields
         not_made = OF_SIZES if pieces.kept else (FLIPPED, *OF_SIZES)
         self._fields = tuple(item for item in fields if item.name not in not_made)
@@ -194,8 +194,8 @@ class EncodeStage:
         measured on the device, which they share.
         """
         piece = unpack_piece(packed)
-        batch, pixels = piece.batch, piece.arrays["pixels"]
-        batch.out["pixels"] = pixels.pin_memory() if self._pin else pixels
+        batch = piece.batch
+        batch.out["pixels"] = piece.arrays["pixels"]
         rows = self._encoding.collect_rows(batch, self._encoding.begin(batch))
         arrays, lengths = join_rows(self._fields, [row.encoded.arrays for row in rows])
         encoded = Piece(
