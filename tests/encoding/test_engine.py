@@ -19,12 +19,13 @@ from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample
-from wdsprep.encoding.engine import Engine, EngineError
+from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.models.base import Encoded, Part, Tokens, fitting_batch_size, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
 from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample
 from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
+from wdsprep.runners.base import BrokenWorkerError
 
 
 def engine(
@@ -161,7 +162,7 @@ def test_what_may_be_lack_of_memory_halves_a_batch_only_where_little_is_free(
     made.close()
     free[0] = 10**12
     made = engine(Library(), batch_size=8)
-    with pytest.raises(EngineError, match="unable to find an engine"):
+    with pytest.raises(BrokenWorkerError, match="unable to find an engine"):
         fed(made, range(100))
     made.close()
 
@@ -333,9 +334,9 @@ def test_networks_are_compiled_for_all_shapes_before_samples_come(is_compiled: b
 
 def test_a_failing_encoder_is_told_to_whoever_waits() -> None:
     made = engine(Broken())
-    with pytest.raises(EngineError, match="ValueError: a kernel of 3"):
+    with pytest.raises(BrokenWorkerError, match="ValueError: a kernel of 3"):
         fed(made, range(100))
-    with pytest.raises(EngineError):
+    with pytest.raises(BrokenWorkerError):
         made.check()
     made.close()
 

@@ -38,7 +38,7 @@ from wdsprep.dataset.tar.members import decode_index
 from wdsprep.encoding import image_shards
 from wdsprep.encoding.image_shards import find_image_shards, read_texts, tars_of
 from wdsprep.encoding.models.find_model import TINY, find_model
-from wdsprep.encoding.output_places import TEXT_PLACE
+from wdsprep.encoding.options import TEXT_PLACE
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry

@@ -15,7 +15,7 @@ from tests.kit.counted_work import count_work
 from tests.kit.encodes import one_error, packed, pictures, rejected, run
 from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.dataset.shapes import batch_that_fits
-from wdsprep.encoding.output_places import places_of
+from wdsprep.encoding.options import places_of
 from wdsprep.errors import UsageError
 from wdsprep.runners.run import Outcome
 

@@ -158,7 +158,7 @@ class Device:
 
 
 def turns_of(device: Device, at_once: int = 3, most: int = 8) -> Turns:
-    return Turns(device.bring, device, at_once=at_once, most=most)
+    return Turns(device, device, at_once=at_once, most=most)  # type: ignore[arg-type]
 
 
 def shard(turns: Turns, parts: Iterable[Part], nbytes: int, held: Counter[str]) -> Iterator[None]:

@@ -1,18 +1,17 @@
 """`encode`: from image shards to latents and text embeddings.
 
-`encode` is the public function, `options` all that it is given, `recipe_options` what decides its
-bytes, `shape_lists` the shapes that a user names; `recipe_defaults` chooses what a recipe leaves
-open, and says which arrays a sample has; `output_places` says where datasets go.
-`captions` says where captions come from, if not from the samples. `run_plan` is made whole before
-anything is written: which `image_shards` there are, which of them are missing (`pending_shards`)
-for which dataset, and how many workers encode them (`worker_plan`), on which of the `gpus`.
+`encode` is the public function, `options` all that it is given, and where datasets go,
+`recipe_options` what decides its bytes, `shape_lists` the shapes that a user names;
+`recipe_defaults` chooses what a recipe leaves open, and says which arrays a sample has. `captions`
+says where captions come from, if not from the samples. `run_plan` is made whole before anything is
+written: which `image_shards` there are, which of them are missing (`pending_shards`) for which
+dataset, and how many workers encode them (`worker_plan`), on which of the `gpus`.
 
 `sample_chain` lists the steps of a sample's way through the work, and has what it becomes on it.
 The `worker` makes one shard after another: it reads one and feeds the `engine`, which keeps a
 device busy (in `two_passes` where it cannot hold all). There `batching` says which samples share a
 batch, and computes several at once. `latent_shard` writes what comes back, and keeps what has to
-wait for its turn. `models` find and run a model family. `progress` says how fast it goes, and
-`sample_sizes` what a sample takes.
+wait for its turn. `models` find and run a model family. `sample_sizes` says what a sample takes.
 
 Trainers may also encode on the fly, and get the latents that `encode` would store:
 

@@ -43,6 +43,7 @@ from wdsprep.encoding.models.device import Arrays, DeviceBatch, Stats, TextBatch
 from wdsprep.encoding.sample_chain import Block, EncodingSample, Row
 from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
+from wdsprep.runners.base import BrokenWorkerError
 
 BATCHES_INSIDE = 4
 QUEUED_BATCHES = 2
@@ -54,10 +55,6 @@ long captions, those of one length fill 31 to 47 % of a batch of 8; among 4,096,
 MOST_IN_BLOCK = 16
 """The most samples that are fed together: less than a batch, so that the pool has enough to do."""
 POLL_S = 0.2
-
-
-class EngineError(Exception):
-    """The failure of a thread of the engine, or the use of an engine that is closed."""
 
 
 class EngineLimit:
@@ -212,8 +209,8 @@ class Engine:
     def turn(self) -> Iterator[None]:
         """Wait until no other shard feeds samples, and keep others out while the context is open.
 
-        Shards that wait here have read their first sample already. Raise EngineError if a thread of
-        the engine fails while the shard waits.
+        Shards that wait here have read their first sample already. Raise BrokenWorkerError if a
+        thread of the engine fails while the shard waits.
         """
         self._repeat_until(partial(self._turn.acquire, timeout=POLL_S))
         try:
@@ -224,8 +221,8 @@ class Engine:
     def put(self, block: Block) -> None:
         """Wait for room, and feed the samples of a block to the engine.
 
-        Raise EngineError if a thread has failed before there is room. A caller that waits for the
-        block to be done calls `check` from time to time, as that may never come. Afterwards it
+        Raise BrokenWorkerError if a thread has failed before there is room. A caller that waits for
+        the block to be done calls `check` from time to time, as that may never come. Afterwards it
         calls `leave`.
         """
         if not block.samples:
@@ -289,14 +286,14 @@ class Engine:
         return self._oldest_block() is None
 
     def check(self) -> None:
-        """Raise EngineError if a thread of the engine has failed, or if the engine is closed."""
+        """Raise BrokenWorkerError if a thread of the engine has failed, or the engine is closed."""
         if self._failure is not None:
             why = f"{type(self._failure).__name__}: {self._failure}"
-            raise EngineError(why) from self._failure
+            raise BrokenWorkerError(why) from self._failure
 
     def close(self) -> None:
         """End the threads of the engine, and drop the samples that are not finished."""
-        self._failure = self._failure or EngineError("the engine is closed")
+        self._failure = self._failure or RuntimeError("the engine is closed")
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._assembler.join()
         self.batches.close()

@@ -33,6 +33,7 @@ from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.sample_chain import EncodedSample
+from wdsprep.encoding.two_passes import TextPass
 from wdsprep.errors import ExistsError, NotFoundError, TarError
 from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.store.base import write_bytes
@@ -67,6 +68,8 @@ class LatentShard:
         """The samples of each shape, with their positions in the image shard."""
         self._spool = Spool()
         self._tar: DraftShard | None = None
+        self.texts: TextPass | None = None
+        """The encoded captions that wait for the images; None if captions come with these."""
         self.rejects = draft.rejects
         self.samples = self.nbytes = 0
         self.counts: Counter[str] = Counter()
@@ -85,6 +88,7 @@ class LatentShard:
         self.rejects.add(reject)
 
     def add(self, encoded: EncodedSample) -> None:
+        encoded = self.texts.join(encoded) if self.texts else encoded
         describe = text_facts_of if is_of_text(self.fields) else facts_of
         facts = describe(encoded, is_packed=not self.shard.is_foreign)
         shape = shape_of(encoded) if self._shapes else ""

@@ -1,16 +1,19 @@
-"""The options of `encode`, and the recipes and places of the datasets that follow from them."""
+"""The options of `encode`, and the recipes and places of the datasets that follow from them.
+
+A run makes a dataset for each resolution, or for each caption.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.encoding import DTYPES, MODELS
-from wdsprep.encoding.captions.options import CaptionOptions, OneCaption
+from wdsprep.encoding import DTYPES
+from wdsprep.encoding.captions.options import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions, OneCaption
 from wdsprep.encoding.models.presets import describe_training_sizes
-from wdsprep.encoding.output_places import check_apart_text, places_of
 from wdsprep.encoding.recipe_options import (
     IMAGES,
     MODEL,
@@ -32,10 +35,14 @@ from wdsprep.runners.options import (
     overwrite,
     parse_workers,
 )
-from wdsprep.store.base import absolute
-from wdsprep.text import brief, check_one_of, parse_auto, whole_number
+from wdsprep.store.base import absolute, lies_in
+from wdsprep.text import brief, check_one_of, whole_number
 
 DEVICES = ("auto", "cuda", "cpu")
+RESOLUTION = "{resolution}"
+"""The part of a place that is replaced by the resolution of the dataset."""
+LATENTS_PLACE, TEXT_PLACE = f"shards/latents-{RESOLUTION}", "shards/text"
+"""The places of latents, and of text alone, unless a place is given."""
 
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 SHARDS_IN_TURN = 8
@@ -70,7 +77,7 @@ def parse_resolutions(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-RESOLUTION = about(
+RESOLUTION_OPTION = about(
     "Encode centre squares with this number of pixels a side, such as 256, from all images that "
     "are large enough, in any bucket. Several, such as 256,512, are encoded in one pass, each into "
     f"a separate dataset. {describe_training_sizes()} With --latents none this chooses the images "
@@ -92,48 +99,9 @@ RESOLUTION = about(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodingOptions(RecipeOptions):
-    """The options of encoding at any resolution: the recipe, the model and the batch size."""
-
-    model: str = field(
-        default="sd2",
-        metadata=about(
-            "Encode with a model that `wdsprep models` lists (tiny is a toy for trials), with the "
-            "REPO[@REV] of a diffusers pipeline on the hub, or with the folder of one.",
-            MODEL,
-            known=MODELS,
-            usual=True,
-            order=-1,
-            example="NAME|REPO[@REV]|FOLDER",
-            page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
-            "folder; safetensors only, in one file or several with their index",
-        ),
-    )
-    batch_size: int | str = field(
-        default="auto",
-        metadata=about(
-            "Encode this number of images at once; auto chooses it by the memory of the GPU.",
-            WORKERS,
-            read=parse_auto,
-            metavar="AUTO|N",
-            usual=True,
-            order=-2,
-            example="auto|N",
-            page="images at once; auto is what fits into the GPU's free memory, fewer of a shape "
-            "that is larger than the square. Too large a batch is halved",
-        ),
-    )
-
-    @property
-    def of_encoding(self) -> Mapping[str, Any]:
-        """Return the values of the options of `EncodingOptions` by name, without subclasses'."""
-        return {each.name: getattr(self, each.name) for each in fields(EncodingOptions)}
-
-
 @refuse_unknown_options
 @dataclass(frozen=True, kw_only=True)
-class Encode(EncodingOptions, Recipe):
+class Encode(Recipe):
     """The settings with which images are encoded into latents while a trainer waits for them.
 
         how = wdsprep.Encode(resolution=256, model="sd2")
@@ -208,7 +176,7 @@ class EncodeWorkerOptions(WorkerRangeOptions):
 
 
 @dataclass(frozen=True)
-class EncodeCall(EncodeWorkerOptions, OneCaption, EncodingOptions, ListenedOptions):
+class EncodeCall(EncodeWorkerOptions, OneCaption, RecipeOptions, ListenedOptions):
     """The options of `encode` that calls for one dataset and for several have in common."""
 
     images: "str | os.PathLike[str]" = field(
@@ -247,7 +215,7 @@ class EncodeOne(EncodeCall):
     """The options of a call of `encode` for one dataset."""
 
     _: KW_ONLY
-    resolution: int = field(default=0, metadata=RESOLUTION)
+    resolution: int = field(default=0, metadata=RESOLUTION_OPTION)
 
 
 @dataclass(frozen=True)
@@ -255,7 +223,7 @@ class EncodeOptions(EncodeCall, CaptionOptions):
     """The options of a call of `encode` for any number of datasets."""
 
     _: KW_ONLY
-    resolution: int | Sequence[int] = field(default=0, metadata=RESOLUTION)
+    resolution: int | Sequence[int] = field(default=0, metadata=RESOLUTION_OPTION)
     text_out: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(
@@ -294,7 +262,7 @@ class EncodeOptions(EncodeCall, CaptionOptions):
     @cached_property
     def recipes(self) -> list[Encode]:
         """Return the recipes of the datasets of a run, in the order of their places."""
-        how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_encoding)
+        how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_recipe)
         texts = len(self.of_captions.sources)
         return recipes_for(how, self.resolutions, texts, is_apart=bool(self.text_out))
 
@@ -329,3 +297,111 @@ def check_makes_latents(encode: Encode) -> None:
             'encode= makes latents of images: leave latents="none" out, or make text first, with '
             'wdsprep.encode(latents="none")'
         )
+
+
+def _check_resolutions(latents: str, resolutions: Sequence[int]) -> None:
+    """Check that latents have a resolution, and that text alone has at most one."""
+    if latents != "none":
+        if 0 in resolutions:
+            raise UsageError("--resolution is missing: give pixels, such as --resolution 256")
+    elif len(resolutions) > 1:
+        raise UsageError(
+            "--latents none makes one dataset, of the images for one resolution: give only the "
+            "lowest --resolution, or leave it out for all images"
+        )
+
+
+def check_apart_text(text_out: "str | os.PathLike[str]", latents: str, text: str) -> None:
+    """Raise UsageError if a place for text is given without latents, or without text."""
+    if text_out and latents == "none":
+        raise UsageError(
+            "--text-out is for text beside latents, and --latents none makes text alone: leave "
+            "--text-out out, and give its place after IMAGES"
+        )
+    if text_out and text == "none":
+        raise UsageError("--text-out stores text, and --text none makes none: leave one out")
+
+
+def places_of(
+    out: "str | os.PathLike[str]",
+    resolutions: Sequence[int],
+    latents: str = "",
+    captions: CaptionOptions = OWN_CAPTIONS,
+    text_out: "str | os.PathLike[str]" = "",
+) -> dict[int | str, str]:
+    """Return the places of the datasets of a run, by the resolution of each.
+
+    Text datasets of several captions, and text that is stored apart, are listed by the names of
+    their captions instead. An empty `out` stands for the default place. Raise UsageError if a place
+    needs a name that is not given, or if two datasets would have one place.
+    """
+    if text_out:
+        return _places_apart(out, resolutions, captions, os.fspath(text_out))
+    _check_resolutions(latents, resolutions)
+    names = [source.name for source in captions.sources]
+    text_place = TEXT_PLACE if names == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
+    place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
+    _check_place(place, resolutions, latents, captions)
+    if captions.paths:
+        place = place.replace(RESOLUTION, str(resolutions[0]))
+        return _text_places(place, latents, names)
+    place = place.replace(CAPTION, names[0])
+    if len(resolutions) > 1 and RESOLUTION not in place:
+        raise UsageError(
+            f"{place} is one place, and each of {len(resolutions)} resolutions makes a dataset: "
+            f"write {RESOLUTION} where their names differ, as in {place.rstrip('/')}-{RESOLUTION}"
+        )
+    return {number: place.replace(RESOLUTION, str(number)) for number in resolutions}
+
+
+def _places_apart(
+    out: "str | os.PathLike[str]",
+    resolutions: Sequence[int],
+    captions: CaptionOptions,
+    text_out: str,
+) -> dict[int | str, str]:
+    """Return the places of the latents, by resolution, and of the text stored apart, by caption."""
+    if RESOLUTION in text_out:
+        raise UsageError(
+            f"--text-out {text_out}: text is stored once for all resolutions, so give a place "
+            f"without {RESOLUTION}"
+        )
+    latents = places_of(out, resolutions)
+    texts = places_of(text_out, [0], "none", captions).values()
+    for one, other in product(latents.values(), texts):
+        if lies_in(one, other) or lies_in(other, one):
+            raise UsageError(
+                f"latents go to {one} and text to {other}, which is in the same folder: give text "
+                "another place"
+            )
+    names = (source.name for source in captions.sources)
+    return {**latents, **dict(zip(names, texts, strict=True))}
+
+
+def _check_place(
+    place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
+) -> None:
+    """Raise UsageError if nothing is given for a placeholder, such as {caption}, in a place."""
+    if CAPTION in place and not (captions.caption_field or captions.paths or captions.caption_name):
+        raise UsageError(
+            f"{place} needs the name of captions: give --caption-field, --caption-fields or "
+            f"--caption-name, or a place without {CAPTION}"
+        )
+    if RESOLUTION in place and latents == "none" and 0 in resolutions:
+        raise UsageError(
+            f"{place} needs a resolution: give --resolution, or a place without {RESOLUTION}"
+        )
+
+
+def _text_places(place: str, latents: str, names: Sequence[str]) -> dict[int | str, str]:
+    if latents != "none":
+        raise UsageError(
+            "--caption-fields makes a text dataset of each field: give --latents none too, or one "
+            "field by --caption-field"
+        )
+    if len(names) > 1 and CAPTION not in place:
+        raise UsageError(
+            f"{place} is one place, and each of {len(names)} fields makes a dataset: write "
+            f"{CAPTION} where their names differ, as in {place.rstrip('/')}-{CAPTION}"
+        )
+    return {name: place.replace(CAPTION, name) for name in names}

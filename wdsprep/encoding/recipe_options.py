@@ -4,13 +4,13 @@ They are declared here alone: `encode`, `load` and `stream` take them from here,
 a whole.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding import CHOSEN_DTYPES, DTYPES, LATENTS, TEXTS
+from wdsprep.encoding import CHOSEN_DTYPES, DTYPES, LATENTS, MODELS, TEXTS
 from wdsprep.encoding.shape_lists import (
     SDXL_RESOLUTION,
     ShapesGiven,
@@ -24,6 +24,7 @@ from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about
 from wdsprep.runners.options import WORKERS
+from wdsprep.text import parse_auto
 
 MODEL, IMAGES = "Model", "Images"
 UPSCALE, MOST_UPSCALE = 1.5, 16
@@ -34,7 +35,7 @@ one shape of SD2's that took 115 s on two busy cores; no GPU has measured it."""
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Options):
-    """The options that, together with the model, decide the bytes of latents at any resolution."""
+    """The options that decide the bytes of latents at any resolution, the model among them."""
 
     shapes: ShapesGiven = field(
         default=(),
@@ -177,6 +178,39 @@ class RecipeOptions(Options):
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)
     max_bytes: int | str = field(default=MAX_NBYTES, metadata=NBYTES)
+    model: str = field(
+        default="sd2",
+        metadata=about(
+            "Encode with a model that `wdsprep models` lists (tiny is a toy for trials), with the "
+            "REPO[@REV] of a diffusers pipeline on the hub, or with the folder of one.",
+            MODEL,
+            known=MODELS,
+            usual=True,
+            order=-1,
+            example="NAME|REPO[@REV]|FOLDER",
+            page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
+            "folder; safetensors only, in one file or several with their index",
+        ),
+    )
+    batch_size: int | str = field(
+        default="auto",
+        metadata=about(
+            "Encode this number of images at once; auto chooses it by the memory of the GPU.",
+            WORKERS,
+            read=parse_auto,
+            metavar="AUTO|N",
+            usual=True,
+            order=-2,
+            example="auto|N",
+            page="images at once; auto is what fits into the GPU's free memory, fewer of a shape "
+            "that is larger than the square. Too large a batch is halved",
+        ),
+    )
+
+    @property
+    def of_recipe(self) -> Mapping[str, Any]:
+        """Return the values of the options of `RecipeOptions` by name, without subclasses'."""
+        return {each.name: getattr(self, each.name) for each in fields(RecipeOptions)}
 
     @property
     def is_of_text(self) -> bool:

@@ -15,18 +15,20 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from wdsprep.dataset.npy_arrays import Field, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
-from wdsprep.encoding.latent_shard import LatentShard
-from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.models.base import Encoder, Part
 from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.store.spool import Spool, spool_folder
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.engine import Engine
 
 
 def text_nbytes(fields: Sequence[Field]) -> int:
@@ -79,30 +81,11 @@ class TextPass:
         self._spool.close()
 
 
-class ImagePass:
-    """A latent shard that gets encoded images, each joined with its caption from a `TextPass`."""
-
-    def __init__(self, output: LatentShard, texts: TextPass) -> None:
-        self._output, self._texts = output, texts
-        self.refuse, self.counts = output.refuse, output.counts
-
-    def add(self, image: EncodedSample) -> None:
-        self._output.add(self._texts.join(image))
-
-
 TEXTS_NBYTES = 32 << 30
 """The most bytes of captions that wait for their images."""
 DISK_SHARE = 8
 """Captions may take one part in this number of the free disk: a machine may have as many GPUs."""
 POLL_S = 0.05
-
-
-class Idle(Protocol):
-    """An engine that tells whether it has computed everything that it was given."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Return whether the engine has computed all samples that it was given."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,14 +100,13 @@ class Visit:
 class Turns:
     """The turns of shards in the passes over captions and over images, on one device.
 
-    `bring` loads the network of a pass, and up to `at_once` shards are in the pass together. While
-    shards wait for the other pass, no more than `most` shards begin the present one.
+    The encoder brings the network of a pass to the device, and up to `at_once` shards are in the
+    pass together. While shards wait for the other pass, no more than `most` shards begin the
+    present one.
     """
 
-    def __init__(
-        self, bring: Callable[[Part], None], engine: Idle, *, at_once: int, most: int
-    ) -> None:
-        self._bring, self._engine = bring, engine
+    def __init__(self, encoder: Encoder, engine: "Engine", *, at_once: int, most: int) -> None:
+        self._bring, self._engine = encoder.bring, engine
         self._at_once, self._most = at_once, most
         self._changed = threading.Condition()
         self._part: Part | None = None

@@ -19,7 +19,7 @@ from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cache
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.draft import Draft
@@ -32,14 +32,13 @@ from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.options import CaptionSource
-from wdsprep.encoding.engine import Engine, EngineError
+from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.image_shards import ImageShard, read_rows, tars_of
 from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part, limit_memory
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
-from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.sample_chain import (
     Block,
     CaptionFinder,
@@ -48,17 +47,14 @@ from wdsprep.encoding.sample_chain import (
     begin,
     write,
 )
-from wdsprep.encoding.two_passes import ImagePass, TextPass, Turns, Visit, text_nbytes
+from wdsprep.encoding.two_passes import TextPass, Turns, Visit, text_nbytes
+from wdsprep.encoding.worker_plan import EncodeProgress, EncodeTarget, EncodeWork
 from wdsprep.images.nearest_shape import cut_of
-from wdsprep.runners.base import PROGRESS_S, BrokenWorkerError
+from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import JointUnit, RunProgress
 from wdsprep.sources.base import Content, LeftOut
 from wdsprep.sources.captions import caption_at
 from wdsprep.store import open_store
-
-if TYPE_CHECKING:
-    from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork
-
 
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """The progress of a shard that another run has already made."""
@@ -73,7 +69,7 @@ class _Dataset:
     Opening it writes the arrays of the empty caption, computed by `empty`, where they are missing.
     """
 
-    def __init__(self, target: "EncodeTarget", empty: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, target: EncodeTarget, empty: Callable[[], Mapping[str, Any]]) -> None:
         self.settings, self.captions = target.settings, target.captions
         self.store = open_store(target.latents)
         self._edition = Edition(store=self.store, mark=target.edition)
@@ -112,7 +108,7 @@ class EncodeWorker:
     engine_class: type[Engine] = Engine
     shard_class: type[LatentShard] = LatentShard
 
-    def __init__(self, work: "EncodeWork") -> None:
+    def __init__(self, work: EncodeWork) -> None:
         plan = work.worker_plan
         self._source = tars_of(work.images, work.max_nbytes)
         if plan.gpu_share < 1:
@@ -131,13 +127,13 @@ class EncodeWorker:
             threads=max(1, plan.threads),
         )
         self._turns = Turns(
-            self._encoder.bring, self._engine, at_once=SHARDS_PER_WORKER, most=SHARDS_IN_TURN
+            self._encoder, self._engine, at_once=SHARDS_PER_WORKER, most=SHARDS_IN_TURN
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         empty = cache(self._engine.empty)
         self._datasets = [_Dataset(target, empty) for target in work.targets]
 
-    def _part_of(self, target: "EncodeTarget") -> Part:
+    def _part_of(self, target: EncodeTarget) -> Part:
         """Return the part of a sample from which a dataset is made."""
         return Part.of(fields_of(target.settings["layout"]))
 
@@ -155,27 +151,24 @@ class EncodeWorker:
         shard by now. Raise BrokenWorkerError if a thread of the engine has failed.
         """
         receipts: dict[int, Receipt] = {}
-        try:
-            with ExitStack() as drafts:
-                outputs: dict[int, LatentShard] = {}
-                for number, shard in cast("Mapping[int, ImageShard]", unit.parts).items():
-                    dataset = self._datasets[number]
-                    if done := dataset.find_done(shard):
-                        receipts[number] = done
-                    else:
-                        outputs[number] = dataset.begin(shard, self.shard_class, drafts)
-                if not outputs:
-                    return receipts
-                content = Content(is_kept=any(out.shard.is_foreign for out in outputs.values()))
-                for _ in self._encode(outputs, content):
-                    yield self._progress(unit, outputs)
-                for number, output in outputs.items():
-                    yield self._progress(unit, outputs)
-                    self._note_gpu(output, self._parts[number])
-                    receipts[number] = self._datasets[number].finish(output, content)
+        with ExitStack() as drafts:
+            outputs: dict[int, LatentShard] = {}
+            for number, shard in cast("Mapping[int, ImageShard]", unit.parts).items():
+                dataset = self._datasets[number]
+                if done := dataset.find_done(shard):
+                    receipts[number] = done
+                else:
+                    outputs[number] = dataset.begin(shard, self.shard_class, drafts)
+            if not outputs:
                 return receipts
-        except EngineError as error:
-            raise BrokenWorkerError(str(error)) from error
+            content = Content(is_kept=any(out.shard.is_foreign for out in outputs.values()))
+            for _ in self._encode(outputs, content):
+                yield self._progress(unit, outputs)
+            for number, output in outputs.items():
+                yield self._progress(unit, outputs)
+                self._note_gpu(output, self._parts[number])
+                receipts[number] = self._datasets[number].finish(output, content)
+            return receipts
 
     def _note_gpu(self, output: LatentShard, part: Part) -> None:
         """Note the GPU and its batches in the counts of a shard: they decide its last bits.
@@ -206,8 +199,9 @@ class EncodeWorker:
             joint = [number for number, part in parts.items() if part is Part.BOTH]
             texts: dict[int, Output] = {n: outputs[n] for n in outputs if parts[n] is Part.TEXT}
             texts |= dict.fromkeys(joint[:1], waiting)
-            images: dict[int, Output] = {n: outputs[n] for n in outputs if parts[n] is Part.IMAGE}
-            images |= {number: ImagePass(outputs[number], waiting) for number in joint}
+            images = {n: output for n, output in outputs.items() if parts[n] is not Part.TEXT}
+            for number in joint:
+                outputs[number].texts = waiting
             if texts:
                 if joint:
                     waiting.nbytes = shard.likely_samples * text_nbytes(self._encoder.fields)
@@ -233,7 +227,7 @@ class EncodeWorker:
         """Encode the captions or images of a shard, or both, into the outputs of its datasets.
 
         Yield from time to time, so that the caller can report progress. Raise the error that ended
-        the reading of the shard, or EngineError if a thread of the engine has failed.
+        the reading of the shard, or BrokenWorkerError if a thread of the engine has failed.
         """
         captioned, left_out = self._open_captions(shard, outputs, part), LeftOut()
         rows = read_rows(
@@ -340,7 +334,8 @@ class Feeder:
     def __iter__(self) -> Iterator[Block | None]:
         """Yield the blocks of the shard in order, and None whenever none has come for a while.
 
-        Raise the error that ended the reading, or EngineError if a thread of the engine has failed.
+        Raise the error that ended the reading, or BrokenWorkerError if a thread of the engine has
+        failed.
         """
         while True:
             try:

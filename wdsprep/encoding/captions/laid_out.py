@@ -18,7 +18,6 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -277,13 +276,8 @@ def _texts(names: Sequence[bytes]) -> tuple[str, ...]:
 SOURCE = "source"
 
 
-class SampleNames(NamedTuple):
-    """The keys of the samples of a shard, in order, and the name of each, null if it has none."""
-
-    keys: pa.Array
-    names: pa.Array
-
-
+SampleNames = tuple[pa.Array, pa.Array]
+"""The keys of the samples of a shard, in order, and the name of each, null if it has none."""
 Tables = Mapping[str, Callable[[], SampleNames]]
 """What reads the table of a shard, by the name of its tar."""
 
@@ -307,7 +301,7 @@ def read_names(
             return _read_tar(replace(tars, has_images=False), shard, by)
         keys, names = read_table()
         take = shard.item.take or len(keys)
-        return SampleNames(keys[:take], names[:take])
+        return keys[:take], names[:take]
 
     return map_ahead(read, shards, min(store.readers, MOST_THREADS))
 
@@ -351,12 +345,12 @@ def _read_tar(tars: TarsSource, shard: ImageShard, by: str) -> SampleNames:
             facts = row.facts if isinstance(row, Sample) else {}
             name = known[by] if by in known else value_at_path(facts, by)
             names.append("" if name is None else replace_surrogates(str(name)))
-    return SampleNames(pa.array(keys, pa.string()), pa.array(names, pa.string()))
+    return pa.array(keys, pa.string()), pa.array(names, pa.string())
 
 
 def _read_table(file: OpenParquet, by: str, tar: str = "") -> SampleNames:
     """Return the names in a table of samples; `tar` is the name of a foreign tar."""
     keys = file.read({KEY}).column(KEY).combine_chunks()
     if tar and by == SOURCE:
-        return SampleNames(keys, pa.array([shown(f"{tar}/{key}") for key in keys.to_pylist()]))
-    return SampleNames(keys, keys if by == KEY else read_texts(file, by).combine_chunks())
+        return keys, pa.array([shown(f"{tar}/{key}") for key in keys.to_pylist()])
+    return keys, keys if by == KEY else read_texts(file, by).combine_chunks()
