@@ -40,7 +40,8 @@ from tests.kit.s3 import S3Server
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.encoding import worker_plan
 from wdsprep.encoding.encode import EncodeListener
-from wdsprep.encoding.worker_plan import EncodeProgress, Machine
+from wdsprep.encoding.progress import EncodeProgress
+from wdsprep.encoding.worker_plan import Machine
 from wdsprep.runners.run import Outcome, RunProgress
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes

@@ -285,7 +285,7 @@ def encode_apart(
     """Seconds of a whole run, or for `count` images from first batch to last."""
     import wdsprep
     from wdsprep.encoding import encode as encoding
-    from wdsprep.encoding.worker_plan import Speeds
+    from wdsprep.encoding.progress import Speeds
 
     speeds = Speeds()
     started = time.perf_counter()

@@ -182,7 +182,7 @@ class Bench:
         """Encode photos in worker processes, and return the figures of the run."""
         import wdsprep
         from wdsprep.encoding.encode import EncodeListener
-        from wdsprep.encoding.worker_plan import Speeds
+        from wdsprep.encoding.progress import Speeds
 
         speeds = Speeds()
         listener = EncodeListener(heard=speeds.heard)

@@ -11,7 +11,8 @@ dataset, and how many workers encode them (`worker_plan`), on which of the `gpus
 The `worker` makes one shard after another: it reads one and feeds the `engine`, which keeps a
 device busy (in `two_passes` where it cannot hold all). There `batching` says which samples share a
 batch, and computes several at once. `latent_shard` writes what comes back, and keeps what has to
-wait for its turn. `models` find and run a model family. `sample_sizes` says what a sample takes.
+wait for its turn. `models` find and run a model family. `progress` says how fast it goes, and
+`sample_sizes` what a sample takes.
 
 Trainers may also encode on the fly, and get the latents that `encode` would store:
 

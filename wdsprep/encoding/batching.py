@@ -70,7 +70,7 @@ class Batcher:
         With `flips` the mirror image of each crop is encoded too. The windows are the number of
         further samples that may be added while a crop or a caption waits for others of its shape.
         """
-        self.encoder, self._devices = encoder, devices
+        self.encoder, self.devices = encoder, devices
         self._seed, self._flips = seed, flips
         self.image_window, self.text_window = image_window, text_window
         self._added = 0
@@ -112,7 +112,7 @@ class Batcher:
     def _next_images(
         self, *, now: bool, head: Block | None
     ) -> tuple[list[Row], DeviceBatch | None] | None:
-        most = 2 * self._devices.size - 1 + self.image_window
+        most = 2 * self.devices.size - 1 + self.image_window
         taken = self._take_rows(self._images, self._size_of, most=most, now=now, head=head)
         if taken is None:
             return None
@@ -120,12 +120,12 @@ class Batcher:
         return rows, self.image_batch(rows, group, size)
 
     def _size_of(self, group: Hashable) -> int:
-        return self._devices.size_of(cast("Size", group))
+        return self.devices.size_of(cast("Size", group))
 
     def _next_texts(
         self, *, now: bool, head: Block | None
     ) -> tuple[list[Row], DeviceBatch | None] | None:
-        size = self._devices.text_size
+        size = self.devices.text_size
         waiting = self._captions
         is_due = now or head is not None
         if waiting and (is_due or self._added_since(waiting[0]) >= size - 1):

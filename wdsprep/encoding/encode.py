@@ -25,9 +25,10 @@ from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.models.find_model import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending_shards import joint_units, remove_stale_units
+from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.run_plan import EncodePlan, area_warning, make_plan
-from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, Speeds, runner_of
+from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep_to_begin

@@ -76,9 +76,9 @@ class LatentShard:
 
     @property
     def progress(self) -> RunProgress:
-        return self._progress(self.samples, self.nbytes, self.rejects.counts)
+        return self.progress_with(self.samples, self.nbytes, self.rejects.counts)
 
-    def _progress(self, samples: int, nbytes: int, rejects: Mapping[str, int]) -> RunProgress:
+    def progress_with(self, samples: int, nbytes: int, rejects: Mapping[str, int]) -> RunProgress:
         """Return the progress of a shard with these samples and rejects by code so far."""
         item = self.shard.item
         share = share_done(samples + sum(rejects.values()), item.take or item.samples)

@@ -19,7 +19,7 @@ from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cache
 from itertools import chain, islice
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.draft import Draft
@@ -39,6 +39,7 @@ from wdsprep.encoding.latent_shard import LatentShard, write_empty
 from wdsprep.encoding.models.base import Part, limit_memory
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
+from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.sample_chain import (
     Block,
     CaptionFinder,
@@ -48,13 +49,15 @@ from wdsprep.encoding.sample_chain import (
     write,
 )
 from wdsprep.encoding.two_passes import TextPass, Turns, Visit, text_nbytes
-from wdsprep.encoding.worker_plan import EncodeProgress, EncodeTarget, EncodeWork
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import JointUnit, RunProgress
 from wdsprep.sources.base import Content, LeftOut
 from wdsprep.sources.captions import caption_at
 from wdsprep.store import open_store
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork
 
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """The progress of a shard that another run has already made."""
@@ -69,7 +72,7 @@ class _Dataset:
     Opening it writes the arrays of the empty caption, computed by `empty`, where they are missing.
     """
 
-    def __init__(self, target: EncodeTarget, empty: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, target: "EncodeTarget", empty: Callable[[], Mapping[str, Any]]) -> None:
         self.settings, self.captions = target.settings, target.captions
         self.store = open_store(target.latents)
         self._edition = Edition(store=self.store, mark=target.edition)
@@ -108,7 +111,7 @@ class EncodeWorker:
     engine_class: type[Engine] = Engine
     shard_class: type[LatentShard] = LatentShard
 
-    def __init__(self, work: EncodeWork) -> None:
+    def __init__(self, work: "EncodeWork") -> None:
         plan = work.worker_plan
         self._source = tars_of(work.images, work.max_nbytes)
         if plan.gpu_share < 1:
@@ -133,7 +136,7 @@ class EncodeWorker:
         empty = cache(self._engine.empty)
         self._datasets = [_Dataset(target, empty) for target in work.targets]
 
-    def _part_of(self, target: EncodeTarget) -> Part:
+    def _part_of(self, target: "EncodeTarget") -> Part:
         """Return the part of a sample from which a dataset is made."""
         return Part.of(fields_of(target.settings["layout"]))
 

@@ -80,7 +80,7 @@ class ScoreBatcher(Batcher):
         return shard != self._shard
 
     def _size_of(self, _shard: Hashable) -> int:
-        return self._devices.size
+        return self.devices.size
 
     def image_batch(self, rows: Sequence[Row], _shard: Hashable, size: int) -> ImageBatch:
         """Return a batch of samples, or of a blank image, padded to a size on a GPU."""
@@ -175,7 +175,7 @@ class ScoreShard(LatentShard):
     @property
     def progress(self) -> RunProgress:
         codes = Counter(own.code.value for own in self._entries if isinstance(own, Reject))
-        return self._progress(len(self._entries) - codes.total(), 0, codes)
+        return self.progress_with(len(self._entries) - codes.total(), 0, codes)
 
     def refuse(self, reject: Reject) -> None:
         self._entries.append(reject)

@@ -21,8 +21,8 @@ from wdsprep.dataset.shapes import shape_counts
 from wdsprep.encoding.captions.options import OWN
 from wdsprep.encoding.captions.table import CaptionReport
 from wdsprep.encoding.options import EncodeOptions
+from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.run_plan import EncodePlan, headlines
-from wdsprep.encoding.worker_plan import Speeds
 from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome, RunProgress
