@@ -50,6 +50,12 @@ class KilledJob:
 
 
 JOBS = {
+    "pack pairs": KilledJob(
+        words=(
+            *("pack", "{root}/in", "{out}/images", "--role", "source={root}/before"),
+            *("--buckets", "32,64", "--samples-per-shard", "6", "--workers", "2"),
+        )
+    ),
     "remove": KilledJob(
         words=(
             *("remove", "{out}/images", "{out}/latents", "{out}/scores"),
@@ -119,6 +125,8 @@ class Kills:
         for number in range(PICTURES):
             files[f"{number:04d}.jpg"] = jpeg(number, SIZES[number % 2])
             files[f"{number:04d}.txt"] = f"picture {number}"
+        before = {name: jpeg(99) for name in files if name.endswith("5.jpg")}
+        write_files(self._root / "before", {**files, **before, "0007.jpg": b"<html>"})
         options = ("--buckets", "32,64", "--samples-per-shard", str(SLICE))
         pack(write_files(self._root / "in", files), self._root / "source/images", *options)
         encode_here(self._root / "source/images", self._root / "source/latents", resolution=32)
@@ -177,7 +185,7 @@ class Kills:
 
     def _words(self, job: KilledJob, out: str) -> list[str]:
         named = {"out": out, "source": self._source, "keys": self._keys}
-        named["model"] = str(self._root / "clip")
+        named |= {"model": str(self._root / "clip"), "root": str(self._root)}
         return [word.format(**named) for word in job.words]
 
 
