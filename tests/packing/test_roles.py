@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 import wdsprep
+from tests.kit.mds import write_mds
 from tests.kit.packs import (
     check_dataset,
     jpeg,
@@ -126,7 +127,15 @@ def bytes_in_a_table(root: Path) -> tuple[Path, list[str]]:
     return root / "in", ["source=before", "mask=where"]
 
 
-MAKERS = [folders, beside, tars, metadata, bytes_in_a_table]
+def mds(root: Path) -> tuple[Path, list[str]]:
+    """MDS has no lists: each image has a column, and one that a sample lacks is empty."""
+    columns = {"caption": "str", "image": "jpeg", "mask": "png", "ref_0": "jpeg", "ref_1": "bytes"}
+    rows = [(b"edit %d" % n, TARGETS[n], MASKS[n], *[*SOURCES[n], b""][:2]) for n in range(4)]
+    write_mds(root / "in", columns, rows)
+    return root / "in", ["source=ref_0", "mask=mask"]
+
+
+MAKERS = [folders, beside, tars, metadata, bytes_in_a_table, mds]
 
 
 def check_pairs(out: Path, *, url: str = "") -> None:
@@ -204,6 +213,9 @@ def test_images_in_roles_are_fetched_and_failures_named_and_fetched_again(
         packed(table, out, *roles, **options, retry_rejected=True)
         assert not rejects_of(out)
         check_pairs(out, url=f"{server.url}/")
+    opted_out = [f"{server.url}/s/3-1", f"{server.url}/m/0"]
+    wdsprep.remove(out, urls=opted_out, yes=True)
+    assert [sample["txt"] for sample in samples_of(out)] == ["edit 1", "edit 2"]
 
 
 def test_a_sample_without_an_image_or_with_a_damaged_one_is_a_reject_that_names_its_role(

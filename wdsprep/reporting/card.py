@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from wdsprep.dataset.file_names import CARD
 from wdsprep.dataset.npy_arrays import fields_of
+from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import UsageError
@@ -225,21 +226,25 @@ def _yaml_header(placed: Sequence[PlacedDataset], repo: str, license: str) -> It
     if images:
         yield "dataset_info:\n"
     for one in images:
-        yield f"- config_name: {json.dumps(one.name)}\n{IMAGE_FEATURES}"
+        yield f"- config_name: {json.dumps(one.name)}\n  features:\n"
+        yield from _features(roles_of(one.dataset.manifest.settings))
 
 
-IMAGE_FEATURES = "".join(
-    [
-        "  features:\n",
-        *(f"  - name: {name}\n    dtype: image\n" for name in ("jpg", "png", "webp")),
-        "  - name: txt\n    dtype: string\n",
-        "  - name: json\n    struct:\n",
-        *(f"    - name: {name}\n      dtype: {kind}\n" for name, kind in IMAGE_FACTS.items()),
-        *(f"  - name: {name}\n    dtype: string\n" for name in ("__key__", "__url__")),
-    ]
-)
-"""The features of image samples. A reader that guesses features from the first samples expects only
-the image format, and the fields of json, that it meets there."""
+def _features(roles: Sequence[str]) -> Iterator[str]:
+    """Yield the features of image samples: of the first image in each role, too.
+
+    A reader that guesses features from the first samples expects only the image format, and the
+    fields of json, that it meets there.
+    """
+    for prefix in ("", *(f"{role}." for role in roles)):
+        for kind in ("jpg", "png", "webp"):
+            yield f"  - name: {prefix}{kind}\n    dtype: image\n"
+    yield "  - name: txt\n    dtype: string\n"
+    yield "  - name: json\n    struct:\n"
+    for name, kind in IMAGE_FACTS.items():
+        yield f"    - name: {name}\n      dtype: {kind}\n"
+    for name in ("__key__", "__url__"):
+        yield f"  - name: {name}\n    dtype: string\n"
 
 
 def size_category(samples: int) -> str:

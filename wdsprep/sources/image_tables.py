@@ -6,7 +6,7 @@ MosaicML streaming.
 An item is a run of row groups of a Parquet file, or one of the other files as a whole.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -14,7 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import RoleImage, Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.formats import png_of_pixels
@@ -22,13 +22,13 @@ from wdsprep.sources.base import (
     Columns,
     Item,
     Role,
+    Tables,
     Told,
     ignore_left_out,
-    make_or_refuse,
     naming_role,
     role_images,
 )
-from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
+from wdsprep.sources.captions import captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import table_files
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
@@ -50,19 +50,15 @@ from wdsprep.text import list_columns, shown
 
 BATCH_ROWS = 32
 COUNTED_ROWS = 1 << 20
-LISTS = (pa.ListType, pa.LargeListType)
 IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "data", "content")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableSource:
+class TableSource(Tables):
     """The Parquet files with images below `url` that match `pattern`; all if it is empty."""
 
-    url: str
     pattern: str
-    columns: Columns
     rows_per_item: int
-    kind: str = "table"
     form: str = "Parquet"
 
     def files(self, left_out: Told = ignore_left_out) -> Iterator[Entry]:
@@ -71,7 +67,7 @@ class TableSource:
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         for entry in self.files(left_out):
             with open_parquet(shared_store(self.url), entry.name) as file:
-                self.check(file.schema, entry.name)
+                image_of_schema(self, file.schema, entry.name)
                 for first, last, rows in file.runs(self.rows_per_item):
                     yield Item(
                         name=f"{entry.name}[{first}:{last}]",
@@ -80,91 +76,59 @@ class TableSource:
                         samples=rows,
                     )
 
-    def find_columns(self) -> tuple[str, str]:
-        """Return the names of the columns of images and captions in the first file.
-
-        The second name is "" if there are no captions. Raise an error if no column has images.
-        """
+    def first_columns(self) -> tuple[str, Sequence[str]]:
         first = next(self.files())
         with open_parquet(shared_store(self.url), first.name) as file:
-            image = self.check(file.schema, first.name)
-            return image, self.columns.caption or first_of(NAMES, file.schema.names)
+            return image_of_schema(self, file.schema, first.name), file.schema.names
 
-    def check(self, schema: pa.Schema, name: str) -> str:
-        return checked_column(self.columns, schema, name, self.url)
-
-    def count(self, item: Item, /) -> int:
-        return item.samples
-
-    def read(
-        self,
-        item: Item,
-        /,
-        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
-    ) -> Iterator[Sample | Refusal]:
+    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
         name = item.parts[0][0]
         first, last = map(int, item.extra.split(":"))
         with open_parquet(shared_store(self.url), name) as file:
-            image = self.check(file.schema, name)
             batches = file.batches(BATCH_ROWS, groups=range(first, last))
-            rows = (row for batch in batches for row in rows_in(batch))
-            for number, row in enumerate(rows, sum(file.groups[:first])):
-                source = f"{shown(name)}#{number}"
-                yield make_or_refuse(source, partial(sample_of, row, image, self.columns, source))
+            image = image_of_schema(self, file.schema, name)
+            yield from _makers(self, name, batches, image, first=sum(file.groups[:first]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArrowSource:
+class ArrowSource(Tables):
     """The Arrow files that `datasets` has saved below `url`: all splits, by name."""
 
-    url: str
-    columns: Columns
-    kind: str = "table"
     form: str = "Arrow"
 
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         for entry in arrow_files(self.url, left_out):
-            self._image(entry.name)
+            image_of_schema(self, arrow_schema(self.url, entry.name), entry.name)
             parts = ((entry.name, entry.nbytes, entry.stamp),)
             yield Item(name=entry.name, parts=parts, samples=0)
 
-    def find_columns(self) -> tuple[str, str]:
-        """Return the names of the columns of images and captions in the first file.
-
-        The second name is "" if there are no captions. Raise an error if no column has images.
-        """
+    def first_columns(self) -> tuple[str, Sequence[str]]:
         first = next(arrow_files(self.url)).name
-        there = arrow_schema(self.url, first).names
-        return self._image(first), self.columns.caption or first_of(NAMES, there)
-
-    def _image(self, name: str) -> str:
-        schema = arrow_schema(self.url, name)
-        return checked_column(self.columns, schema, name, self.url)
+        schema = arrow_schema(self.url, first)
+        return image_of_schema(self, schema, first), schema.names
 
     def count(self, item: Item, /) -> int:
         return sum(batch.num_rows for batch in arrow_batches(self.url, item.name, COUNTED_ROWS))
 
-    def read(
-        self,
-        item: Item,
-        /,
-        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
-    ) -> Iterator[Sample | Refusal]:
-        image = self._image(item.name)
-        batches = arrow_batches(self.url, item.name, BATCH_ROWS)
-        rows = (row for batch in batches for row in rows_in(batch))
-        for number, row in enumerate(rows):
-            source = f"{shown(item.name)}#{number}"
-            yield make_or_refuse(source, partial(sample_of, row, image, self.columns, source))
+    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
+        image = image_of_schema(self, arrow_schema(self.url, item.name), item.name)
+        return _makers(self, item.name, arrow_batches(self.url, item.name, BATCH_ROWS), image)
+
+
+def _makers(
+    tables: Tables, name: str, batches: Iterable[pa.RecordBatch], image: str, *, first: int = 0
+) -> Iterator[tuple[str, Callable[[], Sample]]]:
+    """Yield the name of each row in batches of a file, and a function that makes its sample."""
+    rows = (row for batch in batches for row in rows_in(batch))
+    for number, row in enumerate(rows, first):
+        source = f"{shown(name)}#{number}"
+        yield source, partial(sample_of, row, image, tables.columns, source)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MdsSource:
+class MdsSource(Tables):
     """The MDS shards of images that indexes below `url` name."""
 
-    url: str
-    columns: Columns
-    kind: str = "table"
     form: str = "MDS"
 
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:  # noqa: ARG002  an index names all
@@ -177,66 +141,39 @@ class MdsSource:
                 samples=shard.samples,
             )
 
-    def find_columns(self) -> tuple[str, str]:
-        """Return the names of the columns of images and captions in the first shard.
-
-        The second name is "" if there are no captions. Raise an error if no column has images.
-        """
+    def first_columns(self) -> tuple[str, Sequence[str]]:
         first, _ = next(shards_there(self.url))
-        return self._image(first), self.columns.caption or first_of(NAMES, [*first.encodings])
+        return self._image(first), [*first.encodings]
 
     def _image(self, shard: MdsShard) -> str:
-        """Return the name of the column of images in a shard.
+        there = shard.encodings
+        held = {name for name, encoding in there.items() if encoding in MDS_IMAGES}
+        likely = [n for n in there if n in held and (there[n] != "bytes" or n in IMAGE_NAMES)]
+        hint = "import latents with wdsprep import"
+        return _find_image(self, shard.index, there, likely=likely, held=held, hint=hint)
 
-        Raise an error that lists the columns if there is none, or if one that the user named is
-        missing.
-        """
-        there, what = shard.encodings, f"{self.url}/{shard.index}"
-        self.columns.check([*there], shard.index)
-        held = [n for n, encoding in there.items() if encoding in MDS_IMAGES]
-        likely = [n for n in held if there[n] != "bytes" or n in IMAGE_NAMES]
-        in_roles = self.columns.in_roles(there)
-        image = self.columns.image or likely_image([n for n in likely if n not in in_roles])
-        wrong = next((n for n in (image, *in_roles) if n and n not in held), "")
-        if image and not wrong:
-            return image
-        shown_columns = list_columns([f"{name} ({encoding})" for name, encoding in there.items()])
-        if wrong:
-            raise UsageError(
-                f"{what}: column {wrong!r} holds no image bytes: it has {shown_columns}"
-            )
-        raise SourceError(
-            f"{what} has no column of image bytes: it has {shown_columns}; give --image-col, or "
-            "import latents with wdsprep import"
-        )
-
-    def count(self, item: Item, /) -> int:
-        return item.samples
-
-    def read(
-        self,
-        item: Item,
-        /,
-        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
-    ) -> Iterator[Sample | Refusal]:
+    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
         shard = read_index(self.url, item.extra)[item.name]
         image = self._image(shard)
         for number, data in enumerate(read_samples(self.url, shard, item.parts[0][0])):
             source = f"{shown(item.name)}#{number}"
-            yield make_or_refuse(source, partial(self._sample, shard, data, image, source))
+            yield source, partial(self._sample, shard, data, image, source)
 
     def _sample(self, shard: MdsShard, sample: bytes, image: str, source: str) -> Sample:
         """Make a Sample from the bytes of a sample of an MDS shard.
 
         `image` is the column of images, and `source` the sample's name. Texts, numbers and JSON
-        of other columns become facts; values of other types are dropped.
+        of other columns become facts; values of other types are dropped. An empty value stands for
+        no image in a role, as MDS has no nulls.
         """
         said, fields = shard.encodings, fields_in(shard, sample)
-        facts = {n: value_of(said[n], data, n) for n, data in fields.items() if _is_fact(said[n])}
-        images = {name: fields[name] for name in (image, *self.columns.in_roles(said))}
-        for name, data in images.items():
-            images[name] = png_of_pixels(data) if said[name] == "pil" else data
-        return sample_of({**facts, **images}, image, self.columns, source)
+        row = {n: value_of(said[n], data, n) for n, data in fields.items() if _is_fact(said[n])}
+        for name in (image, *self.columns.in_roles(said)):
+            data = fields[name]
+            row[name] = png_of_pixels(data) if said[name] == "pil" and data else data
+            if not data and name != image:
+                row[name] = None
+        return sample_of(row, image, self.columns, source)
 
 
 ImageTables = TableSource | ArrowSource | MdsSource
@@ -292,23 +229,45 @@ def _bytes_of(column: str, value: Any) -> bytes | None:
     return cast("bytes | None", value.get("bytes"))
 
 
-def checked_column(asked: Columns, schema: pa.Schema, name: str, url: str) -> str:
-    """Return the name of the column of images in a table, which the user named or wdsprep finds.
+def image_of_schema(tables: Tables, schema: pa.Schema, name: str) -> str:
+    """Return the column of images in the file `name`, which the user named or wdsprep finds."""
+    in_roles = tables.columns.in_roles(schema.names)
+    kinds = {field.name: field.type for field in schema}
+    for role in in_roles:
+        if isinstance(kinds[role], pa.ListType | pa.LargeListType):
+            kinds[role] = kinds[role].value_type
+    held = [name for name, kind in kinds.items() if holds_bytes(kind)]
+    encodings = {field.name: str(field.type) for field in schema}
+    hint = "--url-col where a column holds the images' URLs"
+    return _find_image(tables, name, encodings, likely=held, held={*held}, hint=hint)
 
-    Raise an error that lists the columns if there is none, or if one of those `asked` is missing.
-    `name` is the table's name below `url`.
+
+def _find_image(
+    tables: Tables,
+    name: str,
+    encodings: Mapping[str, str],
+    *,
+    likely: Sequence[str],
+    held: Collection[str],
+    hint: str,
+) -> str:
+    """Return the column of images: the one that the user named, or else the first that is likely.
+
+    `held` are the columns with bytes of images. Raise an error that lists the columns if there is
+    none, or if one that the user named is missing or no such column.
     """
-    asked.check(schema.names, name)
-    in_roles = asked.in_roles(schema.names)
-    image = asked.image or image_column(schema, apart_from=in_roles)
-    kinds = {role: schema.field(role).type for role in in_roles}
-    held = {n: k.value_type if isinstance(k, LISTS) else k for n, k in kinds.items()}
-    if image:
-        held[image] = schema.field(image).type
-    wrong = next((name for name, kind in held.items() if not holds_bytes(kind)), "")
+    columns = tables.columns
+    columns.check([*encodings], name)
+    in_roles = columns.in_roles(encodings)
+    image = columns.image or likely_image([name for name in likely if name not in in_roles])
+    wrong = next((name for name in (image, *in_roles) if name and name not in held), "")
     if image and not wrong:
         return image
-    raise _no_images(schema, f"{url}/{name}", wrong)
+    listed = list_columns([f"{name} ({encoding})" for name, encoding in encodings.items()])
+    what, there = f"{tables.url}/{name}", f"it has {listed}"
+    if wrong:
+        raise UsageError(f"{what}: column {wrong!r} holds no image bytes: {there}")
+    raise SourceError(f"{what} has no column of image bytes: {there}; give --image-col, or {hint}")
 
 
 def holds_bytes(kind: pa.DataType) -> bool:
@@ -319,21 +278,10 @@ def holds_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def image_column(schema: pa.Schema, apart_from: Collection[str] = ()) -> str:
-    held = [field.name for field in schema if holds_bytes(field.type)]
-    return likely_image([name for name in held if name not in apart_from])
+def image_column(schema: pa.Schema) -> str:
+    return likely_image([field.name for field in schema if holds_bytes(field.type)])
 
 
 def likely_image(held: Sequence[str]) -> str:
     """Return the column of bytes that most likely holds images, or "" if there is none."""
     return first_of(IMAGE_NAMES, held) or next(iter(held), "")
-
-
-def _no_images(schema: pa.Schema, what: str, column: str) -> Exception:
-    there = list_columns([f"{field.name} ({field.type})" for field in schema])
-    if column:
-        return UsageError(f"{what}: column {column!r} holds no image bytes: it has {there}")
-    return SourceError(
-        f"{what} has no column of image bytes: it has {there}; give --image-col, or --url-col "
-        "where a column holds the images' URLs"
-    )

@@ -6,25 +6,24 @@ An item is a part of one table with as many rows as a slice takes. It may name a
 part alone, which are to be tried once more.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import RoleImage, Sample
 from wdsprep.errors import SourceError
 from wdsprep.sources.base import (
-    Columns,
     Item,
+    Tables,
     Told,
     field_values,
     ignore_left_out,
-    make_or_refuse,
     role_images,
 )
-from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
+from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files
 from wdsprep.sources.tables.text import Table, open_table
 from wdsprep.store.base import Entry
@@ -35,12 +34,10 @@ CHOSEN = "|"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UrlSource:
+class UrlSource(Tables):
     """The tables of URLs below `url` that match `pattern`, or all of `kinds` if it is empty."""
 
-    url: str
     pattern: str
-    columns: Columns
     rows_per_item: int
     kinds: frozenset[str] = TEXT_TABLES
     kind: str = "urls"
@@ -67,25 +64,12 @@ class UrlSource:
                 )
                 first += rows
 
-    def find_columns(self) -> tuple[str, str]:
-        """Return the names of the columns of URLs and captions in the first file.
-
-        The second name is "" if there are no captions. Raise SourceError if no column has URLs.
-        """
+    def first_columns(self) -> tuple[str, Sequence[str]]:
         first = next(self.files())
         table = open_table(self.url, first.name)
-        url = self._url_column(table, first.name)
-        return url, self.columns.caption or first_of(NAMES, table.columns())
+        return self._url_column(table, first.name), table.columns()
 
-    def count(self, item: Item, /) -> int:
-        return item.samples
-
-    def read(
-        self,
-        item: Item,
-        /,
-        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
-    ) -> Iterator[Sample | Refusal]:
+    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
         name = item.parts[0][0]
         table = open_table(self.url, name)
         column = self._url_column(table, name)
@@ -93,7 +77,7 @@ class UrlSource:
         for number, row in table.rows(where):
             if numbers is None or number in numbers:
                 source = source_name(name, number)
-                yield make_or_refuse(source, partial(self._sample, row, column, source))
+                yield source, partial(self._sample, row, column, source)
 
     def urls(self, item: Item, /) -> Iterator[str]:
         """Yield the URLs of each row of an item, be they valid or not: of its image, then by role.
