@@ -91,7 +91,7 @@ def test_a_host_that_asks_for_too_long_a_pause_is_left_alone() -> None:
 def test_robots_txt_is_asked_for_once_and_obeyed() -> None:
     rules = robots("User-agent: wdsprep\nDisallow: /no\n")
     routes = {"/robots.txt": rules, "/yes": ok(IMAGE), "/no": ok(IMAGE)}
-    with WebServer(routes) as server, fetcher(robots=True) as one:
+    with WebServer(routes) as server, fetcher(ignore_robots=False) as one:
         futures = [one.submit(server.url + path) for path in ("/yes", "/no", "/x/%2e./no") * 10]
         found = [future.result(LONG_S) for future in futures]
         assert {(fetched.code, fetched.detail) for fetched in found} == {
@@ -106,7 +106,7 @@ def test_robots_txt_is_asked_for_once_and_obeyed() -> None:
 def test_robots_txt_of_where_a_redirect_leads_is_obeyed() -> None:
     with WebServer({"/robots.txt": robots("User-agent: *\nDisallow: /")}) as closed:
         with WebServer({"/": redirect(f"{closed.url}/x")}) as server:
-            assert fetch(server.url, robots=True).code is Code.DISALLOWED
+            assert fetch(server.url, ignore_robots=False).code is Code.DISALLOWED
         assert closed.paths(robots=True) == ["/robots.txt"]
 
 
@@ -119,7 +119,7 @@ def test_robots_txt_of_where_a_redirect_leads_is_obeyed() -> None:
 )
 def test_a_robots_txt_that_is_not_there_allows_all(answer: Behaviour) -> None:
     with WebServer({"/robots.txt": answer, "/x": ok(IMAGE)}) as server:
-        assert fetch(f"{server.url}/x", robots=True).data == IMAGE
+        assert fetch(f"{server.url}/x", ignore_robots=False).data == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_robots_txt_that_cannot_be_had_now_forbids_all_for_now(
     answer: Behaviour, code: Code
 ) -> None:
     with WebServer({"/robots.txt": answer, "/x": ok(IMAGE)}) as server:
-        fetched = fetch(f"{server.url}/x", robots=True)
+        fetched = fetch(f"{server.url}/x", ignore_robots=False)
         assert fetched.code is code
         assert fetched.detail.startswith("robots.txt: ")
         assert not server.paths()
@@ -144,7 +144,7 @@ def test_a_robots_txt_that_cannot_be_had_now_forbids_all_for_now(
 def test_a_robots_txt_that_comes_at_the_second_attempt_is_enough() -> None:
     answers = in_turn(status(503), robots(""))
     with WebServer({"/robots.txt": answers, "/x": ok(IMAGE)}) as server:
-        assert fetch(f"{server.url}/x", robots=True, retries=1).data == IMAGE
+        assert fetch(f"{server.url}/x", ignore_robots=False, retries=1).data == IMAGE
 
 
 # ---------------------------------------------------------------------------- many at the same time
@@ -177,7 +177,7 @@ def test_a_slow_host_holds_its_own_requests_and_no_others() -> None:
     with ExitStack() as stack:
         slow = stack.enter_context(WebServer(gate))
         quick = stack.enter_context(WebServer({"/": ok(IMAGE)}, address="127.0.0.2"))
-        one = stack.enter_context(fetcher(in_flight=4, per_host=3))
+        one = stack.enter_context(fetcher(requests=4, per_host=3))
         stack.callback(gate.opened.set)
         stuck = [one.submit(f"{slow.url}/{n}") for n in range(50)]
         gate.wait_for(3)
@@ -194,7 +194,7 @@ def test_no_more_requests_are_in_flight_than_allowed() -> None:
     with ExitStack() as stack:
         places = [f"127.0.0.{n}" for n in range(2, 8)]
         servers = [stack.enter_context(WebServer(gate, address=place)) for place in places]
-        one = stack.enter_context(fetcher(in_flight=5, per_host=2))
+        one = stack.enter_context(fetcher(requests=5, per_host=2))
         stack.callback(gate.opened.set)
         futures = [one.submit(f"{server.url}/{n}") for n in range(4) for server in servers]
         gate.wait_for(5)
@@ -240,7 +240,7 @@ def test_hosts_take_turns() -> None:
     with ExitStack() as stack:
         large = stack.enter_context(WebServer(in_turn(gate, ok(IMAGE))))
         small = stack.enter_context(WebServer({"/": ok(IMAGE)}, address="127.0.0.2"))
-        one = stack.enter_context(fetcher(in_flight=1))
+        one = stack.enter_context(fetcher(requests=1))
         stack.callback(gate.opened.set)
         futures = [one.submit(f"{large.url}/{n}") for n in range(100)]
         gate.wait_for(1)
@@ -253,7 +253,7 @@ def test_hosts_take_turns() -> None:
 
 
 def test_a_dead_host_is_given_up_without_an_attempt_for_each_url() -> None:
-    with black_hole() as url, fetcher(timeout_s=SHORT_S, per_host=8) as one:
+    with black_hole() as url, fetcher(timeout=SHORT_S, per_host=8) as one:
         futures = [one.submit(f"{url}/{n}") for n in range(500)]
         found = [future.result(LONG_S) for future in futures]
     assert {fetched.code for fetched in found} == {Code.TIMEOUT}
@@ -271,7 +271,7 @@ def test_closing_cancels_what_is_not_done_and_leaves_no_thread() -> None:
     before = len(fetch_threads())
     gate = Gate()
     with WebServer(gate) as server:
-        one = Fetcher(FetchRules(allow_private=True, robots=False, timeout_s=LONG_S))
+        one = Fetcher(FetchRules(allow_private_hosts=True, ignore_robots=True, timeout=LONG_S))
         futures = [one.submit(f"{server.url}/{n}") for n in range(50)]
         gate.wait_for(8)
         one.close()
@@ -290,4 +290,4 @@ def test_wrong_settings_are_told_at_once() -> None:
 
 def test_more_requests_than_files_are_an_error_with_a_way_out() -> None:
     with pytest.raises(UsageError, match="ulimit -n"):
-        Fetcher(FetchRules(in_flight=10**9))
+        Fetcher(FetchRules(requests=10**9))

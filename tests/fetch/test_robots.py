@@ -157,7 +157,7 @@ def test_a_hostile_file_holds_up_no_other_host(name: str) -> None:
     is_over = threading.Event()
 
     routes = {"/robots.txt": ok(hostile(name), Content_Type="text/plain")}
-    rules = FetchRules(allow_private=True, retries=0, timeout_s=60)
+    rules = FetchRules(allow_private_hosts=True, retries=0, timeout=60)
     with (
         WebServer(routes) as server,
         WebServer({"/ok": ok(IMAGE)}, address="127.0.0.2") as other,

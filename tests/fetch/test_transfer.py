@@ -88,7 +88,11 @@ def test_an_exception_of_any_kind_at_a_url_is_the_reject_of_that_url(
     path = {"a body": "/long", "a redirect": "/to"}.get(place, "/ok")
     kinds = [kind for kind in dict.fromkeys(kinds_of(Exception)) if kind is not MemoryError]
     assert {ValueError, OverflowError, RecursionError, OSError, KeyError} <= set(kinds)
-    rules = {"robots": True, "max_nbytes": 20_000, "allow_private": place != "a socket"}
+    rules = {
+        "ignore_robots": False,
+        "max_nbytes": 20_000,
+        "allow_private_hosts": place != "a socket",
+    }
     with WebServer(THROWING) as server, fetcher(**rules) as one:
         with monkeypatch.context() as patch:
             patch.setattr(PLACES[place], throw)
@@ -115,7 +119,7 @@ def test_what_is_no_urls_doing_is_raised(monkeypatch: pytest.MonkeyPatch, error:
 def test_no_server_stretches_the_time_of_an_attempt(behave: Behaviour) -> None:
     with WebServer({"/": behave}) as server:
         started = time.monotonic()
-        fetched = fetch(server.url, timeout_s=SHORT_S)
+        fetched = fetch(server.url, timeout=SHORT_S)
         assert fetched.code is Code.TIMEOUT
         assert time.monotonic() - started > SHORT_S
 
@@ -128,13 +132,13 @@ def test_the_hops_of_a_redirect_share_one_time_limit() -> None:
         return behave
 
     with WebServer({f"/{hop}": late(f"/{hop + 1}") for hop in range(5)}) as server:
-        assert fetch(f"{server.url}/0", timeout_s=SHORT_S).code is Code.TIMEOUT
+        assert fetch(f"{server.url}/0", timeout=SHORT_S).code is Code.TIMEOUT
         assert server.paths() in (["/0", "/1"], ["/0"])
 
 
 def test_a_black_hole_times_out() -> None:
     with black_hole() as url:
-        assert fetch(url, timeout_s=SHORT_S).code is Code.TIMEOUT
+        assert fetch(url, timeout=SHORT_S).code is Code.TIMEOUT
 
 
 def test_a_closed_port_refuses(patient: Fetcher) -> None:
@@ -185,7 +189,7 @@ def test_what_is_asked_for_says_who_asks_and_wants_no_encoding(answering: WebSer
 
 
 def test_opt_outs_bind_only_those_who_obey_them(answering: WebServer) -> None:
-    assert fetch(f"{answering.url}/noai", opt_outs=False).data == IMAGE
+    assert fetch(f"{answering.url}/noai", ignore_opt_outs=True).data == IMAGE
 
 
 # ---------------------------------------------------------------------------------------- redirects
@@ -214,7 +218,7 @@ def test_as_many_redirects_as_allowed_are_followed() -> None:
 )
 def test_private_addresses_are_refused_however_they_are_written(host: str) -> None:
     with WebServer({"/": ok(IMAGE)}) as server:
-        fetched = fetch(f"http://{host}:{server.port}/", allow_private=False)
+        fetched = fetch(f"http://{host}:{server.port}/", allow_private_hosts=False)
         assert fetched.code is Code.PRIVATE_ADDRESS
         assert not server.requests
         assert server.connections == 0
@@ -222,7 +226,7 @@ def test_private_addresses_are_refused_however_they_are_written(host: str) -> No
 
 def test_a_private_host_is_not_asked_for_its_robots_txt_either() -> None:
     with WebServer({"/": ok(IMAGE)}) as server:
-        fetched = fetch(server.url, allow_private=False, robots=True)
+        fetched = fetch(server.url, allow_private_hosts=False, ignore_robots=False)
         assert (fetched.code, fetched.detail) == (Code.PRIVATE_ADDRESS, "127.0.0.1")
         assert server.connections == 0
 
@@ -235,9 +239,9 @@ def test_a_redirect_to_a_private_address_is_refused_where_the_connection_is_made
     with WebServer({"/": ok(IMAGE)}) as private:
         to = {"/a": redirect(private.url), "/b": redirect(f"http://localhost:{private.port}/")}
         with WebServer({**to, "/c": ok(IMAGE)}, address="127.0.0.2") as server:
-            assert fetch(f"{server.url}/c", allow_private=False).data == IMAGE
+            assert fetch(f"{server.url}/c", allow_private_hosts=False).data == IMAGE
             for path in to:
-                fetched = fetch(server.url + path, allow_private=False)
+                fetched = fetch(server.url + path, allow_private_hosts=False)
                 assert (fetched.code, fetched.host) == (Code.PRIVATE_ADDRESS, "127.0.0.2")
         assert private.connections == 0
 
@@ -247,7 +251,7 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url)
         assert fetch(server.url).data == IMAGE
-        assert fetch(server.url, allow_private=False).code is Code.PRIVATE_ADDRESS
+        assert fetch(server.url, allow_private_hosts=False).code is Code.PRIVATE_ADDRESS
         assert proxy.connections == 0
 
 

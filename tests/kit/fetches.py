@@ -16,8 +16,8 @@ SHORT_S = 0.3  # for what must fail
 
 
 def fetcher(**rules: Any) -> "closing[Fetcher]":
-    defaults = {"timeout_s": LONG_S, "retries": 0, "allow_private": True, "allow_s3": True}
-    defaults["robots"] = False
+    defaults = {"timeout": LONG_S, "retries": 0, "allow_private_hosts": True, "allow_s3": True}
+    defaults["ignore_robots"] = True
     return closing(Fetcher(FetchRules(**{**defaults, **rules})))
 
 

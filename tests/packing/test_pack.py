@@ -359,7 +359,7 @@ def test_options_of_downloads_are_named_where_nothing_is_downloaded(tmp_path: Pa
     assert not [line for line in told if "changes nothing" in line]
 
 
-RULES = FetchRules(in_flight=256, per_host=8)
+RULES = FetchRules(requests=256, per_host=8)
 
 
 def local(workers: int, *, slices: int = 1_000) -> PackWorkerPlan:
@@ -372,7 +372,7 @@ def on_ray(workers: int, cpus: int) -> PackWorkerPlan:
 
 def share(plan: PackWorkerPlan) -> tuple[int, int]:
     assert plan.fetch is not None
-    return plan.fetch.in_flight, plan.fetch.per_host
+    return plan.fetch.requests, plan.fetch.per_host
 
 
 def test_local_workers_share_the_bounds_of_their_machine() -> None:
@@ -394,7 +394,7 @@ def test_no_machine_asks_for_more_than_it_may(workers: int, cpus: int) -> None:
         there = min(cpus // plan.cpus, wanted or cpus)
         assert plan.workers == wanted
         assert there * share(plan)[1] <= RULES.per_host
-        assert there * share(plan)[0] <= RULES.in_flight
+        assert there * share(plan)[0] <= RULES.requests
 
 
 def test_a_node_with_many_cores_has_workers_with_several() -> None:

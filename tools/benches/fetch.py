@@ -85,7 +85,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
 
 
 def patient() -> dict[str, object]:
-    return {"timeout_s": PATIENCE_S, "retries": 0}
+    return {"timeout": PATIENCE_S, "retries": 0}
 
 
 def _clients(scheme: str, table: Path, count: int, env: dict[str, str], server: int) -> Group:

@@ -18,7 +18,7 @@ def by_fetcher(urls: list[str], **rules: object) -> None:
     from wdsprep.fetch.client import Fetcher
     from wdsprep.fetch.options import FetchRules
 
-    defaults = {"allow_private": True, "in_flight": PLACES, "per_host": PLACES}
+    defaults = {"allow_private_hosts": True, "requests": PLACES, "per_host": PLACES}
     todo, left, lock, done = iter(urls), len(urls), threading.Lock(), threading.Event()
 
     def go_on(_: object) -> None:

@@ -71,7 +71,7 @@ def judge_image(rules: FetchRules, head: Head) -> bool:
         return False
     if failure := rejection_for_status(head.status):
         raise _add_retry_time(failure, head)
-    if rules.opt_outs and (reserved := opt_out(head.headers)):
+    if not rules.ignore_opt_outs and (reserved := opt_out(head.headers)):
         raise RejectedError(Code.DISALLOWED, reserved)
     if head.first("content-type").lower().startswith(PAGES):
         raise RejectedError(Code.NOT_AN_IMAGE, head.first("content-type")[:80])

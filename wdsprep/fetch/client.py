@@ -56,12 +56,12 @@ class Client:
         self._rules = rules
         self._transfers = CurlLoop(rules)
         self._turns = HostLimits(
-            in_flight=rules.in_flight,
+            in_flight=rules.requests,
             per_host=rules.per_host,
             may_start=lambda: self._transfers.room.takes_one_more,
         )
         self._robots = RobotsCache(self._ask_robots)
-        self._check = self._robots.check if rules.robots else None
+        self._check = None if rules.ignore_robots else self._robots.check
         self._image = AnswerRule(judge=partial(judge_image, rules), max_nbytes=rules.max_nbytes)
         self._reader = ThreadPoolExecutor(1, "wdsprep-fetch-robots")
         self._objects = ObjectReader(max_nbytes=rules.max_nbytes)
@@ -144,7 +144,7 @@ class Client:
         `check` is awaited before each request, and may raise an error. Raise RejectedError if a
         request fails, or if there are more than `redirects` redirects or they go in a circle.
         """
-        left_s, seen = self._rules.timeout_s, {target.url}
+        left_s, seen = self._rules.timeout, {target.url}
         while True:
             if check is not None:
                 await check(target)
@@ -281,7 +281,7 @@ class Fetcher:
     """
 
     def __init__(self, rules: FetchRules) -> None:
-        wanted = 3 * rules.in_flight + OTHER_FILES  # two for a request, one for what is kept
+        wanted = 3 * rules.requests + OTHER_FILES  # two for a request, one for what is kept
         if (allowed := allow_files(wanted)) < wanted:
             raise UsageError(
                 f"so many requests in flight need {wanted} open files, and {allowed} are allowed: "

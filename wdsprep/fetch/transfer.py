@@ -95,7 +95,7 @@ class CurlLoop:
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
-        self._multi.setopt(pycurl.M_MAXCONNECTS, rules.in_flight)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, rules.requests)
 
     async def get(self, url: str, want: AnswerRule, *, timeout_s: float) -> tuple[Answer, float]:
         """Get a URL. Return the answer and the seconds it took.
@@ -193,7 +193,7 @@ class Handle:
     """A libcurl handle, used for one GET after another, and what the current one has brought."""
 
     def __init__(self, rules: FetchRules, room: BodyLimit) -> None:
-        self._allow_private, self._room = rules.allow_private, room
+        self._allow_private, self._room = rules.allow_private_hosts, room
         self._handle = _handle(rules)
         self._call_back(pycurl.HEADERFUNCTION, self._on_header, 0)
         self._call_back(pycurl.WRITEFUNCTION, self._on_body, 0)

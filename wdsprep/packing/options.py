@@ -486,7 +486,8 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
 
     @property
     def fetching(self) -> FetchRules:
-        return self.rules(parse_size(self.max_bytes) or MAX_DOWNLOAD_NBYTES)
+        nbytes = parse_size(self.max_bytes) or MAX_DOWNLOAD_NBYTES
+        return FetchRules(**vars(self.part(FetchOptions)), max_nbytes=nbytes)
 
 
 def settings_of(options: PackOptions, place: "Source") -> dict[str, Any]:

@@ -64,7 +64,7 @@ def plan_workers(
     workers = min(wanted, slices)
     if fetch is None:
         return PackWorkerPlan(workers=workers, threads=threads)
-    bound = min(fetch.per_host, fetch.in_flight)
+    bound = min(fetch.per_host, fetch.requests)
     cpus, here = 1, min(workers, bound)
     if node_cpus:
         cpus = 1 if min(node_cpus, workers or node_cpus) <= bound else -(-node_cpus // bound)
@@ -79,7 +79,7 @@ def plan_workers(
         cpus=cpus,
         fetch=replace(
             fetch,
-            in_flight=max(1, fetch.in_flight // max(1, here)),
+            requests=max(1, fetch.requests // max(1, here)),
             per_host=max(1, fetch.per_host // max(1, here)),
         ),
     )

@@ -157,8 +157,8 @@ class Curable:
     def codes(self) -> frozenset[str]:
         fetch = self.fetch
         allowed = {
-            Code.PRIVATE_ADDRESS: fetch.allow_private or fetch.allow_s3,
-            Code.DISALLOWED: not (fetch.robots and fetch.opt_outs),
+            Code.PRIVATE_ADDRESS: fetch.allow_private_hosts or fetch.allow_s3,
+            Code.DISALLOWED: fetch.ignore_robots or fetch.ignore_opt_outs,
             Code.TOO_MANY_BYTES: self.larger,
         }
         return TRANSIENT.union(code for code, is_allowed in allowed.items() if is_allowed)
@@ -167,10 +167,10 @@ class Curable:
         match reject.code:
             case Code.PRIVATE_ADDRESS:
                 is_object = is_keyed(reject.url)
-                return self.fetch.allow_s3 if is_object else self.fetch.allow_private
+                return self.fetch.allow_s3 if is_object else self.fetch.allow_private_hosts
             case Code.DISALLOWED:
                 by_robots = ROBOTS in reject.detail
-                return not (self.fetch.robots if by_robots else self.fetch.opt_outs)
+                return self.fetch.ignore_robots if by_robots else self.fetch.ignore_opt_outs
         return reject.code in self.codes
 
 

@@ -67,7 +67,7 @@ class PackWorker:
         if self._fetcher is None or rules is None:
             return None
         repeated = partial(repeated_urls, self._work.source, part)
-        minds_outage = rules.minds_outage and not part.is_retry
+        minds_outage = not (rules.ignore_outage or part.is_retry)
         return Downloads(self._fetcher, repeated, pace=self._pace, minds_outage=minds_outage)
 
     def close(self) -> None:
