@@ -13,5 +13,3 @@ MAX_TEXT_NBYTES = 16 << 20
 """The most bytes of a caption file or a json."""
 MAX_ARRAY_NBYTES = 1 << 30
 """The most bytes of an array of a latent sample."""
-MAX_TABLE_ROWS = 1 << 32
-"""The most rows of a table of captions."""

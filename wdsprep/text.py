@@ -51,13 +51,6 @@ def real_number(name: str, given: Any) -> float:
     raise UsageError(f"{name} {brief(given)}: give a number")
 
 
-def check_at_least(least: float, **given: Any) -> None:
-    """Raise UsageError, with the name of the option, if a value is less than `least`."""
-    for name, value in given.items():
-        if real_number(name, value) < least:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: give {least:g} or more")
-
-
 def nearest_name(wrong: str, names: Iterable[str]) -> str:
     """Return the name that is most like a wrong one, or the only longer one that begins with it.
 

@@ -29,8 +29,8 @@ from wdsprep.dataset.reindex import index
 from wdsprep.dataset.sample_table import open_writer
 from wdsprep.encoding.captions import laid_out
 from wdsprep.encoding.captions.table import CaptionReport, CaptionTable
-from wdsprep.encoding.encode import EncodeListener
 from wdsprep.errors import FingerprintError, SourceError, UsageError, WdsprepError
+from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.store import open_store
 
@@ -73,7 +73,7 @@ def captions_in(out: Path) -> dict[str, str]:
 
 def reported(images: Path, out: Path, **options: Any) -> CaptionReport:
     found: list[CaptionReport] = []
-    listener = EncodeListener(captioned=lambda _outcome, report: found.append(report))
+    listener = JobListener(captioned=lambda _outcome, report: found.append(report))
     text_here(images, out, listener=listener, **options)
     (report,) = found
     return report
@@ -374,7 +374,7 @@ def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
     few: Path, tmp_path: Path
 ) -> None:
     told: list[str] = []
-    listener = EncodeListener(told=told.append)
+    listener = JobListener(told=told.append)
     done = text_here(few, tmp_path / "lnog", caption_field="meta.lnog", listener=listener)
     assert done.manifest.counts.get("named", 0) == 0
     (line,) = (line for line in told if "none of the first" in line)

@@ -29,12 +29,12 @@ from tests.kit.encodes import (
 from tests.kit.hub import set_constants
 from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.cli import cli, main
-from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.models.find_model import TINY
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.recipe_options import MOST_COMPILED
 from wdsprep.encoding.run_plan import EncodePlan, headlines, make_plan
 from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.runners.job import JobListener
 
 # --- what the command itself loads
 
@@ -46,14 +46,15 @@ def test_until_its_workers_begin_the_command_loads_no_model_library(
     """They take seconds to import, and only workers need them."""
     script = (
         "import os, sys, wdsprep.encoding.gpus\n"
-        "from wdsprep.encoding.encode import EncodeListener, encode\n"
+        "from wdsprep.runners.job import JobListener\n"
+        "from wdsprep.encoding.encode import encode\n"
         "wdsprep.encoding.gpus.has_driver = lambda: False\n"
         "def begun(_begun):\n"
         "    heavy = {'torch', 'torchvision', 'diffusers', 'transformers', 'ray'}\n"
         "    print('begun with', sorted(heavy & sys.modules.keys()), flush=True)\n"
         "    os._exit(0)\n"
         f"encode({str(images)!r}, {str(tmp_path / 'out')!r}, resolution=64, model='tiny',\n"
-        f"    runner={runner!r}, listener=EncodeListener(begun=begun))"
+        f"    runner={runner!r}, listener=JobListener(begun=begun))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
@@ -245,7 +246,7 @@ def test_a_trial_of_images_that_have_changed_says_what_is_removed(
     write_files(own.parent / "downloads", {"photo-0000.txt": "another caption"})
     (own / "receipts/000000.json").unlink()
     packed(own.parent / "downloads", own, "--overwrite")
-    listener = EncodeListener(told=told.append)
+    listener = JobListener(told=told.append)
     encode_here(own, out, redo_changed=True, listener=listener)
     assert [line for line in told if "shard" in line] == [
         "the trial goes on: 1 shard that --limit had cut is encoded anew",

@@ -39,9 +39,9 @@ from tests.kit.paths import FIND_TESTS
 from tests.kit.s3 import S3Server
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.encoding import worker_plan
-from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.worker_plan import Machine
+from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, RunProgress
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -106,7 +106,7 @@ def encode(
     out: Path | str,
     making: Making | None = None,
     *,
-    listener: EncodeListener | None = None,
+    listener: JobListener | None = None,
     **wish: Any,
 ) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
@@ -263,7 +263,7 @@ def test_a_removed_ray_node_costs_no_attempt(
         images,
         out,
         Making(pause_s=0.1),
-        listener=EncodeListener(heard=heard),
+        listener=JobListener(heard=heard),
         runner="ray",
         cpus_per_worker=2.0,  # one worker a node
         max_attempts=1,

@@ -43,10 +43,10 @@ from tests.kit.packs import (
 )
 from wdsprep.dataset.reindex import index as index_tars
 from wdsprep.dataset.stored_dataset import read_receipt, write_rebuilt
-from wdsprep.encoding.encode import EncodeListener
 from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.errors import FingerprintError, FormatError, SourceError, UsageError
 from wdsprep.reporting.report import report
+from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 
 # --- tars that something else packed
@@ -227,7 +227,7 @@ def test_foreign_tars_of_another_date_are_not_encoded_again_unless_their_bytes_a
     before = tree(out)
     compared: list[tuple[int, int]] = []
     touch(root)
-    listener = EncodeListener(compared=lambda done, of: compared.append((done, of)))
+    listener = JobListener(compared=lambda done, of: compared.append((done, of)))
     encode_here(root, out, listener=listener)
     assert tree(out) == before
     assert compared == [(0, 2), (1, 2), (2, 2)]

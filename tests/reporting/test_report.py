@@ -40,7 +40,8 @@ from wdsprep.reporting.distributions import latent_of, spectrum_of
 from wdsprep.reporting.funnel import pace_of
 from wdsprep.reporting.page import UNREADABLE, fill
 from wdsprep.reporting.pictures import find_decoding
-from wdsprep.reporting.report import ReportListener, report
+from wdsprep.reporting.report import report
+from wdsprep.runners.job import JobListener
 from wdsprep.store.local import LocalStore
 
 PLACE = SamplePlace(Shard(name="64/0.tar", samples=1, nbytes=1, digest=""), 0)
@@ -426,7 +427,7 @@ def test_only_a_report_is_replaced_without_asking(made: Made, tmp_path: Path) ->
     ):
         report(made.images, output=out)
     assert b"my thesis" in out.read_bytes()
-    agreeing = ReportListener(asked=lambda output: output == str(out))
+    agreeing = JobListener(asked=lambda output: output == str(out))
     assert report(made.images, output=out, samples=0, listener=agreeing).nbytes == size
     out.write_bytes(b"precious")
     report(made.images, output=out, samples=0, yes=True)
@@ -451,7 +452,7 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said: list[str] = []
     with pytest.raises(StoreError, match="is not a folder: choose another place"):
-        report(images, output=tmp_path / "file/x.html", listener=ReportListener(told=said.append))
+        report(images, output=tmp_path / "file/x.html", listener=JobListener(told=said.append))
     assert not said
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -469,7 +470,7 @@ def test_signed_urls_end_at_their_paths_on_the_page(made: Made, tmp_path: Path) 
 
 def test_a_report_says_first_what_it_will_do_and_then_its_steps(made: Made, tmp_path: Path) -> None:
     heard: list[str] = []
-    listener = ReportListener(told=heard.append, heard=heard.append)
+    listener = JobListener(told=heard.append, heard=heard.append)
     datasets = (str(made.images), str(made.latents))
     options = {"output": tmp_path / "r.html", "samples": 3, "listener": listener}
     report(*datasets, **options)  # type: ignore[arg-type]

@@ -284,8 +284,8 @@ def encode_apart(
 ) -> float:
     """Seconds of a whole run, or for `count` images from first batch to last."""
     import wdsprep
-    from wdsprep.encoding import encode as encoding
     from wdsprep.encoding.progress import Speeds
+    from wdsprep.runners.job import JobListener
 
     speeds = Speeds()
     started = time.perf_counter()
@@ -295,7 +295,7 @@ def encode_apart(
         resolution=resolution,
         limit=count,
         runner=runner,
-        listener=encoding.EncodeListener(heard=speeds.heard),
+        listener=JobListener(heard=speeds.heard),
         **options,
     )
     whole = time.perf_counter() - started

@@ -181,11 +181,11 @@ class Bench:
     def encode(self, place: Path, out: str, **options: Any) -> dict[str, Any]:
         """Encode photos in worker processes, and return the figures of the run."""
         import wdsprep
-        from wdsprep.encoding.encode import EncodeListener
         from wdsprep.encoding.progress import Speeds
+        from wdsprep.runners.job import JobListener
 
         speeds = Speeds()
-        listener = EncodeListener(heard=speeds.heard)
+        listener = JobListener(heard=speeds.heard)
         outcome = wdsprep.encode(
             place / "images", place / out, runner="local", listener=listener, **options
         )

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
 
 
-EncodeListener = JobListener
-
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 
@@ -95,7 +93,7 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     return outcomes if is_several else outcomes[0]
 
 
-def _run_encode(options: EncodeOptions, listener: EncodeListener) -> list[Outcome]:
+def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
     plan = make_plan(options, told=listener.told, compared=listener.compared)
     with closing(plan.captions) if plan.captions else nullcontext():
         editions = _begin_datasets(plan)

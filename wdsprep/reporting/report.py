@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.options import ReportOptions
-from wdsprep.runners.job import JobListener
 from wdsprep.store import split_url
 from wdsprep.text import NotebookTable
 
@@ -19,9 +18,6 @@ class WrittenReport(NotebookTable):
     output: str
     nbytes: int
     samples: int
-
-
-ReportListener = JobListener
 
 
 @takes_datasets(ReportOptions)
