@@ -5,8 +5,8 @@ waited for, its address checked. The time limit of an attempt is shared by its h
 turn does not count, and neither does the robots.txt, which has a limit of its own.
 
 Images behind s3://, gs://, az:// and hf:// URLs are read through the project's own store. It has
-its own time limits and attempts. Its calls block, so a few threads wait for them; they are daemons,
-as nothing can be done about a call that hangs when all else has ended.
+its own time limits and attempts. Its calls block, so a few threads wait for them. A worker that
+ends does not wait for these.
 
 `Fetcher` is the client in a thread of its own, for callers that are no coroutines.
 """
@@ -14,12 +14,9 @@ as nothing can be done about a call that hangs when all else has ended.
 import asyncio
 import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from queue import SimpleQueue
-from typing import Any
+from functools import lru_cache, partial
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError, as_rejected
@@ -39,12 +36,13 @@ from wdsprep.fetch.robots import ALL_ALLOWED, MAX_NBYTES, Robots, RobotsCache, r
 from wdsprep.fetch.transfer import Answer, AnswerRule, CurlLoop
 from wdsprep.fetch.urls import Target, follow, parse
 from wdsprep.store import open_store
-from wdsprep.store.base import Store
 from wdsprep.store.local import allow_files
 from wdsprep.store.schemes import is_keyed, root_and_name
 
 SHORT_ROBOTS = 1 << 14  # bytes; a longer one takes its time, and is read in a thread
 ROBOTS_REDIRECTS = 5  # of which the RFC wants five to be followed
+THREADS, BUCKETS = 16, 16
+"""The threads that wait for stores, and the buckets whose clients are kept."""
 NO_SERVER = {Code.PRIVATE_ADDRESS, Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TLS}
 CREDENTIALS = "it would be read with your credentials: --allow-s3 does that"
 
@@ -64,7 +62,8 @@ class Client:
         self._check = None if rules.ignore_robots else self._robots.check
         self._image = AnswerRule(judge=partial(judge_image, rules), max_nbytes=rules.max_nbytes)
         self._reader = ThreadPoolExecutor(1, "wdsprep-fetch-robots")
-        self._objects = ObjectReader(max_nbytes=rules.max_nbytes)
+        self._object_reader = ThreadPoolExecutor(THREADS, "wdsprep-fetch-s3")
+        self._store = lru_cache(BUCKETS)(open_store)
 
     async def fetch(self, url: str) -> Fetched:
         """Fetch the image of a URL.
@@ -77,7 +76,8 @@ class Client:
                 host = root_and_name(url)[0].partition("://")[2]
                 if not self._rules.allow_s3:
                     raise RejectedError(Code.PRIVATE_ADDRESS, CREDENTIALS)
-                return await self._objects.fetch(url)
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._object_reader, self._read_object, url)
             target = parse(url)
             host = target.host
             return Fetched(data=await self._fetch_with_retries(target), host=host)
@@ -86,9 +86,21 @@ class Client:
             return Fetched(code=rejected.code, detail=rejected.detail, host=host)
 
     def close(self) -> None:
-        self._reader.shutdown(wait=False, cancel_futures=True)
-        self._objects.close()
+        for reader in (self._reader, self._object_reader):
+            reader.shutdown(wait=False, cancel_futures=True)
         self._transfers.close()
+
+    def _read_object(self, url: str) -> Fetched:
+        """Read an image in a bucket or on the hub."""
+        root, name = root_and_name(url)
+        bucket, most = root.partition("://")[2], self._rules.max_nbytes
+        try:
+            data = self._store(root).read(name, nbytes=most + 1)
+        except (StoreError, UsageError) as error:
+            return Fetched(code=_code_of(error), detail=str(error), host=bucket)
+        if len(data) > most:
+            return Fetched(code=Code.TOO_MANY_BYTES, detail=f"more than {most:,}", host=bucket)
+        return Fetched(data=data, code=None if data else Code.EMPTY, host=bucket)
 
     async def _fetch_with_retries(self, target: Target) -> bytes:
         for attempt in range(self._rules.retries):
@@ -180,70 +192,6 @@ class Client:
                 )
 
 
-THREADS = 16
-BUCKETS = 16  # whose clients are kept
-_Job = tuple[str, "asyncio.Future[Fetched]"]
-
-
-class ObjectReader:
-    """A reader of images in buckets and on the hub, for one event loop."""
-
-    def __init__(self, *, max_nbytes: int) -> None:
-        self._max_nbytes = max_nbytes
-        self._loop = asyncio.get_running_loop()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._stores: OrderedDict[str, Store] = OrderedDict()
-        self._lock = threading.Lock()
-
-    async def fetch(self, url: str) -> Fetched:
-        if len(self._threads) < THREADS:
-            thread = threading.Thread(target=self._work, name="wdsprep-fetch-s3", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        future: asyncio.Future[Fetched] = self._loop.create_future()
-        self._jobs.put((url, future))
-        return await future
-
-    def close(self) -> None:
-        for _ in self._threads:
-            self._jobs.put(None)
-
-    def _work(self) -> None:
-        while job := self._jobs.get():
-            url, future = job
-            if future.cancelled():
-                continue
-            act: Callable[[Any], None] = future.set_result
-            try:
-                value: object = self._read(url)
-            except Exception as error:  # noqa: BLE001 (a bug, told where the future is waited for)
-                act, value = future.set_exception, error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(_unless_done, future, act, value)
-
-    def _read(self, url: str) -> Fetched:
-        root, name = root_and_name(url)
-        bucket = root.partition("://")[2]
-        try:
-            data = self._store(root).read(name, nbytes=self._max_nbytes + 1)
-        except (StoreError, UsageError) as error:
-            return Fetched(code=_code_of(error), detail=str(error), host=bucket)
-        if len(data) > self._max_nbytes:
-            too_many = f"more than {self._max_nbytes:,}"
-            return Fetched(code=Code.TOO_MANY_BYTES, detail=too_many, host=bucket)
-        return Fetched(data=data, code=None if data else Code.EMPTY, host=bucket)
-
-    def _store(self, root: str) -> Store:
-        with self._lock:
-            store = self._stores.get(root) or open_store(root)
-            self._stores[root] = store
-            self._stores.move_to_end(root)
-            if len(self._stores) > BUCKETS:
-                self._stores.popitem(last=False)
-            return store
-
-
 def _code_of(error: Exception) -> Code:
     """Return the reject code for an error of the store.
 
@@ -260,13 +208,6 @@ def _code_of(error: Exception) -> Code:
     if not status:
         return Code.UNREACHABLE
     return Code.HTTP_429 if status == 429 else Code.HTTP_5XX
-
-
-def _unless_done(
-    future: "asyncio.Future[Fetched]", act: Callable[[Any], None], value: object
-) -> None:
-    if not future.done():
-        act(value)
 
 
 OTHER_FILES = 256

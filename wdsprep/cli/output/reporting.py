@@ -223,14 +223,11 @@ def _matching(found: MatchingSamples) -> Iterator[str]:
         cells.append([cell.rjust(width) for cell in [head, *column]])
     if any(row.caption for row in rows):
         captions = [json.dumps(row.caption or "", ensure_ascii=False) for row in rows]
-        cells.append(["caption", *map(_shorten_caption, captions)])
+        short = (text if len(text) <= CAPTION else f"{text[:CAPTION]}..." for text in captions)
+        cells.append(["caption", *short])
     yield from map("  ".join, zip(*cells, strict=True) if rows else ())
     if 0 < len(rows) < found.matching:
         yield f"and {found.matching - len(rows):,} more: --limit shows more of them"
-
-
-def _shorten_caption(caption: str) -> str:
-    return caption if len(caption) <= CAPTION else f"{caption[:CAPTION]}..."
 
 
 def _statistics(member: Mapping[str, Any]) -> str:
