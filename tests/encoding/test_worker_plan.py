@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -311,3 +312,21 @@ def test_a_compiler_that_is_lacking_is_missed_before_the_first_shard(
     with pytest.raises(WorkError, match=r"^--compile does not work here \(Cannot find a working"):
         encode(str(images), str(tmp_path), model="tiny", resolution=64, device="cpu", compile=True)
     assert not any("receipts" in name for name in tree(tmp_path))
+
+
+def test_each_kind_of_gpu_gets_a_batch_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from wdsprep.encoding.models.base import auto_batch_size
+
+    def size(gigabytes: int, resolution: int) -> int:
+        free = gigabytes << 30
+        pretend_cuda(monkeypatch, mem_get_info=(free, free))
+        encoder: Any = SimpleNamespace(
+            device=torch.device("cuda"), itemsize=2, resolution=resolution
+        )
+        return auto_batch_size(encoder)
+
+    t4, a10g, h200 = (size(gigabytes, 512) for gigabytes in (15, 22, 139))
+    assert 1 < t4 < a10g < h200
+    assert size(22, 256) > a10g

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,15 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.kit.runner_work import Slow
+from tests.kit.runner_work import Shared, Slow
 from tests.kit.runs import numbers, wait_until
-from wdsprep.runners.base import Finished, Quarantined, RunnerSettings
+from wdsprep.runners.base import Finished, Quarantined, RunnerSettings, Step
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.ray.cluster import cluster_resources
 
+pytestmark = pytest.mark.system
 
-@pytest.mark.system
+
 @pytest.mark.parametrize(("graceful", "count"), [(True, 1), (False, 2)])
 def test_a_removed_node_costs_no_attempt(
     cluster: Any, graceful: bool, count: int, tmp_path: Path
@@ -48,7 +51,73 @@ def test_a_removed_node_costs_no_attempt(
     assert sorted(finished) == [0, 1, 2, 3]
 
 
-@pytest.mark.system
+@pytest.mark.parametrize("workers", [{"workers": 1, "max_workers": 3}, {"workers": 0}])
+def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
+    cluster: Any,
+    workers: dict[str, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wdsprep.runners.ray.cluster.LOOK_S", 0.2)
+    runner = make_runner("ray", RunnerSettings(**workers, max_attempts=1))
+    joined = None
+    finished = []
+    for event in runner.run(Slow(str(tmp_path)), numbers(6)):
+        assert not isinstance(event, Quarantined)
+        if isinstance(event, Finished):
+            finished.append(event.unit.value)
+        elif joined is None:
+            joined = cluster.add_node(num_cpus=1)
+        elif isinstance(event, Step) and event.value == joined.node_id:
+            if not Path(tmp_path, "go").exists():
+                cluster.remove_node(joined)
+            Path(tmp_path, "go").touch()
+    assert sorted(finished) == list(range(6))
+
+
+def test_a_worker_on_a_gpu_that_comes_later_sees_the_cores_of_its_own_node(
+    cluster: Any,
+) -> None:
+    runner = make_runner("ray", RunnerSettings(workers=1, gpus_per_worker=1))
+    events: list[Any] = []
+    run = runner.run(Shared(), numbers(1))
+    thread = threading.Thread(target=lambda: events.extend(run), daemon=True)
+    thread.start()
+    time.sleep(1.0)  # until it waits
+    node = cluster.add_node(num_cpus=6, num_gpus=2)
+    thread.join(60)
+    cluster.remove_node(node)
+    assert [event.result for event in events if isinstance(event, Finished)] == [3.0]
+
+
+def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
+    cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("cluster.LOOK_S", "cluster.SILENT_S", "cluster.AGAIN_S", "runner.LOOK_S"):
+        monkeypatch.setattr(f"wdsprep.runners.ray.{name}", 0.3)
+    runner = make_runner("ray", RunnerSettings(gpus_per_worker=1, max_attempts=1))
+    node = cluster.add_node(num_cpus=1, num_gpus=1)
+    events: list[Any] = []
+
+    def run() -> None:
+        events.extend(runner.run(Slow(str(tmp_path)), numbers(2)))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: (tmp_path / "runs").exists(), within_s=60)
+    cluster.remove_node(node)
+    waits = "the Ray cluster has 1 node, and none with 1 CPU and 1 GPU: waiting for one to join"
+    wait_until(lambda: caplog.text.count(waits) > 1, within_s=60)
+    (tmp_path / "go").touch()
+    node = cluster.add_node(num_cpus=1, num_gpus=1)
+    thread.join(60)
+    cluster.remove_node(node)
+    assert sorted(e.unit.value for e in events if isinstance(e, Finished)) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("address", "message"),
     [
@@ -72,7 +141,6 @@ except WorkError as error:
     assert done.stderr == ""
 
 
-@pytest.mark.system
 def test_ray_is_not_started_to_ask_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("Ray was started")
@@ -136,7 +204,6 @@ def is_open(address: str) -> bool:
     return True
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("environment", "told"),
     [

@@ -7,13 +7,21 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsprep.runners.base import Failure, Finished, Message, Quarantined, SlotMessage
+from wdsprep.runners.base import (
+    Failure,
+    Finished,
+    Message,
+    Quarantined,
+    RunnerSettings,
+    SlotMessage,
+)
 from wdsprep.runners.schedule import MOST_IN_A_ROW, TRIED_AGAIN, Schedule, drive
 
 
@@ -217,6 +225,44 @@ def test_the_last_attempt_of_a_suspect_is_made_at_another_place() -> None:
     assert crew.units(0) != [unit]
     crew.done(schedule, *crew.units(1))
     assert crew.units(1) == [unit]
+
+
+def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
+    from wdsprep.runners.ray.cluster import AHEAD, ahead_of_open
+
+    crew, least, most = Desks(), 20, 100
+    allowed = partial(ahead_of_open, least)
+    schedule = Schedule(range(10_000), workers=most, max_attempts=3, allowed=allowed)
+    schedule.dispatch(crew)
+    assert len(crew.started) == least
+    for opened in range(1, most + 1):
+        crew.ready(schedule, crew.started[opened - 1])
+        assert len(crew.started) - opened <= max(least - opened, AHEAD, opened // 4)
+    assert len(crew.started) == most
+
+
+def test_without_a_number_workers_follow_the_room_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from wdsprep.runners.ray import cluster
+
+    resources, now = {"CPU": 2}, {"s": 0.0}
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: [{"Alive": True, "Resources": resources}])
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: now["s"])
+    crew, allowed = Desks(), cluster.room_now(RunnerSettings(), 2)
+    schedule = Schedule(range(1_000), workers=cluster.MOST, max_attempts=1, allowed=allowed)
+    schedule.dispatch(crew)
+    assert crew.started == [0, 1]
+    resources["CPU"] = 4
+    crew.ready(schedule, 0, 1)
+    assert crew.started == [0, 1], "the room is not looked at all the time"
+    now["s"] += cluster.LOOK_S + 1
+    schedule.dispatch(crew)
+    assert crew.started == [0, 1, 2, 3]
+    resources["CPU"] = 1
+    now["s"] += cluster.LOOK_S + 1
+    crew.lose(schedule, 0, costs=False)
+    assert crew.started == [0, 1, 2, 3]
 
 
 def dying_at(slots: Collection[int], units: Collection[int]) -> FakeCrew:
