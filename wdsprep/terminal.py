@@ -24,10 +24,10 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from wdsprep.errors import values_without_secrets, without_secrets
-from wdsprep.text import Counting, LogFormatter, human_time, one_line, plural
+from wdsprep.text import Counting, escape_controls, human_time, one_line, plural
 
 TERMINAL_S, PIPE_S, FIRST_S, TICK_S = 0.2, 30.0, 1.0, 1.0
 FEWEST_COLUMNS = 20
@@ -38,14 +38,9 @@ COMMAND = re.compile(r"next: |\"wdsprep |^ {2,}")
 Parts = str | Sequence[str]
 
 
-class LeftOff(NamedTuple):
-    """The words on a job that ends early: what is kept and lost, and whether any is kept.
-
-    The words are empty if nothing is lost.
-    """
-
-    words: str = ""
-    is_kept: bool = True
+LeftOff = tuple[str, bool]
+"""The words on a job that ends early: what is kept and lost; and whether any is kept."""
+NOTHING_LOST: LeftOff = "", True
 
 
 class Terminal:
@@ -60,7 +55,7 @@ class Terminal:
         self._drawn: TextIO | None = None
         self._ticker: threading.Event | None = None
         self.is_quiet = self.is_verbose = self.is_debugging = False
-        self.left_off: Callable[[], LeftOff] = LeftOff
+        self.left_off: Callable[[], LeftOff] = lambda: NOTHING_LOST
         """Returns what would be left of the job that is shown if it ended now."""
 
     @contextmanager
@@ -78,7 +73,7 @@ class Terminal:
         try:
             yield
         finally:
-            self.left_off = LeftOff
+            self.left_off = lambda: NOTHING_LOST
             self.is_quiet = self.is_verbose = self.is_debugging = False
             of_python.removeHandler(lines)
             logging.captureWarnings(False)
@@ -144,9 +139,8 @@ class Terminal:
 class LogLines(logging.Handler):
     """A handler that prints log records as lines, used if nobody has configured logging."""
 
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
-        self.setFormatter(LogFormatter())
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_controls(without_secrets(super().format(record)))
 
     def emit(self, record: logging.LogRecord) -> None:
         TERMINAL.write(self.format(record).rstrip("\n"), err=True)  # warnings end with one

@@ -12,7 +12,6 @@ as it was.
 """
 
 import ast
-import logging
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -276,11 +275,6 @@ def join_lines(lines: Iterable[str]) -> str:
 def escape_controls(text: str) -> str:
     """Escape the characters of a text that could control a terminal, but for its line breaks."""
     return join_lines(text.split("\n"))
-
-
-class LogFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return escape_controls(without_secrets(super().format(record)))
 
 
 _NO_CHARACTER = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of pairs, from JSON

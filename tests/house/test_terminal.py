@@ -44,7 +44,8 @@ from wdsprep.runners.ray import cluster
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.web import WebStore
-from wdsprep.text import LogFormatter, escape_controls, one_line
+from wdsprep.terminal import LogLines
+from wdsprep.text import escape_controls, one_line
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp.\r\t\x7f\u2066\u2028\nforged: done"
 NAME = HOSTILE + "é"
@@ -176,7 +177,7 @@ def test_text_is_escaped_as_json_writes_it() -> None:
     assert one_line("\ud83d café 日本 \U0001f600") == r"\ud83d café 日本 😀"
     assert escape_controls("a\nb\x1b\n") == "a\nb\\u001b\n"
     record = logging.LogRecord("x", logging.WARNING, "", 0, "%s", ("\x1b",), None)
-    assert LogFormatter().format(record) == "\\u001b"
+    assert LogLines(logging.INFO).format(record) == "\\u001b"
 
 
 def test_an_error_is_not_longer_than_anybody_reads() -> None:

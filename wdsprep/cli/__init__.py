@@ -134,9 +134,9 @@ def _main(arguments: list[str]) -> int:
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
         resumes = isinstance(error, Interrupted) and error.resumes
-        left = TERMINAL.left_off()
-        following = _after_interrupt(arguments, resumes=resumes and left.is_kept)
-        complain(": ".join(filter(None, ("interrupted", left.words, following))), traced=False)
+        left, is_kept = TERMINAL.left_off()
+        following = _after_interrupt(arguments, resumes=resumes and is_kept)
+        complain(": ".join(filter(None, ("interrupted", left, following))), traced=False)
         return INTERRUPTED
     except WdsprepError as error:
         complain(str(error))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from wdsprep import terminal
 from wdsprep.runners.job import JobListener, JobStatus
-from wdsprep.terminal import TERMINAL, LeftOff, LogLines, ProgressLine
+from wdsprep.terminal import NOTHING_LOST, TERMINAL, LeftOff, LogLines, ProgressLine
 from wdsprep.text import human_bytes, human_counts, human_time, plural
 
 IN_WORKER = "RAY_RAYLET_PID"
@@ -82,12 +82,12 @@ class JobProgress(JobListener):
     def left_off(self, status: JobStatus) -> LeftOff:
         """Return what is kept and what is lost if the job ends now."""
         if not status.unfinished:
-            return LeftOff()
+            return NOTHING_LOST
         lost = f"the work on {plural(status.unfinished, self.counted or 'sample')}"
         if not status.units_done:
-            return LeftOff(f"no {self.unit} was finished, and {lost} is lost", False)
+            return f"no {self.unit} was finished, and {lost} is lost", False
         kept = f"{status.units_done:,} of {plural(status.units, self.unit)} are kept"
-        return LeftOff(f"{kept}, and {lost} of others is lost")
+        return f"{kept}, and {lost} of others is lost", True
 
     def _pace(self, status: JobStatus) -> tuple[str, str]:
         seconds = max(self.working_s, terminal.FIRST_S)
