@@ -3,7 +3,7 @@
 Datasets with the same output place become one dataset. Latents follow the images that they were
 made of.
 
-Conditions of `select` and `duplicates` may use `JoinedColumns` beside the json of samples. They are
+Conditions of `select` and `duplicates` may use joined columns beside the json of samples. They are
 those of `--join`, and of scores that are selected together with images.
 """
 
@@ -168,34 +168,31 @@ def _images_of(latents: Origin, images: Group) -> int:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinedColumns:
-    """The places of joined scores and tables, for each dataset that is selected from.
-
-    `digest` is a digest of their content.
-    """
-
-    places: tuple[tuple[str, ...], ...] = ()
-    digest: str = ""
-
-
-def find_columns(groups: Sequence[Group], join: Sequence[str], condition: str) -> JoinedColumns:
-    """Return the places of the scores and tables whose columns a condition may use.
+def find_joined(
+    groups: Sequence[Group], join: Sequence[str], condition: str
+) -> tuple[list[tuple[str, ...]], str]:
+    """Return the places of the scores and tables whose columns a condition may use, by dataset.
 
     They are those in `join`, and the scores that are selected together with the first group. There
-    are none if the condition is empty.
+    are none if the condition is empty. Also return a digest of the content of the joined columns,
+    or "" if nothing is joined.
     """
     origins = groups[0].origins
     if not condition:
-        return JoinedColumns(places=((),) * len(origins))
-    follow = [g for g in groups[1:] if g.follows and g.origins[0].manifest.is_scored]
-    along = [tuple(group.origins[at].url for group in follow) for at in range(len(origins))]
+        return [() for _ in origins], ""
+    scored = [g for g in groups[1:] if g.follows and g.origins[0].manifest.is_scored]
     named = match_places([(origin.url, origin.manifest) for origin in origins], join)
-    places = tuple(
-        tuple(dict.fromkeys((*own, *beside))) for own, beside in zip(along, named, strict=True)
-    )
-    columns = JoinedColumns(places=places)
-    return replace(columns, digest=_digest(origins, columns, condition))
+    joined = [
+        tuple(dict.fromkeys((*(group.origins[at].url for group in scored), *places)))
+        for at, places in enumerate(named)
+    ]
+    distinct = dict.fromkeys(chain.from_iterable(joined))
+    contents = [open_origin(place).content for place in distinct if not is_table(place)]
+    if len(contents) < len(distinct):
+        subsets = subsets_of(origins, joined, condition)
+        tables = chain.from_iterable(subset.tables for subset in subsets)
+        contents += dict.fromkeys(table.digest for table in tables if is_table(table.url))
+    return joined, hex_digest("\n".join(contents).encode()) if contents else ""
 
 
 def match_places(
@@ -226,24 +223,15 @@ def match_places(
     return [(*own, *tables) for own in found]
 
 
-def _digest(origins: Sequence[Origin], columns: JoinedColumns, condition: str) -> str:
-    """Return a digest of the content of joined columns, or "" if nothing is joined."""
-    places = dict.fromkeys(chain.from_iterable(columns.places))
-    contents = [open_origin(place).content for place in places if not is_table(place)]
-    if len(contents) < len(places):
-        subsets = subsets_of(origins, columns, condition)
-        tables = chain.from_iterable(subset.tables for subset in subsets)
-        contents += dict.fromkeys(table.digest for table in tables if is_table(table.url))
-    return hex_digest("\n".join(contents).encode()) if contents else ""
-
-
-def subsets_of(origins: Sequence[Origin], columns: JoinedColumns, condition: str) -> list[Subset]:
+def subsets_of(
+    origins: Sequence[Origin], joined: Sequence[tuple[str, ...]], condition: str
+) -> list[Subset]:
     """Return the samples of each dataset that meet a condition.
 
     Samples that a joined dataset lacks do not meet it.
     """
-    each = zip(origins, columns.places, strict=True)
-    return [select_samples(origin.url, places, condition) for origin, places in each]
+    pairs = zip(origins, joined, strict=True)
+    return [select_samples(origin.url, places, condition) for origin, places in pairs]
 
 
 def select_samples(

@@ -71,6 +71,11 @@ def _check_list(given: Any) -> NameList:
     return check_texts(given)
 
 
+def _of_list(text: str, metavar: str = "FILE") -> Mapping[str, Any]:
+    """Return the metadata of an option that takes a list of samples, or the path of a file."""
+    return about(text, SAMPLES, read=_check_list, metavar=metavar, is_place=True)
+
+
 def _check_split(given: Any) -> str | Mapping[str, float]:
     if not isinstance(given, str | Mapping):
         raise UsageError(f"{brief(given)}: give shares by name, such as train=0.9,val=0.1")
@@ -92,43 +97,20 @@ class RemoveOptions(ListenedOptions):
 
     keys: NameList = field(
         default="",
-        metadata=about(
+        metadata=_of_list(
             "Remove the samples with these keys: a file with a key on each line, or keys.",
-            SAMPLES,
-            read=_check_list,
-            metavar="FILE|KEY,KEY",
-            is_place=True,
+            "FILE|KEY,KEY",
         ),
     )
     urls: NameList = field(
-        default="",
-        metadata=about(
-            "Remove the samples that were fetched from these URLs.",
-            SAMPLES,
-            read=_check_list,
-            metavar="FILE",
-            is_place=True,
-        ),
+        default="", metadata=_of_list("Remove the samples that were fetched from these URLs.")
     )
     sha256: NameList = field(
         default="",
-        metadata=about(
-            "Remove the images with these digests, as packed or as they came.",
-            SAMPLES,
-            read=_check_list,
-            metavar="FILE",
-            is_place=True,
-        ),
+        metadata=_of_list("Remove the images with these digests, as packed or as they came."),
     )
     sources: NameList = field(
-        default="",
-        metadata=about(
-            "Remove the samples with these sources in their json.",
-            SAMPLES,
-            read=_check_list,
-            metavar="FILE",
-            is_place=True,
-        ),
+        default="", metadata=_of_list("Remove the samples with these sources in their json.")
     )
     keep_copies: bool = field(
         default=False,
@@ -149,7 +131,7 @@ class RemoveOptions(ListenedOptions):
 class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
     """The options of `select`."""
 
-    datasets: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
+    datasets: Place | Sequence[Place] = field(
         metadata=about(
             "The datasets to copy from.",
             is_place=True,
@@ -157,9 +139,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
             metavar="DATASET...",
         )
     )
-    out: "str | os.PathLike[str]" = field(
-        metadata=about("The folder or URL to copy to.", is_place=True)
-    )
+    out: Place = field(metadata=about("The folder or URL to copy to.", is_place=True))
     _: KW_ONLY
     where: str = field(
         default="",
@@ -167,18 +147,10 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
             'Select the samples whose json meets this condition, such as "width >= 768".', SAMPLES
         ),
     )
-    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
-        default=(), metadata=JOIN
-    )
+    join: Place | Sequence[Place] = field(default=(), metadata=JOIN)
     keys: NameList = field(
         default="",
-        metadata=about(
-            "Select the samples with the keys in this file, one on each line.",
-            SAMPLES,
-            read=_check_list,
-            metavar="FILE",
-            is_place=True,
-        ),
+        metadata=_of_list("Select the samples with the keys in this file, one on each line."),
     )
     count: int = field(
         default=0, metadata=about("Select this many of them, drawn at random.", SAMPLES, least=0)
@@ -240,7 +212,7 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
             COMPARISON,
         ),
     )
-    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
+    join: Place | Sequence[Place] = field(
         default=(),
         metadata=about(
             "Scores, or tables by key or URL, whose columns --keep and --where may name.",
@@ -259,7 +231,7 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
             metavar="COLUMN",
         ),
     )
-    hashes: "str | os.PathLike[str]" = field(
+    hashes: Place = field(
         default="",
         metadata=about(
             "Keep what the pictures look like in this folder.",
@@ -269,7 +241,7 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
             is_place=True,
         ),
     )
-    output: "str | os.PathLike[str]" = field(
+    output: Place = field(
         default="",
         metadata=about(
             "Write the keys of the copies to this file, one on each line; with several datasets, "
@@ -280,7 +252,7 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
             is_place=True,
         ),
     )
-    table: "str | os.PathLike[str]" = field(
+    table: Place = field(
         default="",
         metadata=about(
             "Write a Parquet table of all samples to this file; with {number} likewise.",

@@ -12,11 +12,10 @@ size and digest that each shard has then.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -56,18 +55,11 @@ from wdsprep.sources.base import Item, ItemLine
 from wdsprep.store.base import write_bytes
 from wdsprep.tables.stored_tables import read_sound_columns
 
-Facts = dict[str, Any]
 PIECE_NBYTES = 1 << 20
 Make = Callable[[bytes], bytes]
 """Makes the new content of a file of the present one."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewrittenShard:
-    """A shard without some of its samples, which has no name yet, and its index."""
-
-    shard: Shard
-    index: bytes
+Rewritten = tuple[Shard, bytes]
+"""A shard without some of its samples, which has no name yet, and its index."""
 
 
 class UnitChange:
@@ -83,6 +75,7 @@ class UnitChange:
     ) -> None:
         self._edition, self._store = edition, edition.store
         self._removal, self._removed, self._image = removal, removed, image
+        self._rows = {shard.name: shard.rows for shard in removal.shards}
 
     def rewrite(self) -> Receipt | None:
         """Change the unit, and return its new receipt, or None if nothing is left of it."""
@@ -95,9 +88,12 @@ class UnitChange:
                 return None
             if self._image is None and self._removal.is_ahead_of(receipt):
                 self._removal = replace(self._removal, made_of="", lost_rows=())
-            shards = self._unchanged_shards(receipt)
-            made = [self._rewrite_shard(shard, naming) for shard in shards]
-            after = self._new_receipt(receipt, made)
+            rewritten = []
+            for shard in self._unchanged_shards(receipt):
+                sink = naming.enter_context(self._store.write(shard.name))
+                rewritten.append(self._copy_rest(shard, sink.write))
+                sink.end()
+            after = self._new_receipt(receipt, rewritten)
             if not after.inputs and self._removal.made_of:
                 self._store.delete(receipt_name(unit))
                 self._delete_all()
@@ -107,8 +103,8 @@ class UnitChange:
                 write_bytes(self._store, receipt_name(unit), after.to_bytes())
             self._write_files(after)
             naming.close()
-            for one in made:
-                write_bytes(self._store, index_name(one.shard.name), one.index)
+            for new, index in rewritten:
+                write_bytes(self._store, index_name(new.name), index)
             self._finish_shards(after)
             return self._write_tables(after, tables)
 
@@ -119,8 +115,8 @@ class UnitChange:
         """
         receipt = read_receipt(self._store, self._removal.unit)
         shards = self._unchanged_shards(receipt)
-        made = [self._copy_rest(shard, lambda _piece: None) for shard in shards]
-        after = self._new_receipt(receipt, made)
+        rewritten = [self._copy_rest(shard, lambda _piece: None) for shard in shards]
+        after = self._new_receipt(receipt, rewritten)
         for name, digest, make in self._small_files(after):
             self._new_content(name, digest, make)
         deque(self._find_tables(after), 0)
@@ -148,16 +144,16 @@ class UnitChange:
             return False
         return now is None or now.digest == shard.digest or now.nbytes != shard.nbytes
 
-    def _new_receipt(self, receipt: Receipt, made: Sequence[RewrittenShard]) -> Receipt:
+    def _new_receipt(self, receipt: Receipt, rewritten: Sequence[Rewritten]) -> Receipt:
         """Return the new receipt, or the present one if that is the new one already."""
+        new = {shard.name: shard for shard, _ in rewritten}
+        present = {shard.name: shard for shard in receipt.shards}
         if not self._is_ahead_of(receipt):
-            digests = {shard.name: shard.digest for shard in receipt.shards}
-            for one in made:
-                if digests.get(one.shard.name) != one.shard.digest:
-                    raise self._unlike_receipt(one.shard.name)
+            for name, shard in new.items():
+                if name not in present or present[name].digest != shard.digest:
+                    raise self._unlike_receipt(name)
             return receipt
-        new = {one.shard.name: one.shard for one in made}
-        emptied = {each.name for each in self._removal.shards if each.is_all}
+        emptied = {shard.name for shard in self._removal.shards if shard.is_all}
         shards = [new.get(s.name, s) for s in receipt.shards if s.name not in emptied]
         gone = self._count_gone(receipt, new)
         # If a table of captions has named only some samples, nobody knows which.
@@ -167,10 +163,16 @@ class UnitChange:
             for name, count in receipt.counts.items()
             if count != gone[name] or not count
         }
-        files = {n: d for n, d in receipt.files.items() if n != captions_name(receipt.unit)}
+        gone_files = {captions_name(receipt.unit), *map(table_name, emptied)}
+        files = {n: d for n, d in receipt.files.items() if n not in gone_files}
         after = replace(receipt, shards=tuple(shards), counts=counts, files=files)
-        after = self._with_rejects(self._with_tables(after, emptied))
-        return (self._with_inputs if receipt.dataset == "images" else self._with_new_image)(after)
+        after = self._with_rejects(self._with_tables(after))
+        if receipt.dataset == "latents":
+            return self._with_new_image(after)
+        data = self._read(inputs_name(receipt.unit), b"")
+        if hex_digest(data) != receipt.input:  # lost or damaged: it has no captions then
+            return after
+        return replace(after, input=hex_digest(self._make_inputs(data)))
 
     def _is_ahead_of(self, receipt: Receipt) -> bool:
         """Return whether the removal has changed no file of the unit yet."""
@@ -248,15 +250,13 @@ class UnitChange:
             rejects.add(reject)
         return out.getvalue(), rejects
 
-    def _with_tables(self, receipt: Receipt, emptied: Collection[str]) -> Receipt:
+    def _with_tables(self, receipt: Receipt) -> Receipt:
         """Return a receipt with the digests of the new tables.
 
         It is empty for a table that is not as the receipt says: that one is made of the new shard.
         Raise DamageError if it cannot be.
         """
         files, shards = dict(receipt.files), {shard.name: shard for shard in receipt.shards}
-        for name in emptied:
-            files.pop(table_name(name), None)
         for shard in self._shards_with_new_tables(receipt):
             data = self._read(name := table_name(shard.name), b"")
             is_sound = hex_digest(data) == receipt.table_digest(shard)
@@ -264,7 +264,7 @@ class UnitChange:
                 raise self._unlike_receipt(name)
             table = self._make_table(receipt, shard, data) if is_sound else b""
             if is_table(shard.name):
-                samples = shard.samples - len(self._rows_going(shard.name))
+                samples = shard.samples - len(self._rows[shard.name])
                 shards[name] = Shard(name, samples, len(table), hex_digest(table))
             else:
                 files[name] = hex_digest(table) if table else ""
@@ -272,40 +272,29 @@ class UnitChange:
 
     def _shards_with_new_tables(self, receipt: Receipt) -> Iterator[Shard]:
         """Yield the shards that lose samples, or some of whose positions become lower."""
-        names = {shard.name for shard in self._removal.shards}
-        return (s for s in receipt.shards if s.name in names or self._removal.lost_rows)
-
-    def _rows_going(self, shard: str) -> Sequence[int]:
-        """Return the numbers of the samples that leave a shard."""
-        return next((each.rows for each in self._removal.shards if each.name == shard), ())
+        return (s for s in receipt.shards if s.name in self._rows or self._removal.lost_rows)
 
     def _make_table(self, receipt: Receipt, shard: Shard, data: bytes) -> bytes:
         """Return the table of the samples that stay, given the old one."""
         return table_without(
             data,
             table_columns(receipt.dataset, receipt.settings),
-            rows=self._rows_going(shard.name),
+            rows=self._rows.get(shard.name, ()),
             what=f"{self._store.url}/{table_name(shard.name)}",
             lost=self._removal.lost_rows,
         )
 
-    def _with_inputs(self, receipt: Receipt) -> Receipt:
-        data = self._read(inputs_name(receipt.unit), b"")
-        if hex_digest(data) != receipt.input:  # lost or damaged: it has no captions then
-            return receipt
-        return replace(receipt, input=hex_digest(self._make_inputs(data)))
-
     def _make_inputs(self, data: bytes) -> bytes:
         """Return the list of inputs without the metadata of removed samples."""
-        lines = data.splitlines(keepends=True)
-        return b"".join(self._without_facts(line) if b'"{' in line else line for line in lines)
-
-    def _without_facts(self, line: bytes) -> bytes:
-        (said,) = read_lines(ItemLine, line, inputs_name(self._removal.unit))
-        item = Item.from_line(said)
-        if not self._removed.has("source", item.name):
-            return line
-        return without_facts(item).to_json().encode()
+        lines = []
+        for line in data.splitlines(keepends=True):
+            if b'"{' in line:
+                (record,) = read_lines(ItemLine, line, inputs_name(self._removal.unit))
+                item = Item.from_line(record)
+                if self._removed.has("source", item.name):
+                    line = without_facts(item).to_json().encode()
+            lines.append(line)
+        return b"".join(lines)
 
     # --- writing the files
     def _write_files(self, receipt: Receipt) -> None:
@@ -412,13 +401,7 @@ class UnitChange:
         return DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
 
     # --- shards
-    def _rewrite_shard(self, shard: ShardRemoval, naming: ExitStack) -> RewrittenShard:
-        sink = naming.enter_context(self._store.write(shard.name))
-        new = self._copy_rest(shard, sink.write)
-        sink.end()
-        return new
-
-    def _copy_rest(self, removal: ShardRemoval, write: Callable[[bytes], object]) -> RewrittenShard:
+    def _copy_rest(self, removal: ShardRemoval, write: Callable[[bytes], object]) -> Rewritten:
         """Copy the samples of a shard that stay, check its digest, and return the new shard."""
         offsets = np.array(self._offsets(removal), np.int64)
         rows = np.array(removal.rows)
@@ -433,12 +416,13 @@ class UnitChange:
                     position += len(piece)
                 gone.append(tape.at(start, end - start))
             tape.check(removal.digest)
-        nbytes = removal.nbytes - sum(map(len, gone))
-        self._check_keys(removal, gone)
-        return RewrittenShard(
-            Shard(removal.name, removal.samples - len(rows), nbytes, after.hexdigest()),
-            encode_index(offsets_without(offsets, removal.rows)),
-        )
+        for key, sample in zip(removal.keys, gone, strict=False):
+            if _keys_in(sample) != [key]:
+                what = f"{self._store.url}/{index_name(removal.name)}"
+                raise DamageError(what, "it leads to other samples", key)
+        samples, nbytes = removal.samples - len(rows), removal.nbytes - sum(map(len, gone))
+        shard = Shard(removal.name, samples, nbytes, after.hexdigest())
+        return shard, encode_index(offsets_without(offsets, removal.rows))
 
     def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
         """Return where samples begin, as read from the tar if the index does not fit."""
@@ -448,13 +432,6 @@ class UnitChange:
             place = f"{self._store.url}/{removal.name}"
             with naming_place(place):
                 return decode_index(make_index(self._store, removal.name), place)
-
-    def _check_keys(self, removal: ShardRemoval, samples: Iterable[bytes]) -> None:
-        """Raise DamageError if the index has led to others than the removed samples."""
-        for key, sample in zip(removal.keys, samples, strict=False):
-            if _keys_in(sample) != [key]:
-                what = f"{self._store.url}/{index_name(removal.name)}"
-                raise DamageError(what, "it leads to other samples", key)
 
 
 def _keys_in(data: bytes) -> list[str]:

@@ -45,8 +45,7 @@ from wdsprep.changes.merged_datasets import (
     NAME,
     SPLIT,
     Group,
-    JoinedColumns,
-    find_columns,
+    find_joined,
     group_datasets,
     subsets_of,
 )
@@ -125,10 +124,11 @@ def select(options: SelectOptions) -> Selected:
         raise UsageError(f"{out} has {SPLIT} in it: give a --split, such as train=0.9,val=0.1")
     groups = group_datasets(options.places, out)
     join = [os.fspath(place) for place in as_places(options.join)]
-    columns = find_columns(groups, join, options.where)
-    return _Selection(
-        options=options, keys=wanted, parts=parts, groups=groups, columns=columns
-    ).copy()
+    joined, digest = find_joined(groups, join, options.where)
+    selection = _Selection(
+        options=options, keys=wanted, parts=parts, groups=groups, joined=joined, digest=digest
+    )
+    return selection.copy()
 
 
 def parse_split(split: "str | Mapping[str, float]") -> Parts:
@@ -160,8 +160,10 @@ class _Selection:
     keys: WantedKeys | None
     parts: Parts
     groups: Sequence[Group]
-    columns: JoinedColumns
-    """The columns that the condition may use beside the json."""
+    joined: Sequence[tuple[str, ...]]
+    """The places with the columns that the condition may use beside the json, by dataset."""
+    digest: str
+    """A digest of the content of these columns."""
 
     def copy(self) -> Selected:
         listener = self.options.heard_by
@@ -199,7 +201,7 @@ class _Selection:
         options = self.options
         given = {
             "count": options.count,
-            "join": self.columns.digest,
+            "join": self.digest,
             "keys": self.keys.digest if self.keys else "",
             "part": part,
             "prefix": options.prefix,
@@ -232,7 +234,7 @@ class _Selection:
         if self.keys:
             samples = select_keys(samples, shards, self.keys)
         if options.where:
-            subsets = subsets_of(group.origins, self.columns, options.where)
+            subsets = subsets_of(group.origins, self.joined, options.where)
             samples = select_where(samples, shards, subsets)
         if not samples.samples:
             shown = " and ".join(origin.shown for origin in group.origins)

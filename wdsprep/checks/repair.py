@@ -157,7 +157,11 @@ def plan_repair(found: DatasetSurvey) -> Repair:
     """Plan what to do about the findings of a verification."""
     units: dict[str, list[Finding]] = {}
     indexes, beyond = [], []
-    lost = {finding.unit for finding in found.findings if _is_last_trace(finding)}
+    lost = {
+        finding.unit
+        for finding in found.findings
+        if is_retry(finding.unit) and finding.name == inputs_name(finding.unit)
+    }
     for finding in found.findings:
         if finding.kind in REDONE and finding.unit not in lost:
             units.setdefault(finding.unit, []).append(finding)
@@ -222,10 +226,6 @@ def _files_to_remove(
     return (*receipts, *rest), tuple(kept)
 
 
-def _is_last_trace(finding: Finding) -> bool:
-    return is_retry(finding.unit) and finding.name == inputs_name(finding.unit)
-
-
 def _is_of_earlier_append(found: DatasetSurvey, unit: str) -> bool:
     """Return whether a slice was made by an earlier append.
 
@@ -253,75 +253,71 @@ def do_repair(repair: Repair, heard: Callable[[int], None] = lambda _count: None
     found are left as they are.
     """
     repairer = _Repairer(repair, heard)
-    edition = repair.survey.edition
-    for unit in repair.units:
-        with edition.holding(unit):
-            repairer.take_out(unit)
-    for unit, findings in repair.mended.items():
-        with edition.holding(unit):
-            repairer.mend(unit, {finding.name for finding in findings})
-    if repair.unsettled:
-        receipts = repair.survey.receipts
-        known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
-        read_retries(edition).settle(known)
-    for name in repair.indexes:
-        (unit,) = {f.unit for f in repair.survey.findings if f.name == name}
-        with edition.holding(unit):
-            repairer.index(unit, name)
-    if repair.writes_manifest:
-        with edition.holding_manifest():
-            _write_manifest(edition.store, repair.survey)
-    edition.store.sweep()
+    repairer.run()
     return replace(repair, changed=tuple(repairer.changed), done=True)
 
 
 class _Repairer:
-    """The writer of a repair.
-
-    It changes a unit only if the files of the unit are as they were found. Its caller holds the
-    unit.
-    """
+    """The writer of a repair. It changes a unit only if its files are as they were found."""
 
     def __init__(self, repair: Repair, heard: Callable[[int], None]) -> None:
         self._repair, self._heard = repair, heard
-        self._store = repair.survey.edition.store
-        self._of_unit: dict[str, set[str]] = {unit: set() for unit in repair.units}
-        for name in repair.survey.files:
-            unit = unit_of_file(name, repair.survey.place.dataset)
-            if unit in self._of_unit:
-                self._of_unit[unit].add(name)
+        self._edition = repair.survey.edition
+        self._store = self._edition.store
         self._done = 0
         self.changed: list[str] = []
 
-    def take_out(self, unit: str) -> None:
-        named = {finding.name for finding in self._repair.units[unit]} | self._of_unit[unit]
-        if self._repair.survey.has_changed(named):
-            self.changed.append(unit)
-            return
-        for name in filter(named.__contains__, self._repair.names):
-            self._store.delete(name)
-            self._tell()
+    def run(self) -> None:
+        repair, survey, holding = self._repair, self._repair.survey, self._edition.holding
+        names_of = {unit: {f.name for f in findings} for unit, findings in repair.units.items()}
+        for name in survey.files:
+            if (unit := unit_of_file(name, survey.place.dataset)) in names_of:
+                names_of[unit].add(name)
+        for unit, names in names_of.items():
+            with holding(unit):
+                if self._is_same(unit, names):
+                    for name in filter(names.__contains__, repair.names):
+                        self._store.delete(name)
+                        self._tell()
+        for unit, findings in repair.mended.items():
+            names = {finding.name for finding in findings}
+            with holding(unit):
+                if self._is_same(unit, {receipt_name(unit), *names}):
+                    self._mend(unit, names)
+        if repair.unsettled:
+            receipts = survey.receipts
+            known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
+            read_retries(self._edition).settle(known)
+        for name in repair.indexes:
+            (unit,) = {finding.unit for finding in survey.findings if finding.name == name}
+            with holding(unit):
+                if self._is_same(name, {tar_of(name), name}):
+                    self._write_index(unit, name)
+        if repair.writes_manifest:
+            with self._edition.holding_manifest():
+                _write_manifest(self._store, survey)
+        self._store.sweep()
 
-    def mend(self, unit: str, names: Collection[str]) -> None:
-        if self._repair.survey.has_changed({receipt_name(unit), *names}):
-            self.changed.append(unit)
-            return
+    def _is_same(self, shown: str, names: Collection[str]) -> bool:
+        """Return whether files are as they were found; otherwise note what is `shown`."""
+        if has_changed := self._repair.survey.has_changed(names):
+            self.changed.append(shown)
+        return not has_changed
+
+    def _mend(self, unit: str, names: Collection[str]) -> None:
         if rejects_name(unit) in names:
-            gone = read_retries(self._repair.survey.edition).taken_from(unit)
+            gone = read_retries(self._edition).taken_from(unit)
             mend_rejects(self._store, read_receipt(self._store, unit), gone)
             self._tell()
         if inputs_name(unit) in names:
             self._store.delete(inputs_name(unit))
             self._tell()
 
-    def index(self, unit: str, name: str) -> None:
-        tar = tar_of(name)
-        if self._repair.survey.has_changed({tar, name}):
-            self.changed.append(name)
-            return
+    def _write_index(self, unit: str, name: str) -> None:
+        """Write an index or a table anew."""
         if not is_table(name):
-            write_index(self._store, tar)
-        elif not write_table(self._store, read_receipt(self._store, unit), tar):
+            write_index(self._store, tar_of(name))
+        elif not write_table(self._store, read_receipt(self._store, unit), tar_of(name)):
             raise FormatError(
                 f"{self._store.url}/{name} cannot be made, as {UNTOLD}: run the same "
                 '"wdsprep encode" again with --overwrite'

@@ -17,8 +17,9 @@ from typing import Any
 
 from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.image_positions import may_have_moved
-from wdsprep.dataset.manifest import Manifest, differences
+from wdsprep.dataset.manifest import differences
 from wdsprep.dataset.npy_arrays import fields_of, text_fields
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.sealed_json import read_record
 from wdsprep.dataset.settings import columns_of
 from wdsprep.dataset.stored_dataset import check_kind, open_dataset
@@ -51,11 +52,11 @@ class Exported(NotebookTable):
     to: str
     out: str
     samples: int
-    left_out: int
-    files: int
-    nbytes: int
+    left_out: int = 0
+    files: int = 0
+    nbytes: int = 0
     units: int
-    units_before: int
+    units_before: int = 0
     index: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -72,160 +73,155 @@ def export(options: ExportOptions) -> Exported:
     The options are those of `wdsprep export`. After an interrupt or a kill, the same call goes on
     where it was.
     """
-    to, named = options.to, options.joined
-    places = [absolute(options.dataset), *map(absolute, named)]
+    to = options.to
     target = absolute(options.out) if os.fspath(options.out) else ""
-    manifests = [open_dataset(place)[1] for place in places]
+    datasets = _open([absolute(options.dataset), *map(absolute, options.joined)])
     chosen = layout_of(to) if to != "energon" else None
     takes_images = chosen is not None and chosen.takes_images
-    found = _exportable(places, manifests, tower=options.tower, takes_images=takes_images)
+    found = _exportable(datasets, tower=options.tower, takes_images=takes_images)
     if chosen is None:
-        if named:
+        if options.joined:
             raise UsageError(
                 "--to energon takes no --join, as tars stay as they are: let Energon join datasets"
             )
-        return _export_metadata(found, target or places[0])
+        return _export_metadata(found, target or found.url)
     if not target:
         raise UsageError(f"--to {to} needs a folder to write to: give it after the dataset")
-    for place in places:
-        check_apart(place, target)
+    for dataset in datasets:
+        check_apart(dataset.url, target)
     layout = chosen.check(found)
-    claim = {
-        "form": FORM,
-        "join": [manifest.settings for manifest in manifests[1:]],
-        "layout": repr(layout),
-        "settings": manifests[0].settings,
-        "to": to,
-    }
+    first, *joined = (dataset.manifest.settings for dataset in datasets)
+    claim = {"form": FORM, "join": joined, "layout": repr(layout), "settings": first, "to": to}
     return _Export(
         dataset=found,
         layout=layout,
-        units=tuple(_units(places, manifests, layout)),
+        units=tuple(_units(datasets, layout)),
         claim=to_json(claim),
         store=open_store(target),
         options=options,
     ).run()
 
 
-def _exportable(
-    places: Sequence[str], manifests: Sequence[Manifest], *, tower: str, takes_images: bool
-) -> Exportable:
+class _Dataset:
+    """A dataset that samples are taken from; `names` are those of its arrays that are exported."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.manifest = url, open_dataset(url)[1]
+        self.has_images, self.is_scored = self.manifest.dataset == "images", self.manifest.is_scored
+        self.fields = () if self.has_images else fields_of(self.manifest.settings["layout"])
+        self.names = {field.name for field in self.fields}
+        self._texts = {field.name for field in text_fields(self.fields)}
+        self.shards = {latent_unit(shard.name): shard for shard in self.manifest.shards}
+
+    @property
+    def texts(self) -> set[str]:
+        """Return the names of the arrays of text that are exported."""
+        return self._texts & self.names
+
+    def give_way(self, later: "_Dataset") -> None:
+        """Leave out the arrays whose names a later dataset has, and all of text if it has text."""
+        self.names -= later.names | (self._texts if later.texts else set())
+
+    @property
+    def made_of(self) -> dict[str, str]:
+        """Return the digest of the image shard of each unit, by the name of the unit of latents.
+
+        Latents state it as the input of the unit. After `encode --limit` the number of samples
+        follows.
+        """
+        if self.has_images:
+            return {unit: shard.digest for unit, shard in self.shards.items()}
+        return {receipt.unit: receipt.input for receipt in self.manifest.receipts}
+
+    @property
+    def moved(self) -> dict[str, Receipt]:
+        """Return the receipts of units whose samples may have other positions than their images."""
+        return {r.unit: r for r in self.manifest.receipts if may_have_moved(r)}
+
+
+def _open(urls: Sequence[str]) -> list[_Dataset]:
+    """Open datasets, of which later ones take the place of arrays of earlier ones."""
+    datasets: list[_Dataset] = []
+    for url in urls:
+        datasets.append(_Dataset(url))
+        for earlier in datasets[:-1]:
+            earlier.give_way(datasets[-1])
+    return datasets
+
+
+def _exportable(datasets: Sequence[_Dataset], *, tower: str, takes_images: bool) -> Exportable:
     """Return the dataset to export, with what is joined to it.
 
-    Arrays of the same name come from the last dataset that has them, and all arrays of text from
-    the last dataset with text. Raise UsageError if the datasets cannot be joined.
+    Raise UsageError if the datasets cannot be joined.
     """
-    first, *joined = manifests
-    has_images = takes_images and [m.dataset for m in joined].count("images") == 1
-    for place, manifest in zip(places[1:], joined, strict=True):
-        if not (has_images and manifest.dataset == "images"):
-            check_kind(open_store(place), manifest.dataset, "latents")
-        if manifest.is_scored and not manifest.complete:
+    first, *joined = datasets
+    has_images = takes_images and [other.has_images for other in joined].count(True) == 1
+    for other in joined:
+        if not (has_images and other.has_images):
+            check_kind(open_store(other.url), other.manifest.dataset, "latents")
+        if other.is_scored and not other.manifest.complete:
             raise UsageError(
-                f'{place} is not complete: run the same "wdsprep score" again, to its end, and '
-                "then export"
+                f'{other.url} is not complete: run the same "wdsprep score" again, to its end, '
+                "and then export"
             )
-    if first.dataset != "latents" and not all(manifest.is_scored for manifest in joined):
+    if first.has_images and not all(other.is_scored for other in joined):
         raise UsageError(
-            f"{places[0]} is a dataset of images, to which scores alone can be joined: export "
+            f"{first.url} is a dataset of images, to which scores alone can be joined: export "
             "latents or text with --join"
         )
-    taken = _arrays_by_dataset(manifests)
-    fields = [
-        item
-        for manifest, names in zip(manifests, taken, strict=True)
-        for item in _fields_of(manifest)
-        if item.name in names and first.dataset == "latents"
-    ]
-    with_latents = [m for m in manifests if m.settings.get("latents", "none") != "none"]
-    of_texts = [m for m, names in zip(manifests, taken, strict=True) if _text_names(m) & names]
+    settings = [dataset.manifest.settings for dataset in datasets]
+    with_latents = [one for one in settings if one.get("latents", "none") != "none"]
+    of_texts = [dataset.manifest for dataset in datasets if dataset.texts]
     return Exportable(
-        url=places[0],
-        kind=first.dataset,
-        fields=tuple(fields),
-        settings=(with_latents or [first])[-1].settings,
-        model=str((of_texts or [first])[-1].extra.get("model", "")),
+        url=first.url,
+        kind=first.manifest.dataset,
+        fields=tuple(
+            field
+            for dataset in datasets
+            for field in dataset.fields
+            if field.name in dataset.names and not first.has_images
+        ),
+        settings=(with_latents or settings[:1])[-1],
+        model=str((of_texts or [first.manifest])[-1].extra.get("model", "")),
         tower=tower,
-        shards=tuple((shard.name, shard.samples) for shard in first.shards),
+        shards=tuple((shard.name, shard.samples) for shard in first.manifest.shards),
         has_images=has_images,
-        columns={n: holds for m in manifests for n, holds in columns_of(m.settings).items()},
+        columns={name: holds for one in settings for name, holds in columns_of(one).items()},
     )
 
 
-def _fields_of(manifest: Manifest) -> tuple[Any, ...]:
-    return fields_of(manifest.settings["layout"]) if manifest.dataset == "latents" else ()
-
-
-def _text_names(manifest: Manifest) -> set[str]:
-    return {item.name for item in text_fields(_fields_of(manifest))}
-
-
-def _arrays_by_dataset(manifests: Sequence[Manifest]) -> list[set[str]]:
-    """Return for each dataset the names of its arrays that are exported.
-
-    Arrays of a later dataset replace those of the same names in an earlier one. If any of them is
-    of text, they replace all arrays of text.
-    """
-    taken: list[set[str]] = []
-    for manifest in manifests:
-        names = {item.name for item in _fields_of(manifest)}
-        has_text = bool(_text_names(manifest))
-        for number, earlier in enumerate(manifests[: len(taken)]):
-            taken[number] -= names | (_text_names(earlier) if has_text else set())
-        taken.append(names)
-    return taken
-
-
-def _units(
-    places: Sequence[str], manifests: Sequence[Manifest], layout: Layout
-) -> Iterator[ExportUnit]:
+def _units(datasets: Sequence[_Dataset], layout: Layout) -> Iterator[ExportUnit]:
     """Yield a unit for each shard that all datasets have.
 
     Raise UsageError if they were not made of the same images.
     """
-    taken = _arrays_by_dataset(manifests)
-    first, *others = manifests
-    joins = manifests if others else []
-    made_of = [_images_of(m) for m in joins]
-    moved = [{r.unit: r for r in m.receipts if may_have_moved(r)} for m in joins] or [{}]
-    beside = [{latent_unit(shard.name): shard for shard in m.shards} for m in manifests]
-    for shard in first.shards:
-        unit = latent_unit(shard.name)
-        if not shard.samples or not all(unit in there for there in beside):
+    first, *others = datasets
+    made_of = [dataset.made_of for dataset in datasets] if others else []
+    moved = [dataset.moved if others else {} for dataset in datasets]
+    for unit, shard in first.shards.items():
+        if not shard.samples or not all(unit in dataset.shards for dataset in others):
             continue
         if len({inputs[unit] for inputs in made_of}) > 1:
             raise UsageError(
-                f"{shard.name} of {places[0]} and of a joined dataset were made of different "
+                f"{shard.name} of {first.url} and of a joined dataset were made of different "
                 "images: join datasets that were encoded from the same images"
             )
         yield ExportUnit(
             name=unit,
             sources=tuple(
                 UnitSource(
-                    url=place,
-                    shard=there[unit],
+                    url=dataset.url,
+                    shard=dataset.shards[unit],
                     arrays=None  # of images all members are read
-                    if manifest.dataset == "images"
-                    else tuple(sorted(names.intersection(layout.arrays))),
-                    scores=manifest.settings if manifest.is_scored else None,
-                    gives_caption=bool(_text_names(manifest) & names),
-                    receipt=units.get(unit),
+                    if dataset.has_images
+                    else tuple(sorted(dataset.names.intersection(layout.arrays))),
+                    scores=dataset.manifest.settings if dataset.is_scored else None,
+                    gives_caption=bool(dataset.texts),
+                    receipt=receipts.get(unit),
                 )
-                for place, manifest, names, there, units in zip(
-                    places, manifests, taken, beside, moved, strict=True
-                )
+                for dataset, receipts in zip(datasets, moved, strict=True)
             ),
         )
-
-
-def _images_of(manifest: Manifest) -> dict[str, str]:
-    """Return the digest of the image shard of each unit, by the name of the unit of latents.
-
-    Latents state it as the input of the unit. After `encode --limit` the number of samples follows.
-    """
-    if manifest.dataset == "images":
-        return {latent_unit(shard.name): shard.digest for shard in manifest.shards}
-    return {receipt.unit: receipt.input for receipt in manifest.receipts}
 
 
 def _export_metadata(dataset: Exportable, target: str) -> Exported:
@@ -239,11 +235,7 @@ def _export_metadata(dataset: Exportable, target: str) -> Exported:
         to="energon",
         out=target,
         samples=sum(samples for _name, samples in dataset.shards),
-        left_out=0,
-        files=0,
-        nbytes=0,
         units=len(dataset.shards),
-        units_before=0,
         index=tuple(files),
     )
 
@@ -262,22 +254,22 @@ class ExportWork:
         return self._export
 
     def _export(self, unit: ExportUnit) -> Generator[int, None, ExportMark]:
-        store = shared_store(self.out)
-        reading = UnitReader(unit, heads=self.layout.heads)
-        told = time.monotonic()
-        output = Output(store)
-        with closing(self.layout.write(output, unit.name, iter(reading))) as steps:
-            for _ in steps:
-                if time.monotonic() - told > PROGRESS_S:
-                    yield reading.nbytes
-                    told = time.monotonic()
+        reading, output = UnitReader(unit, heads=self.layout.heads), Output(shared_store(self.out))
+        told, samples = time.monotonic(), iter(reading)
+        if (first := next(samples, None)) is not None:
+            steps = self.layout.write(output, unit.name, chain([first], samples))
+            with closing(steps):
+                for _ in steps:
+                    if time.monotonic() - told > PROGRESS_S:
+                        yield reading.nbytes
+                        told = time.monotonic()
         mark = ExportMark(
             name=unit.name,
             inputs=tuple(unit.inputs),
             files=tuple(output.files),
             left_out=reading.left_out,
         )
-        write_bytes(store, mark.file_name, mark.to_bytes())
+        write_bytes(output.store, mark.file_name, mark.to_bytes())
         return mark
 
 

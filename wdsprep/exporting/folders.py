@@ -153,6 +153,8 @@ class KohyaLayout(Layout):
 
     def caches(self, sample: ExportSample) -> dict[str, Arrays]:
         """Return the arrays of each cache of a sample, by the end of its file name."""
+        import numpy as np
+
         values = {
             name: values_of(field_of(name, sample.members[name]), sample.members[name])
             for name in self.arrays
@@ -163,9 +165,22 @@ class KohyaLayout(Layout):
         latents = f"_{width:04d}x{height:04d}_{self.family}.npz"
         found = {latents: self._latents(sample, values)}
         if EMB in values and self.family == "sdxl":
-            found["_te_outputs.npz"] = text_of_sdxl(values)
+            second = len(values[POOLED])  # its encoder is as wide as the pooled vector
+            found["_te_outputs.npz"] = {
+                "hidden_state1": values[EMB][:, :-second],
+                "hidden_state2": values[EMB][:, -second:],
+                "pool2": values[POOLED],
+            }
         if EMB in values and self.family == "flux":
-            found["_flux_te.npz"] = text_of_flux(values)
+            # The mask hides nothing: T5 reads all of its length here. sd-scripts uses the mask only
+            # with `--apply_t5_attn_mask`, for which it makes the file again.
+            found["_flux_te.npz"] = {
+                "l_pooled": values[POOLED],
+                "t5_out": values[EMB],
+                "txt_ids": np.zeros((len(values[EMB]), 3), "<f4"),
+                "t5_attn_mask": np.ones(len(values[EMB]), "<i8"),
+                "apply_t5_attn_mask": np.array(False),
+            }
         return found
 
     def _latents(self, sample: ExportSample, values: Arrays) -> Arrays:
@@ -184,37 +199,6 @@ class KohyaLayout(Layout):
         }
         # Flux's file may hold an image at several resolutions.
         return found if is_raw else {f"{n}_{height}x{width}": v for n, v in found.items()}
-
-
-def text_of_sdxl(values: Arrays) -> Arrays:
-    """Return the text cache of SDXL: the outputs of both text encoders for a caption.
-
-    The second encoder is as wide as the pooled vector.
-    """
-    second = len(values[POOLED])
-    return {
-        "hidden_state1": values[EMB][:, :-second],
-        "hidden_state2": values[EMB][:, -second:],
-        "pool2": values[POOLED],
-    }
-
-
-def text_of_flux(values: Arrays) -> Arrays:
-    """Return the text cache of Flux: the outputs of both text encoders for a caption.
-
-    The mask hides nothing: T5 reads all of its length here. sd-scripts uses the mask only with
-    `--apply_t5_attn_mask`, for which it makes the file again.
-    """
-    import numpy as np
-
-    length = len(values[EMB])
-    return {
-        "l_pooled": values[POOLED],
-        "t5_out": values[EMB],
-        "txt_ids": np.zeros((length, 3), "<f4"),
-        "t5_attn_mask": np.ones(length, "<i8"),
-        "apply_t5_attn_mask": np.array(False),
-    }
 
 
 def check_buckets(dataset: Exportable) -> None:

@@ -148,7 +148,7 @@ class Layout:
         raise NotImplementedError
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        """Write the files that a shard becomes. Yield after each sample."""
+        """Write the files that a shard with samples becomes. Yield after each sample."""
         raise NotImplementedError
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:

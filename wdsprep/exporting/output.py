@@ -77,13 +77,13 @@ class Output:
     """The place where a layout writes the files that one shard becomes."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self.files: list[ExportedFile] = []
 
     @contextmanager
     def open(self, name: str) -> Iterator[OutputFile]:
         """Write a file that appears when the block ends well."""
-        with self._store.write(name) as sink:
+        with self.store.write(name) as sink:
             file = OutputFile(sink=sink)
             yield file
         self.files.append(

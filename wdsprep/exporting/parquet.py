@@ -93,10 +93,8 @@ class ParquetLayout(Layout):
         from pyarrow.parquet import ParquetWriter
 
         name, schema = f"{unit}.parquet", self._schema()
-        first = next(samples, None)
-        if first is None:
-            return
-        rows, nbytes, count = [self.row(first)], 0, 1
+        rows: list[dict[str, Any]] = []
+        nbytes = count = 0
         with out.open(name) as written:
             with ParquetWriter(
                 written,

@@ -46,17 +46,9 @@ def write_tar(
     *,
     indexed: bool = False,
 ) -> Writing:
-    """Write one tar, with its index if `indexed`. Yield after each sample.
-
-    Nothing is written if there is no sample.
-    """
+    """Write one tar, with its index if `indexed`. Yield after each sample."""
     name = f"{unit}.tar"
-    first = next(samples, None)
-    if first is None:
-        return
     with out.open(name) as file, TarWriter(file, hashed=False) as tar:
-        tar.add(first.key, members(first))
-        yield
         for sample in samples:
             tar.add(sample.key, members(sample))
             yield
@@ -252,9 +244,20 @@ class WebshartLayout(Layout):
         files: dict[str, dict[str, Any]] = {}
         count = end = 0
         for sample in samples:
-            files |= entries(sample)
             count += 1
-            end = max(offset + nbytes for offset, nbytes in sample.places.values())
+            for name, (offset, nbytes) in sample.places.items():
+                end = max(end, offset + nbytes)
+                if name == "txt" or "." in name:  # an image in a role is no sample
+                    continue
+                entry = files[f"{sample.key}.{name}"] = {"length": nbytes, "offset": offset}
+                if name != "json":
+                    width, height = sample.number("width"), sample.number("height")
+                    entry |= {"aspect": width / height, "height": height, "width": width}
+                    several = sample.facts.get("captions")
+                    # Where webshart itself puts captions: some of its versions take a text file
+                    # beside an image for a sample.
+                    has_several = several and len(several) > 1
+                    entry["captions"] = several if has_several else sample.caption
             yield
         body = {
             "files": files,
@@ -263,23 +266,3 @@ class WebshartLayout(Layout):
             "path": f"{unit}.tar",
         }
         out.write(f"{unit}.json", to_json(body), samples=count)
-
-
-def entries(sample: ExportSample) -> dict[str, dict[str, Any]]:
-    """Return the entries of an index for the image and the json of a sample.
-
-    Captions are in the entry of the image, where webshart itself puts them: some of its versions
-    take a text file beside an image for a sample.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name, (offset, nbytes) in sample.places.items():
-        if name == "txt" or "." in name:  # an image in a role is no sample
-            continue
-        entry: dict[str, Any] = {"length": nbytes, "offset": offset}
-        if name != "json":
-            width, height = sample.number("width"), sample.number("height")
-            several = sample.facts.get("captions")
-            entry |= {"aspect": width / height, "height": height, "width": width}
-            entry["captions"] = several if several and len(several) > 1 else sample.caption
-        found[f"{sample.key}.{name}"] = entry
-    return found
