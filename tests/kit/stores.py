@@ -3,12 +3,8 @@
 import contextlib
 import random
 from collections.abc import Iterator
-from typing import Any
 
-import pytest
-
-from tests.kit.faultproxy import FaultProxy, Rule
-from tests.kit.s3 import S3Server, s3_client
+from tests.kit.s3 import s3_client
 from wdsprep.store.base import Store
 from wdsprep.store.s3.s3_store import S3Store
 
@@ -34,16 +30,6 @@ def names(store: Store, prefix: str = "") -> list[str]:
 
 MIB = 1 << 20
 BIG = random.Random(0).randbytes(11 * MIB)  # three parts
-
-
-@contextlib.contextmanager
-def through(
-    server: S3Server, bucket: str, rule: Rule, monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> Iterator[tuple[FaultProxy, S3Store]]:
-    with FaultProxy(server.url, rule, **options) as proxy, monkeypatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        with opened(f"s3://{bucket}/data") as store:
-            yield proxy, store
 
 
 def uploads(bucket: str) -> list[str]:

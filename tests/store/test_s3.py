@@ -12,7 +12,8 @@ import pytest
 
 from tests.kit.faultproxy import Chunked, Drop, FaultProxy, Give, Status, Truncate, first
 from tests.kit.s3 import S3Server, s3_client
-from tests.kit.stores import BIG, MIB, one_line, opened, through
+from tests.kit.stores import BIG, MIB, one_line, opened
+from tests.store.conftest import Through
 from wdsprep.errors import AccessError, NotFoundError, StoreError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -27,10 +28,8 @@ def signed(proxy: FaultProxy) -> list[str]:
     return [path for _, path in proxy.requests if "X-Amz-Signature" in path]
 
 
-def test_one_signature_serves_all_ranges_of_an_object(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with through(s3_server, bucket, lambda *_: None, monkeypatch) as (proxy, store):
+def test_one_signature_serves_all_ranges_of_an_object(through: Through) -> None:
+    with through(lambda *_: None) as (proxy, store):
         write_bytes(store, "a b+c%20/ü?&=.tar", b"0123456789")
         for start in range(10):
             data = store.read("a b+c%20/ü?&=.tar", start=start, nbytes=3)
@@ -52,11 +51,11 @@ def test_memory_is_filled_as_far_as_the_file_goes(parted: S3Store) -> None:
 
 @pytest.mark.parametrize("fault", [Drop(), Status(503), Truncate(70_000)], ids=repr)
 def test_memory_is_filled_again_where_the_network_failed(
-    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch, fault: Any
+    through: Through, s3_store: S3Store, fault: Any
 ) -> None:
     write_bytes(s3_store, "big", BIG)
     buffer = bytearray(MIB)
-    with through(s3_server, bucket, first(2, fault), monkeypatch) as (proxy, store):
+    with through(first(2, fault)) as (proxy, store):
         assert store.read_into("big", memoryview(buffer), start=5) == MIB
         assert buffer == BIG[5 : MIB + 5]
         assert len(signed(proxy)) == len(proxy.requests) == 3
@@ -64,16 +63,12 @@ def test_memory_is_filled_again_where_the_network_failed(
 
 @pytest.mark.parametrize("status", [200, 301, 307, 400, 403])
 def test_what_refuses_a_url_is_asked_as_boto3_asks(
-    s3_server: S3Server,
-    bucket: str,
-    s3_store: S3Store,
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
+    through: Through, s3_store: S3Store, status: int
 ) -> None:
     """And the next read signs anew."""
     write_bytes(s3_store, "f", b"0123456789")
     rule, buffer = first(1, Status(status), part="X-Amz-Signature"), bytearray(4)
-    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+    with through(rule) as (proxy, store):
         assert store.read_into("f", memoryview(buffer), start=2) == 4
         assert buffer == b"2345"
         assert store.read("f", start=1, nbytes=2) == b"12"
@@ -81,15 +76,11 @@ def test_what_refuses_a_url_is_asked_as_boto3_asks(
 
 
 def test_urls_are_given_up_with_a_warning_where_all_are_refused(
-    s3_server: S3Server,
-    bucket: str,
-    s3_store: S3Store,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    through: Through, bucket: str, s3_store: S3Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_bytes(s3_store, "f", b"x")
     rule = first(9999, Status(403), part="X-Amz-Signature")
-    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+    with through(rule) as (proxy, store):
         for _ in range(MOST_REFUSALS + 5):
             assert store.read("f") == b"x"
         assert len(signed(proxy)) == MOST_REFUSALS
@@ -110,11 +101,9 @@ WRONG = {
 
 @pytest.mark.parametrize("part", ["", "X-Amz-Signature"], ids=["boto3 too", "by URL"])
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_range_is_never_taken_for_the_bytes(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, kind: str, part: str
-) -> None:
+def test_a_wrong_range_is_never_taken_for_the_bytes(through: Through, kind: str, part: str) -> None:
     """Where boto3's own request brings the right one, that is taken."""
-    with through(s3_server, bucket, first(99, WRONG[kind], "GET", part), monkeypatch) as (
+    with through(first(99, WRONG[kind], "GET", part)) as (
         proxy,
         store,
     ):
@@ -133,10 +122,8 @@ def test_a_wrong_range_is_never_taken_for_the_bytes(
         assert len(proxy.requests) <= 1 + 2 * 2  # a server that ignores ranges will do so again
 
 
-def test_a_range_that_is_the_whole_file_may_come_as_one(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with through(s3_server, bucket, first(99, Give(TEN), "GET"), monkeypatch) as (proxy, store):
+def test_a_range_that_is_the_whole_file_may_come_as_one(through: Through) -> None:
+    with through(first(99, Give(TEN), "GET")) as (proxy, store):
         write_bytes(store, "f", TEN)
         for _ in range(3):
             assert (
@@ -145,11 +132,9 @@ def test_a_range_that_is_the_whole_file_may_come_as_one(
         assert len(signed(proxy)) == len(proxy.requests) - 1
 
 
-def test_answers_in_chunks_cost_no_time(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_in_chunks_cost_no_time(through: Through) -> None:
     rule, data = first(99, Chunked()), BIG[:200_000]
-    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+    with through(rule) as (proxy, store):
         began, buffer = time.monotonic(), bytearray(100)
         write_bytes(store, "f", data)
         write_bytes(store, "empty", b"")
@@ -250,10 +235,10 @@ def test_buckets_that_are_not_there() -> None:
 
 
 def test_bucket_of_somebody_else(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+    through: Through, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = first(999, Status(403))
-    with through(s3_server, bucket, rule, monkeypatch) as (proxy, _):
+    with through(rule) as (proxy, _):
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", "access denied: check the perm")
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.kit.faultproxy import CRC, Bend, Fault, Handler, Status
-from tests.kit.s3 import S3Server
-from tests.kit.stores import BIG, one_line, through, uploads
+from tests.kit.stores import BIG, one_line, uploads
 from tests.kit.webserver import Authority
+from tests.store.conftest import Through
 from wdsprep.errors import StoreError
 from wdsprep.store.base import write_bytes
 from wdsprep.store.s3.uploads import BodyChecks, S3Sink
@@ -64,10 +64,10 @@ class Heads:
 
 
 def test_a_body_carries_what_costs_least_of_what_the_server_checks(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+    through: Through, kind: dict[str, Any]
 ) -> None:
     heads = Heads()
-    with through(s3_server, bucket, heads, monkeypatch, **kind) as (_, store):
+    with through(heads, **kind) as (_, store):
         write_bytes(store, "small", b"0123456789")
         write_bytes(store, "big", BIG)
         write_bytes(store, "big", BIG)
@@ -87,16 +87,12 @@ def test_a_body_carries_what_costs_least_of_what_the_server_checks(
 
 @pytest.mark.parametrize("part", ["small", "partNumber=2"])
 def test_a_bent_body_is_refused(
-    s3_server: S3Server,
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: dict[str, Any],
-    part: str,
+    through: Through, bucket: str, kind: dict[str, Any], part: str
 ) -> None:
     name, data = ("small", b"0123456789") if part == "small" else ("big", BIG)
-    with through(s3_server, bucket, lambda *_: None, monkeypatch, **kind) as (_, store):
+    with through(lambda *_: None, **kind) as (_, store):
         write_bytes(store, "before", BIG)
-    with through(s3_server, bucket, Heads(Bend(), part), monkeypatch, **kind) as (_, store):
+    with through(Heads(Bend(), part), **kind) as (_, store):
         with pytest.raises(StoreError) as caught:
             write_bytes(store, name, data)
         code = "BadDigest" if kind else "XAmzContentSHA256Mismatch"
@@ -108,14 +104,10 @@ def test_a_bent_body_is_refused(
 @pytest.mark.parametrize("kind", ["https"], indirect=True)
 @pytest.mark.parametrize("status", [400, 501])
 def test_a_server_that_refuses_crc_32_is_asked_for_it_once(
-    s3_server: S3Server,
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: dict[str, Any],
-    status: int,
+    through: Through, kind: dict[str, Any], status: int
 ) -> None:
     heads = Heads(Status(status), "begin")
-    with through(s3_server, bucket, heads, monkeypatch, **kind) as (_, store):
+    with through(heads, **kind) as (_, store):
         for _ in range(2):
             write_bytes(store, "big", BIG)
         assert store.read("big") == BIG
@@ -151,11 +143,11 @@ class Forgetful(Handler):
 
 @pytest.mark.parametrize("kind", ["https"], indirect=True)
 def test_a_server_that_does_not_give_crc_32_back_gets_md5_for_ever(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+    through: Through, kind: dict[str, Any]
 ) -> None:
     heads = Heads()
     options = {**kind, "knows_crc": True, "handler": Forgetful}
-    with through(s3_server, bucket, heads, monkeypatch, **options) as (_, store):
+    with through(heads, **options) as (_, store):
         for _ in range(2):
             write_bytes(store, "big", BIG)
     assert [CRC in head and "Content-MD5" in head for head in heads.parts] == [True] * 6

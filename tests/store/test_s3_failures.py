@@ -8,7 +8,8 @@ import pytest
 
 from tests.kit.faultproxy import Delay, DelayBody, Drop, DropAfter, Fault, Status, Truncate, first
 from tests.kit.s3 import S3Server
-from tests.kit.stores import BIG, one_line, through, uploads
+from tests.kit.stores import BIG, one_line, uploads
+from tests.store.conftest import Through
 from wdsprep.errors import ExistsError, ShortReadError, StoreError
 from wdsprep.store.base import stream, write_bytes
 from wdsprep.store.remote import ATTEMPTS
@@ -27,9 +28,7 @@ FAULTS: list[Fault] = [
 
 @pytest.mark.usefixtures("aged")
 @pytest.mark.parametrize("fault", FAULTS, ids=repr)
-def test_every_operation_outlives(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Fault
-) -> None:
+def test_every_operation_outlives(through: Through, bucket: str, fault: Fault) -> None:
     """Each request in turn meets the fault twice, whatever it asks for."""
     seen: dict[tuple[str, str], int] = {}
 
@@ -38,7 +37,7 @@ def test_every_operation_outlives(
         seen[key] = seen.get(key, 0) + 1
         return fault if seen[key] <= 2 else None
 
-    with through(s3_server, bucket, twice, monkeypatch) as (proxy, store):
+    with through(twice) as (proxy, store):
         write_bytes(store, "small", b"0123456789")
         write_bytes(store, "once", b"once", exclusive=True)
         write_bytes(store, "big", BIG)
@@ -59,9 +58,9 @@ def test_every_operation_outlives(
 
 @pytest.mark.parametrize("fault", [Drop(), DropAfter(), Status(503), Status(429)], ids=repr)
 def test_fault_without_end_is_one_clear_line_after_eight_attempts(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, fault: Fault
+    through: Through, fault: Fault
 ) -> None:
-    with through(s3_server, bucket, first(999, fault), monkeypatch) as (proxy, store):
+    with through(first(999, fault)) as (proxy, store):
         for act in (
             lambda: store.read("f"),
             lambda: list(store.list()),
@@ -77,11 +76,9 @@ def test_fault_without_end_is_one_clear_line_after_eight_attempts(
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_lost_answer_of_a_write_is_success(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, exclusive: bool
-) -> None:
+def test_lost_answer_of_a_write_is_success(through: Through, exclusive: bool) -> None:
     rule = first(1, DropAfter(), "PUT")
-    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+    with through(rule) as (proxy, store):
         write_bytes(store, "f", b"mine", exclusive=exclusive)
         assert len([1 for method, _ in proxy.requests if method == "PUT"]) == 2
         assert store.read("f") == b"mine"
@@ -90,16 +87,14 @@ def test_lost_answer_of_a_write_is_success(
 
 
 @pytest.mark.parametrize("nbytes", [0, 100])
-def test_a_refusal_that_breaks_off_is_known_by_its_status(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, nbytes: int
-) -> None:
+def test_a_refusal_that_breaks_off_is_known_by_its_status(through: Through, nbytes: int) -> None:
     """A retry meets what it has done already, and then cannot read the code."""
     faults: Iterator[Fault] = iter(())
 
     def rule(method: str, _path: str, _n: int, _headers: object) -> Fault | None:
         return next(faults, None) if method == "PUT" else None
 
-    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+    with through(rule) as (_, store):
         faults = iter((DropAfter(), Truncate(nbytes)))
         write_bytes(store, "f", b"mine", exclusive=True)
         faults = iter((DropAfter(), Truncate(nbytes)))
@@ -109,42 +104,36 @@ def test_a_refusal_that_breaks_off_is_known_by_its_status(
 
 
 def test_lost_answer_is_no_excuse_where_somebody_else_was_first(
-    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
+    through: Through, s3_store: S3Store
 ) -> None:
     write_bytes(s3_store, "f", b"same")
     rule = first(1, DropAfter(), "PUT")
-    with through(s3_server, bucket, rule, monkeypatch) as (_, store), pytest.raises(ExistsError):
+    with through(rule) as (_, store), pytest.raises(ExistsError):
         write_bytes(store, "f", b"same", exclusive=True)
 
 
-def test_lost_answer_of_a_completion_is_success(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_answer_of_a_completion_is_success(through: Through, bucket: str) -> None:
     rule = first(1, DropAfter(), "POST", "uploadId")
-    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+    with through(rule) as (_, store):
         write_bytes(store, "big", BIG)
         assert store.read("big") == BIG
     assert uploads(bucket) == []
 
 
-def test_body_that_breaks_off_is_asked_for_again(
-    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_body_that_breaks_off_is_asked_for_again(through: Through, s3_store: S3Store) -> None:
     write_bytes(s3_store, "big", BIG)
-    with through(s3_server, bucket, first(3, Truncate(100_000)), monkeypatch) as (_, store):
+    with through(first(3, Truncate(100_000))) as (_, store):
         assert store.read("big") == BIG
         assert [e.name for e in store.list()] == ["big"]
-    with through(s3_server, bucket, first(3, Truncate(100)), monkeypatch) as (_, store):
+    with through(first(3, Truncate(100))) as (_, store):
         assert [e.name for e in store.list()] == ["big"]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 50])
 @pytest.mark.parametrize("part", ["uploads", "uploadId"])
-def test_upload_outlives_an_answer_that_breaks_off(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, part: str, kept: int
-) -> None:
+def test_upload_outlives_an_answer_that_breaks_off(through: Through, part: str, kept: int) -> None:
     rule = first(1, Truncate(kept), "POST", part)
-    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+    with through(rule) as (proxy, store):
         write_bytes(store, "big", BIG)
         assert store.read("big") == BIG
         assert len([1 for method, path in proxy.requests if method == "POST"]) == 3
@@ -152,10 +141,10 @@ def test_upload_outlives_an_answer_that_breaks_off(
 
 @pytest.mark.parametrize("kept", [0, 1, 999])
 def test_body_that_always_breaks_off_is_never_short_data(
-    s3_server: S3Server, bucket: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch, kept: int
+    through: Through, s3_store: S3Store, kept: int
 ) -> None:
     write_bytes(s3_store, "f", b"x" * 1000)
-    with through(s3_server, bucket, first(999, Truncate(kept)), monkeypatch) as (proxy, store):
+    with through(first(999, Truncate(kept))) as (proxy, store):
         with pytest.raises(ShortReadError) as caught:
             store.read("f")
         assert one_line(caught.value, f"{store.url}/f", "broke off", "check the network")

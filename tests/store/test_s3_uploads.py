@@ -15,8 +15,8 @@ import pytest
 
 from tests.kit.faultproxy import Status, first
 from tests.kit.latent_sets import write_latents
-from tests.kit.s3 import S3Server
-from tests.kit.stores import BIG, MIB, begin_uploads, one_line, opened, through, uploads
+from tests.kit.stores import BIG, MIB, begin_uploads, one_line, opened, uploads
+from tests.store.conftest import Through
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import StoreError
@@ -44,9 +44,7 @@ def test_file_in_parts_is_whole(parted: S3Store, bucket: str, nbytes: int) -> No
         assert file.read() == data
 
 
-def test_several_parts_are_in_flight(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_parts_are_in_flight(through: Through) -> None:
     """Three parts meet at a barrier: one after the other, they would wait for ever."""
     together = threading.Barrier(3, timeout=20)
 
@@ -54,7 +52,7 @@ def test_several_parts_are_in_flight(
         if "partNumber" in path:
             together.wait()
 
-    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+    with through(rule) as (_, store):
         write_bytes(store, "big", BIG)
         assert store.read("big") == BIG
 
@@ -67,11 +65,9 @@ def test_exception_aborts_the_upload(parted: S3Store, bucket: str, error: BaseEx
     assert list(parted.list()) == []
 
 
-def test_part_that_fails_for_good_aborts_the_upload(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_part_that_fails_for_good_aborts_the_upload(through: Through, bucket: str) -> None:
     rule = first(99, Status(500), part="partNumber=2")
-    with through(s3_server, bucket, rule, monkeypatch) as (proxy, store):
+    with through(rule) as (proxy, store):
         with pytest.raises(StoreError) as caught:
             write_bytes(store, "big", BIG)
         assert one_line(caught.value, f"{store.url}/big", "500 InternalError", "try later")
@@ -80,11 +76,9 @@ def test_part_that_fails_for_good_aborts_the_upload(
         assert list(store.list()) == []
 
 
-def test_failed_part_is_fatal_even_to_a_caller_that_goes_on(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_part_is_fatal_even_to_a_caller_that_goes_on(through: Through, bucket: str) -> None:
     rule = first(ATTEMPTS, Status(503), part="uploads")
-    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+    with through(rule) as (_, store):
         going_on = contextlib.suppress(Exception)
         with pytest.raises(StoreError), store.write("big") as sink, going_on:
             sink.write(BIG)
@@ -174,10 +168,10 @@ def test_the_upload_of_a_dead_writer_is_aborted_at_once_that_of_a_living_one_nev
 
 
 def test_an_upload_that_could_not_be_aborted_is_so_by_the_next_sweep(
-    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+    through: Through, bucket: str
 ) -> None:
     rule = first(ATTEMPTS, Status(503), "DELETE")
-    with through(s3_server, bucket, rule, monkeypatch) as (_, store):
+    with through(rule) as (_, store):
         with pytest.raises(ZeroDivisionError):
             break_off(store, bucket, ZeroDivisionError())
         assert uploads(bucket) == ["data/big"]

@@ -25,7 +25,6 @@ import torch
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, Field, patched_shape
-from wdsprep.dataset.open_shards import too_short
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import facts_bytes, parse_json
 from wdsprep.dataset.tar import END
@@ -38,7 +37,7 @@ from wdsprep.loading.batch_memory import Batch, BlockPool, Memory
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.sample_layout import SampleLayout, batch_name, layout_for
 from wdsprep.loading.served_datasets import ATTEMPTS, MISSING, SHAPE, Fault, Substitutes
-from wdsprep.loading.shard_access import NOTHING, Shards, read_samples
+from wdsprep.loading.shard_access import NOTHING, Shards, read_samples, too_short
 from wdsprep.loading.wanted_arrays import (
     TEXTS,
     RowReads,

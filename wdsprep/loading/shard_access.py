@@ -8,41 +8,44 @@ announced (`expect`) and fetched beforehand, neighbours together, and copied fro
 
 import os
 import resource
+import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from wdsprep.dataset.aio import Bytes, Vectors, address_of, read_all
-from wdsprep.dataset.open_shards import OPEN_SHARDS, OpenShard, OpenShards, sample_range, too_short
+from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import BadSampleError
-from wdsprep.errors import NotFoundError
+from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.batch_memory import BlockPool
 from wdsprep.loading.sample_cache import Cache, CacheDir
 from wdsprep.loading.served_datasets import Dataset, missing_shard_advice
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.local import open_file
+from wdsprep.text import command, plural
 
 NONE = memoryview(b"")
 NOTHING = np.empty(0, np.uint8)
 NO_PLACE = -1, 0, 0, 0  # file, its bytes, start and end of a sample that no open shard has
+OPEN_SHARDS = 256  # most that one stream has; a window of one slot lies in one or two
 FETCHERS = 16  # requests to S3 at a time
 PIECE_NBYTES = 4 << 20  # at most this, or one sample, in one request
 STEP_NBYTES = 256 << 10  # sizes of memory for requests are multiples of this
 MOST_NBYTES = 1 << 30  # the limit on one request; only a damaged index asks for more
 LARGE_NBYTES = 1 << 20
-MAX_LARGE_REQUESTS = (
-    8  # larger requests than that at a time; more would only wait for the processor
-)
+MAX_LARGE_REQUESTS = 8  # larger ones than that at a time; more would only wait for the processor
 SMALL_NBYTES = 16 << 10
 GAP = 1  # unwanted samples between two wanted ones that are fetched with them
 
@@ -52,29 +55,116 @@ Piece = tuple[int, memoryview]
 """Neighbouring samples that were fetched together: their place in the tar, and their bytes."""
 
 
-class Shards(Protocol):
-    """The shards of one dataset, whose samples any number of threads read."""
+class OpenShard:
+    """An open tar and its index.
 
-    @property
-    def fetches(self) -> bool:
-        """True if samples are fetched ahead, which needs calls of `expect`."""
+    It closes when nobody uses it any more, so that no thread reads from a file number that
+    means another file by now.
+    """
 
-    def open(self, shard: int) -> OpenShard | None:
+    __slots__ = ("fd", "nbytes", "offsets", "stamp")
+
+    def __init__(self, fd: int, stamp: str, offsets: memoryview) -> None:
+        self.fd, self.stamp, self.offsets = fd, stamp, offsets
+        self.nbytes = os.fstat(fd).st_size if fd >= 0 else sys.maxsize
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.fd >= 0:  # at the end of the program, when the module may be gone
+            close(self.fd)
+
+
+class Shards(ABC):
+    """The shards of one dataset, whose samples any number of threads read.
+
+    A tar is opened when it is first needed, and the longest unused one is closed first. Samples are
+    fetched ahead where `fetches` is true, which needs calls of `expect`.
+    """
+
+    fetches: ClassVar[bool]
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._lock = threading.Lock()
+        self._opening = [threading.Lock() for _ in range(OPEN_SHARDS)]
+
+    @abstractmethod
+    def open(self, shard: int, /) -> OpenShard | None:
         """Return an open shard to read from in one call with others, or None if that cannot be."""
 
+    @abstractmethod
     def read(self, reads: "SampleReads", number: int) -> None:
         """Read a single one of the samples, and set what was read of it.
 
         Raise BadSampleError or NotFoundError if it cannot be read.
         """
 
+    @abstractmethod
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         """Announce the samples that will be read next, each once, and those of the next call.
 
         Both may be fetched from now on.
         """
 
+    @abstractmethod
     def close(self) -> None: ...
+
+    @abstractmethod
+    def open_tar(self, name: str) -> tuple[int, str]:
+        """Return a file descriptor, or -1 if the tar is not here, and a stamp of its content."""
+
+    def most_open(self) -> int:
+        """Return how many shards may be open now."""
+        return OPEN_SHARDS
+
+    def get(self, shard: int) -> OpenShard:
+        """Return a shard that is open. Raise NotFoundError if it or its index is missing."""
+        with self._lock:
+            found = self._open.get(shard)
+            if found is not None:
+                self._open.move_to_end(shard)
+                return found
+        with self._opening[shard % len(self._opening)]:  # many want the same at the start
+            found = self._open.get(shard) or self._open_shard(shard)
+            with self._lock:
+                self._open[shard] = found
+                while len(self._open) > self.most_open():
+                    self._open.popitem(last=False)
+        return found
+
+    def _open_shard(self, shard: int) -> OpenShard:
+        store, name = self._dataset.store, self._dataset.names[shard]
+        what, samples = f"{store.url}/{name}", self._dataset.sizes[shard]
+        try:
+            index = store.read(index_name(name))
+            whole = index[: len(index) // 8 * 8]
+            offsets = np.frombuffer(whole, "<u8").astype(np.uint64, copy=False)
+            if len(offsets) != samples + 1:  # before a file is open that nobody gets
+                raise FormatError(
+                    f"{index_name(what)} has {plural(max(0, len(offsets) - 1), 'sample')}, not "
+                    f"{samples:,}: delete it and run {command('index', store.url)}"
+                )
+            return OpenShard(*self.open_tar(name), offsets.data)
+        except (NotFoundError, FileNotFoundError) as error:
+            advice = missing_shard_advice(self._dataset)
+            raise NotFoundError(f"{what} or its index is missing: {advice}") from error
+
+
+def sample_range(opened: OpenShard, index: int) -> tuple[int, int]:
+    """Return the bytes at which a sample of an open tar begins and ends.
+
+    Raise BadSampleError if the index is damaged there, or if the tar ends before the sample does.
+    """
+    start, end = opened.offsets[index], opened.offsets[index + 1]
+    if not start < end or (start | end) % BLOCK:
+        raise BadSampleError("its place in the index is damaged", code="truncated")
+    if end > opened.nbytes:
+        raise too_short()
+    return start, end
+
+
+def too_short() -> BadSampleError:
+    return BadSampleError("it has fewer bytes than it should", code="truncated")
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -114,23 +204,33 @@ class SampleReads:
         return [column[self.rows[number]] for column in self.columns]
 
 
-class LocalShards:
+class LocalShards(Shards):
     """Shards on a local disk; only the page cache reads ahead."""
 
     fetches = False
 
     def __init__(self, dataset: Dataset, root: Path) -> None:
-        def open_tar(name: str) -> int:
-            return open_file(root / name)[0]
-
-        self._shards = OpenShards(
-            dataset, open_tar, _max_open_shards, missing_shard_advice(dataset)
-        )
+        super().__init__(dataset)
+        self._root = root
         _in_use.add(self)
 
-    def open(self, shard: int) -> OpenShard | None:
+    def open_tar(self, name: str) -> tuple[int, str]:
+        return open_file(self._root / name)[0], ""
+
+    def most_open(self) -> int:
+        """Return how many shards of a dataset may stay open.
+
+        The datasets of all loaders share a third of the files that the process may open. Shards
+        that are being read come on top.
+        """
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if allowed == resource.RLIM_INFINITY:
+            return OPEN_SHARDS
+        return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
+
+    def open(self, shard: int, /) -> OpenShard | None:
         try:
-            return self._shards.get(shard)
+            return self.get(shard)
         except NotFoundError:
             return None  # `read` says why
 
@@ -139,7 +239,7 @@ class LocalShards:
 
         Over 2 GB, or on a network file system, one call may bring less than all.
         """
-        opened = self._shards.get(reads.shards[number])
+        opened = self.get(reads.shards[number])
         start, end = sample_range(opened, reads.indices[number])
         if end - start < reads.least_nbytes:
             raise too_short()
@@ -163,18 +263,6 @@ class LocalShards:
 
 
 _in_use: "weakref.WeakSet[LocalShards]" = weakref.WeakSet()
-
-
-def _max_open_shards() -> int:
-    """Return how many shards of a dataset may stay open.
-
-    The datasets of all loaders share a third of the files that the process may open. Shards that
-    are being read come on top.
-    """
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if allowed == resource.RLIM_INFINITY:
-        return OPEN_SHARDS
-    return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
 
 
 def read_samples(wanted: Sequence[SampleReads]) -> None:
@@ -255,7 +343,7 @@ def _point_to_memory(vectors: Vectors, reads: SampleReads) -> list[Bytes]:
     return tails
 
 
-class RemoteShards:
+class RemoteShards(Shards):
     """Shards in a bucket or on the hub, fetched in ranges that neighbouring samples share.
 
     A range is dropped when its last sample has been asked for. A sample that nobody announced
@@ -265,21 +353,18 @@ class RemoteShards:
     fetches = True
 
     def __init__(self, dataset: Dataset, store: RemoteStore, cache: CacheDir | None = None) -> None:
-        self._dataset, self._store = dataset, store
+        super().__init__(dataset)
+        self._store = store
         self._cache = Cache(cache, dataset.contents) if cache else None
-        self._shards = OpenShards(
-            dataset,
-            lambda _name: -1,
-            lambda: OPEN_SHARDS,
-            missing_shard_advice(dataset),
-            lambda name: store.stamp(name) if cache else "",
-        )
         self._pool = ThreadPoolExecutor(FETCHERS, "wdsprep-fetch")
         self._coming: dict[tuple[int, int], Future[Piece]] = {}
         self._large = threading.Semaphore(MAX_LARGE_REQUESTS)
         self._blocks = BlockPool(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
-    def open(self, _shard: int) -> None:
+    def open_tar(self, name: str) -> tuple[int, str]:
+        return -1, "" if self._cache is None else self._store.stamp(name)
+
+    def open(self, _shard: int, /) -> None:
         """Return None: no file is here to read from."""
 
     def read(self, reads: SampleReads, number: int) -> None:
@@ -299,7 +384,7 @@ class RemoteShards:
     def _bytes(self, shard: int, index: int) -> memoryview:
         coming = self._coming.pop((shard, index), None)
         piece = coming.result() if coming else (0, NONE)
-        start, end = sample_range(self._shards.get(shard), index)
+        start, end = sample_range(self.get(shard), index)
         data = _cut(piece, start, end)
         if len(data) < end - start:
             data = _cut(self._fetch(shard, index, index + 1), start, end)
@@ -308,7 +393,7 @@ class RemoteShards:
         return data
 
     def _fetch(self, shard: int, first: int, stop: int) -> Piece:
-        opened, name = self._shards.get(shard), self._dataset.names[shard]
+        opened, name = self.get(shard), self._dataset.names[shard]
         offsets = opened.offsets
 
         def fetch(first: int, _stop: int, buffer: memoryview) -> int:
