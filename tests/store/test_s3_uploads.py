@@ -194,7 +194,7 @@ def test_notes_of_uploads_are_few_and_of_this_user_alone(
     assert [path.name for path in folder.iterdir()] == ["young"]
     folder.chmod(0o777)
     assert s3_uploads.write_note("bucket/key/1") is None
-    assert s3_uploads.writer_of("young") is s3_uploads.Writer.UNKNOWN
+    assert s3_uploads.has_living_writer("young") is None
     write_bytes(parted, "big", BIG)
 
 

@@ -142,12 +142,12 @@ def open_or_make(
     name = f"{key_of(VERSION, 'kept', *what):016x}{WITH_TEXTS if has_texts else ''}"
     path = folder / f"{name}.arrays"
     with _store_errors(path):
-        if (found := _open_whole(path)) is not None:
+        if (found := _open(path)) is not None:
             return found
         folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / f"{name}.lock"):
         with _store_errors(path):
-            found = _open_whole(path)
+            found = _open(path)
         if found is None:
             found = _make_file(path, make)
             with _store_errors(folder):
@@ -265,20 +265,25 @@ def _make_file(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile
             begun.unlink()
         raise
     with _store_errors(path):
-        found = _open_whole(path)
+        found = _open(path)
     if found is None:
         raise StoreError(f"{path} does not hold what was written to it: check the disk")
     return found
 
 
-def _open_whole(path: Path) -> KeptFile | None:
-    """Open a cached file and mark it as in use, or return None if it is missing or not whole."""
+def _open(path: Path, digest: bytes = b"") -> KeptFile | None:
+    """Map a cached file and mark it as in use, or return None if it is missing or not whole.
+
+    If the digest at its end is known, it is compared with that one, and its other bytes are not
+    read.
+    """
     with suppress(FileNotFoundError), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size <= TAIL_NBYTES or not _mark_used(file, path):
             return None
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        is_whole = data[-DIGEST_NBYTES:] == digest if digest else _is_whole(data)
         with suppress(FormatError):
-            return _parse(path, data) if _is_whole(data) else None
+            return _parse(path, data) if is_whole else None
     return None
 
 
@@ -315,19 +320,6 @@ def _parse(path: Path, data: mmap.mmap) -> KeptFile:
     return KeptFile(path=path, arrays=arrays, facts=body["facts"], digest=data[-DIGEST_NBYTES:])
 
 
-def _map_file(path: Path, digest: bytes) -> KeptFile | None:
-    """Map the cached file at `path` if it ends in this digest; otherwise return None.
-
-    The other bytes are not compared with the digest.
-    """
-    with suppress(OSError, ValueError), path.open("rb") as file:
-        if _mark_used(file, path):
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if data[-DIGEST_NBYTES:] == digest:
-                return _parse(path, data)
-    return None
-
-
 def _pickle_for_process(file: KeptFile) -> Any:
     """Return what pickle sends for a cached file to a process that is started on this machine.
 
@@ -335,13 +327,15 @@ def _pickle_for_process(file: KeptFile) -> Any:
     has been deleted or replaced. Plain pickle, which sends to the machines of a cluster, always
     sends all bytes: nobody knows whether such a machine has the file.
     """
-    if _map_file(file.path, file.digest) is None:
-        return file.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-    return _map_again, (file.path, file.digest)
+    with suppress(OSError):
+        if _open(file.path, file.digest) is not None:
+            return _map_again, (file.path, file.digest)
+    return file.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
 
 
 def _map_again(path: Path, digest: bytes) -> KeptFile:
-    found = _map_file(path, digest)
+    with _store_errors(path):
+        found = _open(path, digest)
     if found is None:
         raise StoreError(f"{path} was deleted just now: run the same again, which makes it again")
     return found

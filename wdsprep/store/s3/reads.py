@@ -192,148 +192,138 @@ Take = Callable[[Any, int], T]
 _log = logging.getLogger("wdsprep")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GetRequest:
-    """A request for a range of an object.
-
-    There always is a range: then the answer says what it brings, however the request is sent.
-    """
-
-    bucket: str
-    key: str
-    range: Range
-
-    @property
-    def what(self) -> str:
-        return f"s3://{self.bucket}/{self.key}"
-
-    def is_all(self, status: int, length: int) -> bool:
-        """Return whether an answer without a range brings all that this request wants."""
-        return status == 200 and self.range.covers_file(length)
-
-    def answer_nbytes(self, status: int, said: str, length: int) -> int:
-        """Return how many bytes an answer brings. Raise an error if they are not those asked for.
-
-        `said` is its Content-Range, and `length` its Content-Length, or -1 if that is unknown.
-        The error is an EOFError if the two do not fit, which means that the answer was cut, else
-        a StoreError.
-        """
-        if self.is_all(status, length):
-            return length
-        nbytes, _ = self.range.check_answer(said, self.what)
-        if length not in (-1, nbytes):
-            raise EOFError  # something has cut it
-        return nbytes
-
-
 class _RefusedError(Exception):
     """The error that a server refuses a URL. It may take a request that boto3 signs."""
 
 
 class Reads:
-    """The reads of objects by one client, for any number of threads."""
+    """The reads of objects in one bucket by one client, for any number of threads.
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    They always ask for a range: then the answer says what it brings, however the request is sent.
+    """
+
+    def __init__(self, client: Any, bucket: str) -> None:
+        self._client, self._bucket = client, bucket
         self._wire: Wire | None = None  # which stays where there can be none
         try:
             self._wire = Wire(client._endpoint.http_session)
         except AttributeError as error:
             _warn_of_version(error)
         self._lock = threading.Lock()
-        self._urls: dict[tuple[str, str], tuple[float, str]] = {}
+        self._urls: dict[str, tuple[float, str]] = {}
         self._refusals = 0
         client.meta.events.register_first("choose-signer.s3.GetObject", _newest_signature)
 
-    def get(self, ask: GetRequest) -> bytes:
+    def get(self, key: str, wanted: Range) -> bytes:
         """Return a range of an object, which is empty if it starts at the end or after."""
-        return self._take(ask, _read)
+        return self._take(key, wanted, _read)
 
-    def get_into(self, ask: GetRequest, buffer: memoryview) -> int:
+    def get_into(self, key: str, wanted: Range, buffer: memoryview) -> int:
         """Read a range of an object into a buffer, and return how many bytes came.
 
         None come if the range starts at the end or after.
         """
-        return self._take(ask, partial(_read_into, buffer))
+        return self._take(key, wanted, partial(_read_into, buffer))
 
-    def _take(self, ask: GetRequest, take: Take[T]) -> T:
+    def _take(self, key: str, wanted: Range, take: Take[T]) -> T:
         from botocore.exceptions import ClientError
 
         try:
             wire = self._wire
             if wire is None or self._refusals >= MOST_REFUSALS:
-                return self._take_with_boto3(ask, take)
+                return self._take_with_boto3(key, wanted, take)
             try:
-                return self._take_by_url(wire, ask, take)
+                return self._take_by_url(wire, key, wanted, take)
             except _RefusedError as error:
-                taken = self._take_with_boto3(ask, take)
-                self._forget(ask, error)
+                taken = self._take_with_boto3(key, wanted, take)
+                self._forget(key, error)
                 return taken
         except ClientError as error:
             if status_of(error) == 416:
                 headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
-                ask.range.check_beyond(headers.get("content-range", ""), ask.what)
+                wanted.check_beyond(headers.get("content-range", ""), self._shown(key))
                 return take(BytesIO(), 0)
             raise
 
-    def _take_by_url(self, wire: Wire, ask: GetRequest, take: Take[T]) -> T:
-        url = self._url(ask.bucket, ask.key)
+    def _shown(self, key: str) -> str:
+        return f"s3://{self._bucket}/{key}"
+
+    def _take_by_url(self, wire: Wire, key: str, wanted: Range, take: Take[T]) -> T:
+        url = self._url(key)
         try:
-            answer = wire.get(url, {"Range": ask.range.header})
+            answer = wire.get(url, {"Range": wanted.header})
         except (AttributeError, ImportError, TypeError) as error:
             self._wire = None
             _warn_of_version(error)
-            return self._take_with_boto3(ask, take)
-        with contextlib.closing(answer), _short_read_errors(ask):
-            if answer.status == 206 or ask.is_all(answer.status, answer.nbytes):
-                taken = take(
-                    answer.body, ask.answer_nbytes(answer.status, answer.range, answer.nbytes)
-                )
-                if answer.nbytes < 0 and answer.body.read(1):  # its last chunk has not come
+            return self._take_with_boto3(key, wanted, take)
+        status, length, what = answer.status, answer.nbytes, self._shown(key)
+        with contextlib.closing(answer), _short_read_errors(what):
+            if status == 206 or _is_all(wanted, status, length):
+                taken = take(answer.body, _nbytes_of(wanted, status, answer.range, length, what))
+                if length < 0 and answer.body.read(1):  # its last chunk has not come
                     raise EOFError
                 answer.keep()
                 self._refusals = 0
                 return taken
-            most = min(answer.nbytes, MOST_SAID) if answer.nbytes >= 0 else MOST_SAID
-            said = answer.body.read(most)
-            if len(said) == answer.nbytes:
+            said = answer.body.read(min(length, MOST_SAID) if length >= 0 else MOST_SAID)
+            if len(said) == length:
                 answer.keep()
         raise _error(answer, said)
 
-    def _take_with_boto3(self, ask: GetRequest, take: Take[T]) -> T:
-        answer = self._client.get_object(Bucket=ask.bucket, Key=ask.key, Range=ask.range.header)
-        status = answer["ResponseMetadata"]["HTTPStatusCode"]
-        with contextlib.closing(answer["Body"]) as body, _short_read_errors(ask):
+    def _take_with_boto3(self, key: str, wanted: Range, take: Take[T]) -> T:
+        answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=wanted.header)
+        status, what = answer["ResponseMetadata"]["HTTPStatusCode"], self._shown(key)
+        with contextlib.closing(answer["Body"]) as body, _short_read_errors(what):
             said, length = answer.get("ContentRange", ""), answer.get("ContentLength", -1)
-            return take(body, ask.answer_nbytes(status, said, length))
+            return take(body, _nbytes_of(wanted, status, said, length, what))
 
-    def _url(self, bucket: str, key: str) -> str:
+    def _url(self, key: str) -> str:
         now = time.monotonic()
-        signed, url = self._urls.get((bucket, key), (0.0, ""))
+        signed, url = self._urls.get(key, (0.0, ""))
         if not url or now - signed > KEPT_S:
-            what = {"Bucket": bucket, "Key": key}
+            what = {"Bucket": self._bucket, "Key": key}
             url = self._client.generate_presigned_url("get_object", Params=what, ExpiresIn=VALID_S)
             with self._lock:
                 if len(self._urls) >= KEPT:
                     self._urls.clear()
-                self._urls[bucket, key] = now, url
+                self._urls[key] = now, url
         return url
 
-    def _forget(self, ask: GetRequest, error: _RefusedError) -> None:
+    def _forget(self, key: str, error: _RefusedError) -> None:
         """Forget a signed URL that the server has refused, while it took a signed request.
 
         After many of these in a row, use URLs no more.
         """
         with self._lock:
-            self._urls.pop((ask.bucket, ask.key), None)
+            self._urls.pop(key, None)
             self._refusals += 1
             if self._refusals == MOST_REFUSALS:
                 _log.warning(
                     "s3://%s refuses signed URLs (%s): every read is signed by itself from now on, "
                     "which is slower",
-                    ask.bucket,
+                    self._bucket,
                     error,
                 )
+
+
+def _is_all(wanted: Range, status: int, length: int) -> bool:
+    """Return whether an answer without a range brings all that is wanted."""
+    return status == 200 and wanted.covers_file(length)
+
+
+def _nbytes_of(wanted: Range, status: int, said: str, length: int, what: str) -> int:
+    """Return how many bytes an answer brings. Raise an error if they are not those wanted.
+
+    `said` is its Content-Range, and `length` its Content-Length, or -1 if that is unknown. The
+    error is an EOFError if the two do not fit, which means that the answer was cut, else a
+    StoreError, which names the file `what`.
+    """
+    if _is_all(wanted, status, length):
+        return length
+    nbytes, _ = wanted.check_answer(said, what)
+    if length not in (-1, nbytes):
+        raise EOFError  # something has cut it
+    return nbytes
 
 
 def _warn_of_version(error: Exception) -> None:
@@ -363,7 +353,7 @@ def _read_into(buffer: memoryview, body: Any, nbytes: int) -> int:
 
 
 @contextlib.contextmanager
-def _short_read_errors(ask: GetRequest) -> Iterator[None]:
+def _short_read_errors(what: str) -> Iterator[None]:
     """Turn all errors by which an answer ends too early into a ShortReadError."""
     from botocore.exceptions import HTTPClientError, IncompleteReadError
     from urllib3.exceptions import HTTPError
@@ -372,7 +362,7 @@ def _short_read_errors(ask: GetRequest) -> Iterator[None]:
     try:
         yield
     except lost as error:
-        raise ShortReadError(f"{ask.what}: {BROKE_OFF}") from error
+        raise ShortReadError(f"{what}: {BROKE_OFF}") from error
 
 
 def _error(answer: S3Answer, body: bytes) -> Exception:

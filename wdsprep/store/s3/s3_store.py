@@ -21,15 +21,14 @@ from wdsprep.store.object_locks import Mark, MarkedStore
 from wdsprep.store.remote import FIRST_PAUSE_S, PerProcess, Range
 from wdsprep.store.s3.failures import FAILURES, settings_error
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
-from wdsprep.store.s3.reads import BROKE_OFF, GetRequest, Reads
+from wdsprep.store.s3.reads import BROKE_OFF, Reads
 from wdsprep.store.s3.uploads import (
     PART_NBYTES,
     BodyChecks,
     S3Sink,
-    Writer,
     abort_upload,
+    has_living_writer,
     remove_old_notes,
-    writer_of,
 )
 
 ABANDONED_UPLOAD = datetime.timedelta(days=1)
@@ -105,7 +104,7 @@ class S3Store(MarkedStore):
             raise settings_error(error, self.url) from error
         quicken_listings(client)
         client.meta.events.register("before-send.s3", self.check_locks)
-        return _Client(client=client, reads=Reads(client), checks=_checks_of(client))
+        return _Client(client=client, reads=Reads(client, self._bucket), checks=_checks_of(client))
 
     def close(self) -> None:
         """Close the connections of this process to the server. The next call opens new ones."""
@@ -139,26 +138,22 @@ class S3Store(MarkedStore):
         return page_of(answer, len(self.prefix), stretch, self.url)
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        ask = self._range(name, start, nbytes)
+        key, wanted = self.key(name), Range(start=start, nbytes=nbytes)
         with self.store_errors(name):
             self.refresh_locks()
             reads = self._clients.get().reads
-            return self.retrying(lambda: reads.get(ask))[:nbytes]
+            return self.retrying(lambda: reads.get(key, wanted))[:nbytes]
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer with the bytes of an object from `start` on, and return how many came.
 
         Fewer come only if the object ends before.
         """
-        ask = self._range(name, start, len(buffer))
+        key, wanted = self.key(name), Range(start=start, nbytes=len(buffer))
         with self.store_errors(name):
             self.refresh_locks()
             reads = self._clients.get().reads
-            return self.retrying(lambda: reads.get_into(ask, buffer))
-
-    def _range(self, name: str, start: int, nbytes: int | None) -> GetRequest:
-        wanted = Range(start=start, nbytes=nbytes)
-        return GetRequest(bucket=self._bucket, key=self.key(name), range=wanted)
+            return self.retrying(lambda: reads.get_into(key, wanted, buffer))
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the object is written."""
@@ -218,24 +213,27 @@ class S3Store(MarkedStore):
         uploads are removed too.
         """
         with self.store_errors():
-            found = Counter[Writer]()
+            are_alive = Counter[bool | None]()
             for upload in self._uploads():
-                writer = self._writer(upload, ours)
-                if writer is Writer.DEAD:
+                is_alive = self._is_alive(upload, ours)
+                if is_alive is False:
                     abort_upload(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
-                found[writer] += 1
+                are_alive[is_alive] += 1
         remove_old_notes()
-        return Swept(found[Writer.DEAD], found[Writer.ALIVE])
+        return Swept(are_alive[False], are_alive[True])
 
-    def _writer(self, upload: dict[str, Any], ours: Ours) -> Writer:
-        """Return whether an upload is dead or alive; an unknown one that is ours by its age."""
+    def _is_alive(self, upload: dict[str, Any], ours: Ours) -> bool | None:
+        """Return whether an upload goes on, or None if nobody knows.
+
+        That is told by its writer's note, or of one that is ours by its age.
+        """
         key, age = upload["Key"], datetime.datetime.now(datetime.timezone.utc) - upload["Initiated"]
-        writer = writer_of(f"{self._bucket}/{key}/{upload['UploadId']}")
-        if writer is not Writer.UNKNOWN or not ours(key[len(self.prefix) :]):
-            return writer
+        is_alive = has_living_writer(f"{self._bucket}/{key}/{upload['UploadId']}")
+        if is_alive is not None or not ours(key[len(self.prefix) :]):
+            return is_alive
         if age > ABANDONED_UPLOAD:
-            return Writer.DEAD
-        return Writer.ALIVE if age < FRESH_UPLOAD else writer
+            return False
+        return True if age < FRESH_UPLOAD else None
 
     def _uploads(self) -> Iterator[dict[str, Any]]:
         ask = {"Prefix": self.prefix}

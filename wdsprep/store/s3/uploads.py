@@ -10,7 +10,6 @@ a container): of its upload nothing is known but its age.
 
 import base64
 import contextlib
-import enum
 import fcntl
 import hashlib
 import os
@@ -33,6 +32,9 @@ from wdsprep.store.s3.failures import status_of
 PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
 PARTS_IN_FLIGHT = 3
+KEPT_S = 2 * 86_400  # a note that nobody has asked for; uploads of that age need none
+Note = tuple[Path, int]
+"""A note of an upload that this process has begun: its path, and the open file that is locked."""
 WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it finds is its own
 
 
@@ -184,18 +186,11 @@ class S3Sink(PartSink):
         try:
             self._ask(operation, **what)
         except ClientError as error:
-            if status_of(error) not in (404, 412):
-                raise
-            if not self._is_there():
-                raise
-
-    def _is_there(self) -> bool:
-        from botocore.exceptions import ClientError
-
-        try:
-            return bool(self._ask("head_object")["Metadata"].get(WRITER) == self.writer)
-        except ClientError:  # the refusal is the news, not this
-            return False
+            if status_of(error) in (404, 412):
+                with contextlib.suppress(ClientError):  # the refusal is the news, not this
+                    if self._ask("head_object")["Metadata"].get(WRITER) == self.writer:
+                        return
+            raise
 
     def abort(self) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -209,9 +204,14 @@ class S3Sink(PartSink):
         self._let_go(is_gone=is_gone)
 
     def _let_go(self, *, is_gone: bool) -> None:
+        """Release the lock of the note of the upload, and delete the note if that is gone."""
         note, self._note = self._note, None
         if note is not None:
-            note.remove() if is_gone else note.abandon()
+            path, fd = note
+            if is_gone:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            os.close(fd)
 
     def _close_pool(self) -> None:
         if self._pool is not None:
@@ -229,33 +229,6 @@ def abort_upload(ask: Callable[..., Any], upload: dict[str, str]) -> None:
             raise
 
 
-KEPT_S = 2 * 86_400  # a note that nobody has asked for; uploads of that age need none
-
-
-class Writer(enum.Enum):
-    ALIVE = "alive"
-    DEAD = "dead"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Note:
-    """A note on this machine of an upload that this process has begun."""
-
-    path: Path
-    fd: int
-
-    def remove(self) -> None:
-        """Delete the note of an upload that is finished or aborted."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Keep the note of an upload that was left unfinished, and release its lock."""
-        os.close(self.fd)
-
-
 def write_note(upload: str) -> Note | None:
     """Write a note of an upload, or return None if no note can be written.
 
@@ -271,19 +244,19 @@ def write_note(upload: str) -> Note | None:
             os.close(fd)
             Path(temporary).unlink()
             raise
-        return Note(path=path, fd=fd)
+        return path, fd
     return None
 
 
-def writer_of(upload: str) -> Writer:
-    """Return whether the writer of an upload is alive, dead or unknown, by its note here.
+def has_living_writer(upload: str) -> bool | None:
+    """Return whether the writer of an upload lives, by its note here, or None without a note.
 
-    It is unknown if there is no note. A dead writer's note is deleted.
+    A dead writer's note is deleted.
     """
     try:
-        return _read(_folder() / _name(upload))
+        return _is_held(_folder() / _name(upload))
     except OSError:
-        return Writer.UNKNOWN
+        return None
 
 
 def remove_old_notes() -> None:
@@ -295,20 +268,20 @@ def remove_old_notes() -> None:
     with contextlib.suppress(OSError):
         for path in _folder().iterdir():
             if path.stat().st_mtime < time.time() - KEPT_S:
-                _read(path)
+                _is_held(path)
 
 
-def _read(path: Path) -> Writer:
+def _is_held(path: Path) -> bool:
     """Return whether the writer of a note lives. Delete the note if it does not."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
     except BlockingIOError:
-        return Writer.ALIVE
+        return True
     finally:
         os.close(fd)
-    return Writer.DEAD
+    return False
 
 
 def _folder() -> Path:
