@@ -214,7 +214,6 @@ def refused(url: str, kind: type[Exception], *parts: str) -> None:
         ),
         ({"SECRET_ACCESS_KEY": ""}, ["AWS_SECRET_ACCESS_KEY"]),
         ({"PROFILE": "nobody"}, ["(nobody)", "check the AWS settings"]),
-        ({"ENDPOINT_URL": "nonsense"}, ["nonsense", "check the AWS settings"]),
     ],
 )
 def test_settings_that_open_nothing(
@@ -225,6 +224,12 @@ def test_settings_that_open_nothing(
         if not value:
             monkeypatch.delenv(f"AWS_{name}")
     refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", *parts)
+
+
+def test_an_endpoint_that_is_no_url(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "nonsense")
+    with opened(f"s3://{bucket}") as store:
+        refusal(lambda: store.read("f"), AccessError, "nonsense", "check the AWS settings")
 
 
 @pytest.mark.usefixtures("s3_env")
