@@ -101,7 +101,9 @@ def test_tokens_of_captions_together_are_those_of_each_alone(name: str, family: 
 def test_arrays_of_captions_together_are_those_of_each_alone(name: str, family: Family) -> None:
     """Within what kernels differ by for batches of other sizes."""
     made = cached_encoder(family(name))
-    some = batches(made.tokens(CAPTIONS))
+    taken = [text for text in made.tokens(CAPTIONS) if text.count or not text.caption]
+    some = batches(taken)  # without those that are rejects, as no length holds them
+    assert len(taken) >= len(CAPTIONS) - 1
     assert max(map(len, some)) > 1
     for batch in some:
         together = rows(made, batch)

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -88,7 +89,8 @@ def trimmed(name: str, outputs: dict[str, Any], wanted: dict[str, Tensor]) -> di
     """With the first embedding as long as the caption is, for classes that may have it so."""
     kind, value = f"{name}Pipeline", wanted["emb.npy"]
     if kind in BY_MASK:
-        masks = [each for key, each in outputs.items() if "mask" in key and "2" not in key]
+        names = [key for key in outputs if re.search("prompt.*mask$|^attention_mask", key)]
+        masks = [outputs[key] for key in names]
         value = value[masks[0][0] > 0] if masks else value
     elif kind in BY_ZEROS:
         value = value[: int(value.abs().sum(1).nonzero().max()) + 1]

@@ -35,7 +35,7 @@ MASKED = [
     *["HunyuanImage", "Krea2", "ErnieImage"],
 ]
 ZEROED = ["AuraFlow", "OvisImage"]
-UNGUIDED = {"Flux", "QwenImage", "HunyuanImage"}
+UNGUIDED = {"Flux", "QwenImage", "QwenImage21", "HunyuanImage"}
 MASK_NAMES = ("prompt_attention_mask", "prompt_embeds_mask")
 
 Family = Callable[[str], Path]

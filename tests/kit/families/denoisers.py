@@ -6,6 +6,7 @@ and `denoised` shows what a denoiser makes of text that was cut to its length an
 
 from typing import Any
 
+import diffusers
 from diffusers import (
     AuraFlowTransformer2DModel,
     ChromaTransformer2DModel,
@@ -25,6 +26,7 @@ from diffusers import (
     UNet2DConditionModel,
     ZImageTransformer2DModel,
 )
+from torch import nn
 
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
 ROPE = (4, 6, 6)
@@ -127,6 +129,12 @@ def lumina2(text: int) -> Lumina2Transformer2DModel:
 def qwen_image(text: int) -> QwenImageTransformer2DModel:
     return QwenImageTransformer2DModel(
         **HEADS, num_layers=1, joint_attention_dim=text, axes_dims_rope=ROPE
+    )
+
+
+def qwen_image_21(text: int) -> nn.Module:
+    return diffusers.QwenImage21Transformer2DModel(
+        **HEADS, num_layers=1, context_in_dim=text, axes_dims_rope=ROPE
     )
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import (
     DPMSolverMultistepScheduler,
@@ -19,7 +20,13 @@ from diffusers import (
     SanaPipeline,
 )
 from torch import nn
-from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
+from transformers import (
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
 
 from tests.kit.families import denoisers, towers, vaes
 from tests.kit.families import vocabularies as words
@@ -192,6 +199,20 @@ def _krea2() -> dict[str, Any]:
     }
 
 
+def _qwen_image_21() -> dict[str, Any]:
+    tokenizer = words.qwen()
+    tokenizer.chat_template = words.QWEN_LISTS_TEMPLATE
+    pictures = Qwen2VLImageProcessor(patch_size=16, min_pixels=64 * 64, max_pixels=128 * 128)
+    videos = Qwen3VLVideoProcessor()
+    return {
+        "processor": Qwen3VLProcessor(pictures, tokenizer, videos, tokenizer.chat_template),
+        "text_encoder": towers.speaking_qwen3_vl(tokenizer),
+        "vae": vaes.qwen_image_21(),
+        "transformer": denoisers.qwen_image_21(WIDTH),
+        "scheduler": FlowMatchEulerDiscreteScheduler(),
+    }
+
+
 def _two_clips() -> dict[str, Any]:
     first, second = words.clip(), words.clip()
     return {
@@ -248,6 +269,8 @@ FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
         _one_tower, words.mistral, towers.mistral3, vaes.flux2, denoisers.ernie_image
     ),
 }
+if hasattr(diffusers, "QwenImage21Pipeline"):  # since 0.42
+    FAMILIES["QwenImage21"] = _qwen_image_21
 EDITS: dict[str, Callable[..., dict[str, Any]]] = {
     "FluxKontext": _flux,
     "QwenImageEdit": _qwen_image_edit,

@@ -134,6 +134,12 @@ def _qwen(vae: _Vae, image: Tensor) -> Tensor:
     return diffusers.QwenImageImg2ImgPipeline._encode_vae_image(own, image[:, :, None], None)
 
 
+def _qwen_21(vae: _Vae, image: Tensor) -> Tensor:
+    opaque = torch.cat([image, torch.ones_like(image[:, :1])], dim=1)
+    own = SimpleNamespace(vae=vae, latent_channels=vae.config.z_dim)
+    return diffusers.QwenImage21Pipeline._encode_vae_image(own, opaque[:, :, None], None)
+
+
 def _flux2(vae: _Vae, image: Tensor) -> Tensor:
     kind = diffusers.Flux2KleinPipeline
     own = SimpleNamespace(vae=vae, _patchify_latents=kind._patchify_latents)
@@ -166,6 +172,7 @@ WAYS = {
     "Sana": _sana,
     "Lumina2": _flux,
     "QwenImage": _qwen,
+    "QwenImage21": _qwen_21,
     "ZImage": _z_image,
     "AuraFlow": _scaled,
     "Chroma": _chroma,

@@ -22,6 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3Model,
     Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     Qwen3VLModel,
     T5Config,
     T5EncoderModel,
@@ -138,6 +139,14 @@ def qwen2_5_vl(tokenizer: Any) -> Qwen2_5_VLForConditionalGeneration:
 
 
 def qwen3_vl(tokenizer: Any, layers: int) -> Qwen3VLModel:
+    return Qwen3VLModel(_qwen3_vl(tokenizer, layers))
+
+
+def speaking_qwen3_vl(tokenizer: Any) -> Qwen3VLForConditionalGeneration:
+    return Qwen3VLForConditionalGeneration(_qwen3_vl(tokenizer, 2))
+
+
+def _qwen3_vl(tokenizer: Any, layers: int) -> Qwen3VLConfig:
     text = DECODER | {"num_hidden_layers": layers, "intermediate_size": 16}
     text |= {"vocab_size": len(tokenizer), "rope_parameters": MROPE}
     seen = {
@@ -149,8 +158,7 @@ def qwen3_vl(tokenizer: Any, layers: int) -> Qwen3VLModel:
         "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0],
     }
-    config = Qwen3VLConfig(text_config=text, vision_config=seen, **_places(tokenizer))
-    return Qwen3VLModel(config)
+    return Qwen3VLConfig(text_config=text, vision_config=seen, **_places(tokenizer))
 
 
 def mistral3(tokenizer: Any) -> Mistral3Model:

@@ -4,6 +4,7 @@ Channels, factor and normalisation are the family's; where that is a batch norm 
 no number of it is 0 or 1, so that a step that is left out shows.
 """
 
+import diffusers
 import torch
 from diffusers import (
     AutoencoderDC,
@@ -59,6 +60,13 @@ def flux2() -> AutoencoderKLFlux2:
 def qwen_image() -> AutoencoderKLQwenImage:
     """With the means and deviations of the real one, which are the defaults of its class."""
     return AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+
+
+def qwen_image_21() -> nn.Module:
+    """With an alpha channel, a 16th of the side, and the means of the real one."""
+    return diffusers.AutoencoderKLQwenImage21(
+        base_dim=8, decoder_base_dim=8, dim_mult=[1, 1, 1, 1, 1], num_res_blocks=1
+    )
 
 
 def dc() -> AutoencoderDC:

@@ -33,6 +33,10 @@ QWEN_TEMPLATE = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
     "{% endif %}{% endif %}"
 )
+QWEN_LISTS_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for part in m['content'] %}"
+    "{{ part['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
 QWEN_MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 ROLES = ["system", "user", "assistant"]
 """one token each, so that a template's end is as long as the pipelines count it"""

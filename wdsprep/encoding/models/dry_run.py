@@ -407,6 +407,7 @@ class EmptyEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, CPU
+        self.model = nn.ModuleDict({"norm": nn.Identity()})  # to which QwenImage21Pipeline hooks on
         self._part, self._note_input = part, note
         own = config.get_text_config()
         if width:  # pipelines make zeros of the width that the config tells, beside what comes out

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from wdsprep.dataset.npy_arrays import denormalise
 from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
-from wdsprep.encoding.models.vae_rules import VIDEO_KINDS
+from wdsprep.encoding.models.vae_rules import VIDEO_KINDS, WITH_ALPHA
 
 _log = logging.getLogger("wdsprep")
 
@@ -56,7 +56,10 @@ class Moments(nn.Module):
         self.encoder = vae.encoder
         self.quant = getattr(vae, "quant_conv", None) or nn.Identity()
         self.dtype = vae.dtype
-        self.takes_frames = isinstance(self._first_convolution(), nn.Conv3d)
+        first = next(m for m in self.encoder.modules() if isinstance(m, nn.Conv2d | nn.Conv3d))
+        kind = type(vae).__name__
+        self.takes_frames = isinstance(first, nn.Conv3d) or kind in VIDEO_KINDS
+        self.takes_alpha = kind in WITH_ALPHA
         kept = flatten_frames(self)
         self.layout = torch.contiguous_format if kept else layout
         if self.layout is not layout:
@@ -66,12 +69,10 @@ class Moments(nn.Module):
                 kept[0],
             )
 
-    def _first_convolution(self) -> nn.Module:
-        kinds = nn.Conv2d | nn.Conv3d
-        return next(module for module in self.encoder.modules() if isinstance(module, kinds))
-
     def forward(self, pixels: Tensor) -> Tensor:
         image = 2 * (pixels.float() / 255) - 1  # to the bit what diffusers makes of it
+        if self.takes_alpha:
+            image = torch.cat([image, torch.ones_like(image[:, :1])], dim=1)
         image = image.to(self.dtype, memory_format=self.layout)
         if self.takes_frames:  # an image is a video of one frame
             return cast(Tensor, self.quant(self.encoder(image.unsqueeze(2))).squeeze(2).float())
@@ -99,7 +100,7 @@ class Decoder:
         is_video = self._model.vae_kind in VIDEO_KINDS
         with torch.inference_mode():
             pixels = self._vae.decode(values[:, :, None] if is_video else values).sample
-            pixels = (pixels[:, :, 0] if is_video else pixels)[0]
+            pixels = (pixels[:, :, 0] if is_video else pixels)[0, :3]
             levels = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
             return levels.permute(1, 2, 0).contiguous().cpu().numpy()
 

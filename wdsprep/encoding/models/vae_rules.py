@@ -31,10 +31,12 @@ SHIFTLESS = ("Kandinsky5T2IPipeline", "Kandinsky5I2IPipeline")
 """Pipelines that leave out the shift of their VAE."""
 OTHER_PATCHES = ("Ideogram4Pipeline",)
 """Pipelines that order the channels of 2 x 2 places in another way."""
-VIDEO_KINDS = ("AutoencoderKLQwenImage", "AutoencoderKLWan")
+VIDEO_KINDS = ("AutoencoderKLQwenImage", "AutoencoderKLQwenImage21", "AutoencoderKLWan")
 """Classes for which an image is a video of one frame."""
-FOUR_FOLD = ("GlmImagePipeline",)
-"""Pipelines whose sides are multiples of four times the VAE's factor."""
+WITH_ALPHA = ("AutoencoderKLQwenImage21",)
+"""Classes for which an image has a fourth channel, its opacity."""
+FOLDS = {"GlmImagePipeline": 4, "QwenImage21Pipeline": 2}
+"""Pipelines whose sides are multiples of the VAE's factor times a number."""
 UNPACKED_FACTOR = 16
 """From this factor on a transformer makes a token of each place of a latent."""
 
@@ -112,11 +114,15 @@ def _qwen_image(config: Config) -> VaeRule:
     return _add_channel_scales(rule, config)
 
 
-def _wan(config: Config) -> VaeRule:
+def _wan(config: Config, kind: str = "AutoencoderKLWan", usual: int = 8) -> VaeRule:
     channels = config.whole("z_dim", most=MOST_CHANNELS)
-    factor = config.whole("scale_factor_spatial", 8, most=MOST_FACTOR)
-    rule = VaeRule(vae_kind="AutoencoderKLWan", channels=channels, factor=factor, scale=1.0)
+    factor = config.whole("scale_factor_spatial", usual, most=MOST_FACTOR)
+    rule = VaeRule(vae_kind=kind, channels=channels, factor=factor, scale=1.0)
     return _add_channel_scales(rule, config)
+
+
+def _qwen_image_21(config: Config) -> VaeRule:
+    return _wan(config, "AutoencoderKLQwenImage21", 16)
 
 
 def _factor(config: Config, blocks: str) -> int:
@@ -129,6 +135,7 @@ RULES: Mapping[str, Callable[[Config], VaeRule]] = {
     "AutoencoderKLFlux2": _flux2,
     "AutoencoderKLHunyuanImage": _hunyuan_image,
     "AutoencoderKLQwenImage": _qwen_image,
+    "AutoencoderKLQwenImage21": _qwen_image_21,
     "AutoencoderKLWan": _wan,
 }
 
@@ -149,7 +156,8 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
         raise UsageError(
             f"{what} is {pipeline}, which lays out latents as no other: choose another --model"
         )
-    if (taken := config.get("input_channels", config.get("in_channels", 3))) != 3:
+    channels = 4 if kind in WITH_ALPHA else 3
+    if (taken := config.get("input_channels", config.get("in_channels", channels))) != channels:
         raise UsageError(
             f"the VAE of {what} takes {brief(taken)} channels, not RGB: choose another --model"
         )
@@ -187,8 +195,8 @@ def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
 
     A transformer makes one token of 2 x 2 places, unless the VAE's factor is large already.
     """
-    if pipeline in FOUR_FOLD:
-        return 4 * rule.factor
+    if pipeline in FOLDS:
+        return FOLDS[pipeline] * rule.factor
     is_packed = has_transformer and rule.own_factor < UNPACKED_FACTOR
     return max(rule.factor, 2 * rule.own_factor) if is_packed else rule.factor
 
