@@ -15,6 +15,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
+from tests.kit.model_files import changed
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.references import ReferencePipeline
@@ -183,6 +184,18 @@ def test_a_pipeline_that_takes_no_references_says_so(family: Family) -> None:
         model = find_model(str(family(name)), text="none")
         with pytest.raises(UsageError, match="takes no reference images: choose another --model"):
             ReferencePipeline(model)
+
+
+def test_a_processor_that_would_make_enormous_images_is_refused(
+    family: Family, tmp_path: Path
+) -> None:
+    pictures = {"size": {"shortest_edge": 10**9, "longest_edge": 10**10}}
+    file = "processor/processor_config.json"
+    folder = changed(
+        family("QwenImageEditPlus"), tmp_path / "model", file, image_processor=pictures
+    )
+    with pytest.raises(UsageError, match=r"_edge 10{9,10}, and no network has over"):
+        find_model(str(folder), text="emb")
 
 
 def test_a_reference_that_the_pipeline_refuses_is_told_with_its_words(family: Family) -> None:

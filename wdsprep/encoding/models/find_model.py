@@ -55,6 +55,8 @@ TINY_NOTE = (
 LENGTH = 77
 ANY_LENGTH = 10**40
 """The largest length that a tokenizer may claim: those without a limit write 10^30."""
+SIZED = ("config.json", "preprocessor_config.json", "processor_config.json")
+"""Files with sizes of networks, and of what processors make of images."""
 ADAPTER = "adapter_config.json"
 """A file that names a base model, which transformers would load instead of the weights here."""
 
@@ -243,7 +245,9 @@ def _check_configs(
         if name.endswith("config.json"):
             config = Config.read(folder / file)
             check_part(config, is_ported=part in ported)
-            if name == "config.json":
+            if name == "processor_config.json":  # a video's are larger, and there is none
+                config = replace(config, values=config.get("image_processor", {}))
+            if name in SIZED:
                 check_sizes(config)
         elif ".safetensors.index" in name:
             check_weight_index(Config.read(folder / file), part, frozenset(parts.files))
