@@ -21,6 +21,7 @@ from pyarrow import parquet as pq
 
 import wdsprep
 from tests.kit.batches import assert_same
+from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, flat, keys
@@ -226,13 +227,15 @@ def test_shapes_stand_beside_the_same_shapes(shaped: Three, tmp_path: Path) -> N
     assert "load it first" in refused(square, beside)
 
 
-# With a model
+# With latents that are made on the way
 
 
+@patch("wdsprep.encoding.encode.make_encoder", Making())
 def test_text_by_itself_joined_to_latents_is_what_one_run_makes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Byte for byte, as both are stored, and with the latents made on the way."""
+    """Byte for byte, as both are stored, and with the latents made on the way. The encoder loads in
+    no time."""
     images = packed(pictures(tmp_path / "photos"), tmp_path / "images")
     both, latents, texts = (tmp_path / name for name in ("both", "latents", "texts"))
     encode_here(images, both)
