@@ -47,8 +47,7 @@ from wdsprep.loading.load_plan import (
     find_rank,
     make_encoding,
 )
-from wdsprep.loading.on_the_fly.image_shapes import find_latent_shapes
-from wdsprep.loading.open_datasets import open_datasets, select_large_enough
+from wdsprep.loading.open_datasets import find_latent_shapes, open_datasets, select_large_enough
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order.global_order import MAX_STEP, Order
 from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw

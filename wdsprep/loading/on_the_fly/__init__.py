@@ -1,5 +1,5 @@
 """Make batches of latents from image shards on the fly, while a model is trained.
 
-`image_shapes` finds out which latents the images will be. `encoded_batches` reads the images, has
-`wdsprep.encoding.on_the_fly` encode them, and arranges batches as those of stored latents are.
+`encoded_batches` reads the images, has `wdsprep.encoding.on_the_fly` encode them, and arranges
+batches as those of stored latents are.
 """
