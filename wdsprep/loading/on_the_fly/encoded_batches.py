@@ -2,18 +2,15 @@
 
 The loader reads image shards in the order of the latent shards, its threads decode, and the models
 run on the trainer's own device a few steps ahead of the trainer. A separate thread connects the
-two, and puts finished batches into a short queue. The trainer waits only when the device cannot
-keep up.
+two, and makes a few batches ahead. The trainer waits only when the device cannot keep up.
 """
 
 import json
-import queue
-import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +49,6 @@ from wdsprep.loading.wanted_arrays import TEXTS
 
 BEGUN = 2  # steps that the device has
 READY = 2  # finished steps that wait for the trainer
-POLL_S = 0.2
 READ = ("pixels", "key", "made")
 
 
@@ -81,9 +77,9 @@ class EncodingReader:
         for batch in fill_batches(self.plan, steps, self.reader):
             begun.append((batch, self.begin(batch)))
             if len(begun) >= BEGUN:
-                yield self._finish(*begun.popleft())
+                yield begun[0][0], self.collect_rows(*begun.popleft())
         while begun:
-            yield self._finish(*begun.popleft())
+            yield begun[0][0], self.collect_rows(*begun.popleft())
 
     def begin(self, batch: Batch) -> StepBegun:
         """Begin to encode the images of a batch, some of them mirrored at random.
@@ -96,16 +92,12 @@ class EncodingReader:
             for row in self.plan.effects.mirrored_rows(batch, range(len(batch))):
                 pixels[row] = pixels[row].flip(-1)
                 noises[row] = mirrored_noise_key(noises[row])
+        part = {0: self.encoder.part}
         return self.encoder.begin(
             [
-                EncodingSample(
-                    noise,
-                    sample,
-                    {0: self.encoder.part},
-                    crops={0: replace(crop, pixels=pixels[row])},
-                )
-                for row, (noise, (sample, crop)) in enumerate(
-                    zip(noises, batch.out["made"], strict=True)
+                EncodingSample(noise, sample, part, crops={0: replace(crop, pixels=image)})
+                for noise, image, (sample, crop) in zip(
+                    noises, pixels, batch.out["made"], strict=True
                 )
             ]
         )
@@ -114,9 +106,6 @@ class EncodingReader:
         """Read and encode the sample whose shard and number a row has now."""
         one = self.reader.read_single(batch, row, (batch.shard[row], batch.index[row]))
         return self.collect_rows(one, self.begin(one))[0]
-
-    def _finish(self, batch: Batch, begun: StepBegun) -> tuple[Batch, list[EncodedRow]]:
-        return batch, self.collect_rows(batch, begun)
 
     def collect_rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
         """Return the encoded rows of a batch, waiting until the device has them.
@@ -203,77 +192,70 @@ class BatchBuilder:
         damaged. Without `encoded`, that damage is an error.
         """
         shard, index = [row.shard for row in rows], [row.index for row in rows]
-        made = Batch(read.step, read.first, read.stream, shard, index)
-        self._reader.begin(made)
-        mirrored = {*self._mirrored(made, range(len(made)))}
+        batch = Batch(read.step, read.first, read.stream, shard, index)
+        self._reader.begin(batch)
+        mirrored = {*self._mirrored(batch, range(len(batch)))}
         for number, row in enumerate(rows):
-            self._put_row(made, number, row, mirrored)
+            self._put_row(batch, number, row, mirrored)
         start = 0
-        for some in runs:
-            self._put(made, start, some, mirrored)
-            start += len(next(iter(some.values())))
-        instead = None if encoded is None else partial(self._put_substitute, encoded, mirrored)
-        self._read_joined(made, instead)
-        self._effects.finish(made, range(len(made)))
+        for arrays in runs:
+            self._put(batch, start, arrays, mirrored)
+            start += len(next(iter(arrays.values())))
+
+        if encoded is None:
+            self._read_joined(batch, None)
+        else:
+
+            def put_substitute(batch: Batch, number: int) -> None:
+                row = encoded(batch, number)
+                batch.shard[number], batch.index[number] = row.shard, row.index
+                self._put_row(batch, number, row, mirrored)
+
+            self._read_joined(batch, put_substitute)
+        self._effects.finish(batch, range(len(batch)))
         if self._pad == LONGEST:
-            made.shorten()
-        return made
+            batch.shorten()
+        return batch
 
     def _put_row(
-        self, made: Batch, number: int, row: EncodedRow, mirrored: Collection[int]
+        self, batch: Batch, number: int, row: EncodedRow, mirrored: Collection[int]
     ) -> None:
-        made.keys[number] = row.encoded.key
+        batch.keys[number] = row.encoded.key
         facts = facts_of(row.encoded, is_packed=True)
         arrays = arrays_of(self._fields, facts, row.encoded)
-        self._put(made, number, {name: one[None] for name, one in arrays.items()}, mirrored)
-        self._put_texts(made, number, row, facts)
-
-    def _put_substitute(
-        self,
-        encoded: Callable[[Batch, int], EncodedRow],
-        mirrored: Collection[int],
-        made: Batch,
-        number: int,
-    ) -> None:
-        row = encoded(made, number)
-        made.shard[number], made.index[number] = row.shard, row.index
-        self._put_row(made, number, row, mirrored)
+        self._put(batch, number, {name: array[None] for name, array in arrays.items()}, mirrored)
+        for name in TEXTS:
+            if name in batch.out:
+                text = row.encoded.sample.caption.encode("utf-8", "replace").decode()
+                batch.out[name][number] = text
+        if "json" in batch.out:
+            batch.out["json"][number] = json.loads(facts_bytes(facts))
 
     def _put(
-        self, made: Batch, start: int, arrays: Mapping[str, Arrays], mirrored: Collection[int]
+        self, batch: Batch, start: int, arrays: Mapping[str, Arrays], mirrored: Collection[int]
     ) -> None:
         """Put arrays into the rows from `start` on.
 
         The rows in `mirrored` get the latents of mirror images, if these are among the arrays.
         """
-        for member, some in arrays.items():
+        for member, values in arrays.items():
             if batch_name(member) in self._own:
-                made.put(batch_name(member), start, some)
+                batch.put(batch_name(member), start, values)
         for row, flipped in enumerate(arrays.get(FLIPPED, ()), start):
             if row in mirrored and batch_name(LATENT) in self._own:
-                made.put(batch_name(LATENT), row, flipped[None])
+                batch.put(batch_name(LATENT), row, flipped[None])
 
-    def _read_joined(self, made: Batch, instead: PutSubstitute | None) -> None:
+    def _read_joined(self, batch: Batch, instead: PutSubstitute | None) -> None:
         """Read the arrays of joined datasets, which are stored."""
-        if not made.joined_places:
+        if not batch.joined_places:
             return
-        where = (np.array(numbers, np.int64) for numbers in (made.stream, made.shard, made.index))
-        stream, shard, index = where
+        columns = (batch.stream, batch.shard, batch.index)
+        stream, shard, index = (np.array(numbers, np.int64) for numbers in columns)
         samples = Samples(stream=stream, shard=shard, index=index)
-        choice = np.array(made.choice) if made.choice else None
+        choice = np.array(batch.choice) if batch.choice else None
         for shards, wanted in wanted_by_source(self._reader, samples, choice, first=1).items():
             shards.expect(wanted, NOTHING)
-        self._reader.fill_joined(made, instead)
-
-    def _put_texts(
-        self, made: Batch, number: int, row: EncodedRow, facts: Mapping[str, Any]
-    ) -> None:
-        for name in TEXTS:
-            if name in made.out:
-                text = row.encoded.sample.caption.encode("utf-8", "replace").decode()
-                made.out[name][number] = text
-        if "json" in made.out:
-            made.out["json"][number] = json.loads(facts_bytes(facts))
+        self._reader.fill_joined(batch, instead)
 
 
 class Session:
@@ -300,24 +282,20 @@ class Session:
         Raise the error at which that thread stopped. When the iteration ends or is broken off,
         stop the thread; then, with a tee, list the tee's complete shards in its manifest.
         """
-        ready: queue.Queue[Any] = queue.Queue(READY)
-        stop = threading.Event()
-        thread = threading.Thread(
-            target=_run, args=(self._batches(steps), ready, stop), name="encode", daemon=True
-        )
-        thread.start()
+        batches = self._batches(steps)
+        pool = ThreadPoolExecutor(1, "wdsprep-encode")
+        ready = deque(pool.submit(next, batches, None) for _ in range(READY + 1))
         try:
-            while (found := ready.get()) is not None:
-                if isinstance(found, BaseException):
-                    raise found
-                yield found
+            while (batch := ready.popleft().result()) is not None:
+                ready.append(pool.submit(next, batches, None))
+                yield batch
         finally:
-            stop.set()
-            thread.join()
+            pool.shutdown(cancel_futures=True)
+            batches.close()
             if self._tee is not None:
                 self._tee.publish()
 
-    def _batches(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _batches(self, steps: range) -> Generator[tuple[int, dict[str, Any]], None, None]:
         reader = EncodingReader(self._plan, self._encoder)
         builder = BatchBuilder(self._plan)
         for batch, rows in reader.batches(steps):
@@ -341,33 +319,6 @@ def _close(encoder: BatchEncoder, tee: LatentWriter | None) -> None:
     encoder.close()
     if tee is not None:
         tee.close()
-
-
-def _run(batches: Iterator[Any], ready: "queue.Queue[Any]", stop: threading.Event) -> None:
-    """Put batches into the queue, then None, or the error at which they stopped.
-
-    The trainer's thread raises that error. Once `stop` is set, nothing more is put.
-    """
-    end: BaseException | None = None
-    try:
-        for batch in batches:
-            if not _put(ready, batch, stop):
-                return
-    except BaseException as error:  # noqa: BLE001  it belongs to the trainer
-        end = error
-    finally:
-        batches.close()  # type: ignore[attr-defined]
-    _put(ready, end, stop)
-
-
-def _put(ready: "queue.Queue[Any]", value: object, stop: threading.Event) -> bool:
-    while not stop.is_set():
-        try:
-            ready.put(value, timeout=POLL_S)
-        except queue.Full:
-            continue
-        return True
-    return False
 
 
 def with_empty_caption(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> LoadPlan:
