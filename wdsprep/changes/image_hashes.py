@@ -35,10 +35,8 @@ from wdsprep.dataset.removed_samples import ShardRemoval
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.stored_dataset import (
     check_kind,
-    dated_manifest,
-    open_dataset,
+    open_current_dataset,
     read_shard,
-    refresh_manifest,
 )
 from wdsprep.dataset.tar.read import read_samples
 from wdsprep.dataset.thread_map import read_each
@@ -157,11 +155,8 @@ def _looks(image: bytes) -> tuple[int, int, int, int]:
         seen = perceptual_hash.look(image)
     except RejectedError:
         return NO_HASH, 0, 0, content
-    return _signed(seen.hash), seen.width, seen.height, content
-
-
-def _signed(number: int) -> int:
-    return number - (number >> 63 << 64)
+    signed = seen.hash - (seen.hash >> 63 << 64)
+    return signed, seen.width, seen.height, content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,15 +200,11 @@ def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
 
     Raise UsageError if the dataset is not one of images, or has no shard.
     """
-    store = open_store(url)
-    manifest = dated_manifest(store)
-    if manifest is None:
-        _store, manifest = open_dataset(shown)  # which says what is there instead
+    store, manifest = open_current_dataset(url, shown)
     if manifest.dataset == "latents":
         made = f"{shown} is a dataset of {manifest.kind}"
         raise UsageError(f"{made}: give the images that it was made of")
     check_kind(store, manifest.dataset, "images")
-    manifest = refresh_manifest(store, manifest)
     if not manifest.shards:
         raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
     units = tuple(HashUnit(images=store.url, shard=shard, kept=kept) for shard in manifest.shards)

@@ -20,14 +20,13 @@ from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, changed_settings, say_changes
 from wdsprep.dataset.shapes import buckets_encoded
-from wdsprep.dataset.stored_dataset import dated_manifest, open_dataset, refresh_manifest
+from wdsprep.dataset.stored_dataset import open_current_dataset
 from wdsprep.errors import UsageError
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.open_datasets import open_stream
 from wdsprep.loading.options import Stream
 from wdsprep.loading.where import Subset, find_subset
 from wdsprep.sources.patterns import is_table
-from wdsprep.store import open_store
 from wdsprep.store.base import absolute
 
 NAME, SPLIT = "{name}", "{split}"
@@ -64,11 +63,7 @@ class Group:
 def open_origin(given: "str | os.PathLike[str]") -> Origin:
     """Open a dataset to select from. Raise UsageError if it is not complete."""
     url, shown = absolute(given), os.fspath(given).rstrip("/")
-    store = open_store(url)
-    manifest = dated_manifest(store)
-    if manifest is None:
-        _store, manifest = open_dataset(shown)  # which says what is there instead
-    manifest = refresh_manifest(store, manifest)
+    _store, manifest = open_current_dataset(url, shown)
     if not manifest.complete:
         maker = maker_of(manifest.dataset, manifest.settings)
         raise UsageError(

@@ -73,6 +73,7 @@ from wdsprep.dataset.removed_samples import (
 )
 from wdsprep.dataset.stored_dataset import (
     dated_manifest,
+    open_current_dataset,
     open_dataset,
     refresh_manifest,
     write_manifest,
@@ -224,15 +225,8 @@ class _Dataset:
     """A dataset that a removal changes: what was found in it, and what it says of removals."""
 
     def __init__(self, url: str, shown: str) -> None:
-        store = open_store(url)
-        edition = Edition.from_store(store)
-        open_dataset(url)  # raises an error if it is no dataset
-        manifest = dated_manifest(store)
-        if manifest is None:
-            raise NotFoundError(
-                f"{shown} has lost its manifest just now: run the same command again"
-            )
-        manifest = refresh_manifest(store, manifest)
+        edition = Edition.from_store(open_store(url))
+        store, manifest = open_current_dataset(url, shown)
         self.place = DatasetPlace(shown=shown, url=url, edition=edition, manifest=manifest)
         self.url, self.store, self.has_images = url, store, self.place.has_images
         self.removed = removed_from(store)

@@ -524,6 +524,16 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
     return store, manifest
 
 
+def open_current_dataset(url: str, shown: str) -> tuple[Store, Manifest]:
+    """Open a dataset, and return its manifest with the receipts that there are now.
+
+    Errors name it as `shown`.
+    """
+    store = open_store(url)
+    manifest = dated_manifest(store) or open_dataset(shown)[1]  # which says what is there instead
+    return store, refresh_manifest(store, manifest)
+
+
 def check_place(url: str, names: Collection[str]) -> None:
     """Raise an error if a place has receipts but no manifest, or datasets in its folders."""
     if any(name.startswith(RECEIPTS) for name in names):
