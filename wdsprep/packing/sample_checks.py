@@ -7,16 +7,17 @@ Checks that need no image come first, so that no row of a table of URLs is fetch
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.removed_samples import NONE_REMOVED, Removed
 from wdsprep.dataset.samples import META, RoleImage, Sample, facts_bytes, is_mask, role_of
+from wdsprep.dataset.shapes import bucket_of
 from wdsprep.dataset.thread_map import IDLE, map_ahead
 from wdsprep.fetch.downloads import Downloads
 from wdsprep.images.pixel_rule import Picture, prepare, prepare_mask
@@ -68,14 +69,28 @@ def check_samples(
             rows = source.read(item)
             return [(content.mark(row), judge(check(row))) for row in rows]
 
-        found = map_ahead(read_and_judge, part.items, threads, most=threads + SPARE)
-        return enumerate(_add_marks(content, chain.from_iterable(found)))
-    rows_of_part = _rows(source, part, left_out, content)
-    checked = ((number, check(row)) for number, row in rows_of_part)
-    rows = checked if downloads is None else downloads.take(checked)
-    some = (IDLE if row is None else row for row in rows)
-    given = map_ahead(partial(_check_numbered, judge), some, threads, most=threads + SPARE)
-    return (None if one is IDLE else one for one in given)
+        number = 0
+        for judged in map_ahead(read_and_judge, part.items, threads, most=threads + SPARE):
+            for mark, sample in judged:
+                content.add(mark)
+                yield number, sample
+                number += 1
+        return
+
+    def checked() -> Iterator[tuple[int, SampleOrRefusal]]:
+        items = (islice(source.read(item, left_out), item.take or None) for item in part.items)
+        for number, row in enumerate(chain.from_iterable(items)):
+            content.add(content.mark(row))
+            if row.source not in part.elsewhere:
+                yield number, check(row)
+
+    def judge_numbered(numbered: tuple[int, SampleOrRefusal]) -> tuple[int, CheckedSample]:
+        return numbered[0], judge(numbered[1])
+
+    rows = checked() if downloads is None else downloads.take(checked())
+    waiting = (IDLE if row is None else row for row in rows)
+    for one in map_ahead(judge_numbered, waiting, threads, most=threads + SPARE):
+        yield None if one is IDLE else one
 
 
 def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
@@ -96,32 +111,6 @@ def repeated_urls(source: Source, part: Slice) -> Counter[str]:
     tables = cast("UrlSource", source)
     urls = (url for item in part.items for url in islice(tables.urls(item), item.take or None))
     return Counter({url: count for url, count in Counter(urls).items() if count > 1})
-
-
-def _add_marks(
-    content: Content, marked: Iterable[tuple[bytes, CheckedSample]]
-) -> Iterator[CheckedSample]:
-    for mark, what in marked:
-        content.add(mark)
-        yield what
-
-
-def _rows(
-    source: Source, part: Slice, left_out: Told, content: Content
-) -> Iterator[tuple[int, SampleOrRefusal]]:
-    read = partial(source.read, left_out=left_out)
-    rows = (row for item in part.items for row in islice(read(item), item.take or None))
-    for number, row in enumerate(rows):
-        content.add(content.mark(row))
-        if row.source not in part.elsewhere:
-            yield number, row
-
-
-def _check_numbered(
-    judge: Callable[[SampleOrRefusal], CheckedSample], numbered: tuple[int, SampleOrRefusal]
-) -> tuple[int, CheckedSample]:
-    number, row = numbered
-    return number, judge(row)
 
 
 def _check_sample(rules: PackRules, removed: Removed, row: SampleOrRefusal) -> CheckedSample:
@@ -206,33 +195,20 @@ def _add_digests(rules: PackRules, sample: Sample) -> Sample:
 _META = b',"meta":'
 
 
-class PackedSample(NamedTuple):
-    """A sample as it is packed: its members, the object in its json, and the text of its `meta`."""
-
-    members: list[tuple[str, bytes]]
-    facts: dict[str, Any]
-    meta: bytes
-
-
 def packed_sample(
-    key: str,
-    sample: Sample,
-    pictures: Sequence[Picture],
-    bucket: int,
-    kept: tuple[str, ...] | None,
-    of_folder: Mapping[str, int],
-) -> PackedSample:
-    """Return an image sample with its members in their order: the images, the json, the caption.
+    key: str, sample: Sample, pictures: Sequence[Picture], rules: PackRules
+) -> tuple[list[tuple[str, bytes]], dict[str, Any], bytes]:
+    """Return what is written of a sample: its members, its facts, and the text of its `meta`.
 
-    The pictures are the target, then those in roles. `kept` names the facts of the source to keep,
-    or is None for all; `of_folder` are facts that the names of its folders tell.
+    The members are the images, the json and the caption. The pictures are the target, then those in
+    roles.
     """
     meta = sample.facts
-    if kept is not None:
-        meta = {name: value for name, value in meta.items() if name in kept}
+    if rules.kept is not None:
+        meta = {name: value for name, value in meta.items() if name in rules.kept}
     picture = pictures[0]
     facts: dict[str, Any] = {
-        "bucket": bucket,
+        "bucket": bucket_of(picture.width, picture.height, rules.sides),
         "caption": sample.caption,
         "changes": picture.changes,
         "height": picture.height,
@@ -248,7 +224,8 @@ def packed_sample(
     if sample.url:
         facts["url"] = sample.url
     facts |= sample.digests
-    facts |= of_folder
+    if rules.repeats_from_folders:
+        facts["repeats"] = repeats_of(sample.source)
     members = [(picture.extension, picture.data)]
     for image, other in zip(sample.images, pictures[1:], strict=True):
         name = image.name
@@ -261,7 +238,7 @@ def packed_sample(
         members.append((f"{name}.{other.extension}", other.data))
     data = facts_bytes(facts)
     members += [("json", data), ("txt", sample.caption.encode("utf-8", "replace"))]
-    return PackedSample(members, facts, _cut_meta(data, sample.images))
+    return members, facts, _cut_meta(data, sample.images)
 
 
 def _cut_meta(data: bytes, images: Sequence[RoleImage]) -> bytes:

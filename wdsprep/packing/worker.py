@@ -8,9 +8,8 @@ interpreter's part is JSON and an eighth the header of the image; the rest is sp
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,24 +18,18 @@ from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.draft import Draft, DraftShard
 from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, sample_key
 from wdsprep.dataset.receipts import RETRIED, Receipt, Shard
-from wdsprep.dataset.rejects import Refusal, RejectsFile
-from wdsprep.dataset.removed_samples import Removed
-from wdsprep.dataset.sample_table import Columns, table_columns
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.sample_table import table_columns
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import allowed_more
-from wdsprep.dataset.shapes import bucket_of
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.fetch.downloads import Downloads, DownloadTurns
-from wdsprep.images.pixel_rule import Picture
-from wdsprep.packing.options import PackRules
 from wdsprep.packing.sample_checks import (
     CheckedSample,
     check_samples,
     packed_sample,
     repeated_urls,
-    repeats_of,
 )
 from wdsprep.packing.slices import check_not_retried
 from wdsprep.runners.base import PROGRESS_S
@@ -60,7 +53,29 @@ class PackWorker:
         self._pace = DownloadTurns()
 
     def __call__(self, part: Slice) -> Generator[RunProgress, None, Receipt]:
-        return pack_slice(self._work, self._edition, part, self._downloads)
+        """Pack a slice of the source into image shards, and return its receipt.
+
+        Progress is yielded meanwhile. If another run has packed the slice, return the receipt of
+        that run.
+        """
+        work, store, inputs = self._work, self._edition.store, part.inputs
+        digest = hex_digest(inputs)
+        if done := find_receipt(store, part.name, digest, work.settings):
+            return done
+        with Draft(self._edition, part.name) as draft:
+            packed, downloads = PackedSlice(work, part, draft), self._downloads(part)
+            with downloads or nullcontext():
+                told = time.monotonic()
+                for checked in packed.check_samples(downloads):
+                    if checked is not None:
+                        packed.add(*checked)
+                    if time.monotonic() - told > PROGRESS_S:
+                        told = time.monotonic()
+                        yield packed.progress(downloads)
+            receipt = packed.receipt(digest)
+            yield packed.progress(downloads)
+            check = partial(check_not_retried, store, part, work.retries)
+            return draft.finish(receipt, {inputs_name(part.name): inputs}, check)
 
     def _downloads(self, part: Slice) -> Downloads | None:
         rules = self._work.fetch_rules
@@ -75,144 +90,85 @@ class PackWorker:
             self._fetcher.close()
 
 
-def pack_slice(
-    work: "PackWork", edition: Edition, part: Slice, fetching: Callable[[Slice], Downloads | None]
-) -> Generator[RunProgress, None, Receipt]:
-    """Pack a slice of the source into image shards, and return its receipt.
+class PackedSlice:
+    """What a slice is packed into: an open shard for each bucket, finished ones, and rejects."""
 
-    Progress is yielded meanwhile. If another run has packed the slice, return the receipt of that
-    run. `fetching` returns the downloads of a slice, or None if its source has the images.
-    """
-    unit, inputs, expected = part.name, part.inputs, part.samples
-    digest = hex_digest(inputs)
-    if done := find_receipt(edition.store, unit, digest, work.settings):
-        return done
-    with Draft(edition, unit) as draft:
-        columns = table_columns("images", work.settings)
-        shards, rejects, left_out = _Shards(draft, work.rules, columns), draft.rejects, LeftOut()
-        content = Content()
-        downloads = fetching(part)
-        with downloads or nullcontext():
-            told = time.monotonic()
-            for found in _judged(work, part, downloads, left_out, content, draft.removed):
-                if found is not None:
-                    number, what = found
-                    key = sample_key(unit, number)
-                    if isinstance(what, Refusal):
-                        rejects.add(what.to_reject(key))
-                    else:
-                        shards.add(key, *what)
-                if time.monotonic() - told > PROGRESS_S:
-                    told = time.monotonic()
-                    yield _progress(expected, shards, rejects, downloads)
-        counts = shards.counts + left_out.counts()
-        receipt = _receipt(work, part, digest, shards.finish(), rejects, counts, content)
-        yield _progress(expected, shards, rejects, downloads)
-        check = partial(check_not_retried, edition.store, part, work.retries)
-        return draft.finish(receipt, {inputs_name(unit): inputs}, check)
+    def __init__(self, work: "PackWork", part: Slice, draft: Draft) -> None:
+        self._work, self._part, self._draft, self._rules = work, part, draft, work.rules
+        self._expected, self._columns = part.samples, table_columns("images", work.settings)
+        self._left_out, self._content = LeftOut(), Content()
+        self._counts, self._rolled = Counter[str](), Counter[int]()
+        self._open: dict[int, DraftShard] = {}
+        self._done: list[Shard] = []
+        self._samples = self._nbytes = 0
 
+    def check_samples(
+        self, downloads: Downloads | None
+    ) -> Iterator[tuple[int, CheckedSample] | None]:
+        return check_samples(
+            self._work.source,
+            self._rules,
+            self._part,
+            threads=self._work.threads,
+            downloads=downloads,
+            left_out=self._left_out.note,
+            content=self._content,
+            removed=self._draft.removed,
+        )
 
-def _judged(
-    work: "PackWork",
-    part: Slice,
-    downloads: Downloads | None,
-    left_out: LeftOut,
-    content: Content,
-    removed: Removed,
-) -> Iterator[tuple[int, CheckedSample] | None]:
-    return check_samples(
-        work.source,
-        work.rules,
-        part,
-        threads=work.threads,
-        downloads=downloads,
-        left_out=left_out.note,
-        content=content,
-        removed=removed,
-    )
-
-
-def _progress(
-    expected: int, shards: "_Shards", rejects: RejectsFile, downloads: Downloads | None
-) -> RunProgress:
-    inputs = shards.samples + rejects.counts.total()
-    return RunProgress(
-        samples=shards.samples,
-        nbytes=shards.nbytes,
-        share=share_done(inputs, expected),
-        rejects=dict(rejects.counts),
-        failed_hosts=dict(downloads.failed_hosts.most_common(WORST_HOSTS)) if downloads else {},
-    )
-
-
-def _receipt(
-    work: "PackWork",
-    part: Slice,
-    digest: str,
-    written: tuple[Shard, ...],
-    rejects: RejectsFile,
-    counts: Counter[str],
-    content: Content,
-) -> Receipt:
-    return Receipt(
-        dataset="images",
-        unit=part.name,
-        generation=0 if part.is_retry else max(g for g in work.generations if g <= part.number),
-        settings=work.settings,
-        input=digest,
-        inputs=sum(shard.samples for shard in written) + rejects.counts.total(),
-        shards=written,
-        rejects=dict(rejects.counts),
-        counts=dict(counts)
-        | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {})
-        | allowed_more(work.allowed_more),
-        files={rejects_name(part.name): rejects.digest, **content.file},
-    )
-
-
-@dataclass(slots=True)
-class _Shards:
-    """The shards that a slice is packed into: an open one for each bucket, and finished ones."""
-
-    draft: Draft
-    rules: PackRules
-    columns: Columns
-    samples: int = 0
-    nbytes: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    _open: dict[int, DraftShard] = field(default_factory=dict)
-    _rolled: Counter[int] = field(default_factory=Counter)
-    _done: list[Shard] = field(default_factory=list)
-
-    def add(self, key: str, sample: Sample, pictures: Sequence[Picture]) -> None:
-        bucket = bucket_of(pictures[0].width, pictures[0].height, self.rules.sides)
-        has_repeats = self.rules.repeats_from_folders
-        of_folder = {"repeats": repeats_of(sample.source)} if has_repeats else {}
-        packed = packed_sample(key, sample, pictures, bucket, self.rules.kept, of_folder)
-        nbytes = sum([len(data) for _, data in packed.members])
-        current = self._open.get(bucket)
-        if current is not None and self._is_full(current, nbytes):
+    def add(self, number: int, checked: CheckedSample) -> None:
+        """Add the input with this number to a shard, or to the rejects."""
+        key = sample_key(self._part.name, number)
+        if isinstance(checked, Refusal):
+            self._draft.rejects.add(checked.to_reject(key))
+            return
+        members, facts, meta = packed_sample(key, *checked, self._rules)
+        bucket, nbytes = facts["bucket"], sum([len(data) for _, data in members])
+        shard = self._open.get(bucket)
+        if shard is not None and self._is_full(shard, nbytes):
             self._done.append(self._open.pop(bucket).finish(waits=True))
-            current = None
-        if current is None:
-            current = self._begin(bucket)
-        current.add(key, packed.members, facts=packed.facts, meta=packed.meta)
-        self.samples += 1
-        self.nbytes += nbytes
-        count_sample(self.counts, "images", packed.facts)
+            shard = None
+        if shard is None:
+            name = image_shard(bucket, self._part.name, self._rolled[bucket])
+            self._rolled[bucket] += 1
+            shard = self._open[bucket] = self._draft.shard(name, self._columns)
+        shard.add(key, members, facts=facts, meta=meta)
+        self._samples += 1
+        self._nbytes += nbytes
+        count_sample(self._counts, "images", facts)
 
-    def finish(self) -> tuple[Shard, ...]:
+    def _is_full(self, shard: DraftShard, nbytes: int) -> bool:
+        too_many = shard.samples >= self._rules.samples_per_shard
+        return too_many or shard.nbytes + nbytes > self._rules.max_shard_nbytes
+
+    def progress(self, downloads: Downloads | None) -> RunProgress:
+        rejects = self._draft.rejects.counts
+        hosts = downloads.failed_hosts.most_common(WORST_HOSTS) if downloads else ()
+        return RunProgress(
+            samples=self._samples,
+            nbytes=self._nbytes,
+            share=share_done(self._samples + rejects.total(), self._expected),
+            rejects=dict(rejects),
+            failed_hosts=dict(hosts),
+        )
+
+    def receipt(self, digest: str) -> Receipt:
+        """Finish the open shards, and return the receipt of the slice with these inputs."""
+        work, part, rejects = self._work, self._part, self._draft.rejects
         while self._open:
             self._done.append(self._open.popitem()[1].finish())
-        return tuple(sorted(self._done, key=lambda shard: (shard.bucket, shard.name)))
-
-    def _is_full(self, file: DraftShard, nbytes: int) -> bool:
-        too_many = file.samples >= self.rules.samples_per_shard
-        return too_many or file.nbytes + nbytes > self.rules.max_shard_nbytes
-
-    def _begin(self, bucket: int) -> DraftShard:
-        roll = self._rolled[bucket]
-        self._rolled[bucket] += 1
-        name = image_shard(bucket, self.draft.unit, roll)
-        self._open[bucket] = self.draft.shard(name, self.columns)
-        return self._open[bucket]
+        counts = dict(self._counts + self._left_out.counts())
+        return Receipt(
+            dataset="images",
+            unit=part.name,
+            generation=0 if part.is_retry else max(g for g in work.generations if g <= part.number),
+            settings=work.settings,
+            input=digest,
+            inputs=self._samples + rejects.counts.total(),
+            shards=tuple(sorted(self._done, key=lambda shard: (shard.bucket, shard.name))),
+            rejects=dict(rejects.counts),
+            counts=counts
+            | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {})
+            | allowed_more(work.allowed_more),
+            files={rejects_name(part.name): rejects.digest, **self._content.file},
+        )
