@@ -114,9 +114,9 @@ class _Queue:
         begun = self._submit(len(fds))
         least = 0  # as a rule all is there by now
         while begun:
-            found = self._found(least=least, most=begun)
-            came[found["data"]] = found["result"]
-            begun -= len(found)
+            events = self._found(least=least, most=begun)
+            came[events["data"]] = events["result"]
+            begun -= len(events)
             least = 1
         return came
 

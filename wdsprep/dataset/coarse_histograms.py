@@ -75,8 +75,8 @@ def histogram(counts: Mapping[str, int], what: str) -> list[tuple[tuple[int, int
     `what` is the start of the names of the bins, such as `side`.
     """
     start = f"{what}<"
-    found = sorted((int(n[len(start) :]), c) for n, c in counts.items() if n.startswith(start))
-    return [((_edge_below(edge), edge - 1), count) for edge, count in found]
+    bins = sorted((int(n[len(start) :]), c) for n, c in counts.items() if n.startswith(start))
+    return [((_edge_below(edge), edge - 1), count) for edge, count in bins]
 
 
 def _edge_below(edge: int) -> int:

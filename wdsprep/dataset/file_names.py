@@ -206,8 +206,8 @@ def held_name(name: str) -> str:
 
     The name ends in `.hold`. The file may have a number behind that.
     """
-    found = _HELD.fullmatch(name)
-    return found[1] if found else ""
+    match = _HELD.fullmatch(name)
+    return match[1] if match else ""
 
 
 def empty_name(member: str) -> str:
@@ -217,8 +217,8 @@ def empty_name(member: str) -> str:
 
 def bucket_of(name: str) -> str:
     """Return the bucket in the path of a file, or "" if there is none."""
-    found = _BUCKET.match(name)
-    return found[1] if found else ""
+    match = _BUCKET.match(name)
+    return match[1] if match else ""
 
 
 def unit_of_file(name: str, dataset: str) -> str:

@@ -68,10 +68,10 @@ class ImagePositions:
         """
         import numpy as np
 
-        found = np.full(inputs, NOWHERE, DTYPE)
+        numbers = np.full(inputs, NOWHERE, DTYPE)
         inside = self.positions < inputs
-        found[self.positions[inside]] = np.flatnonzero(inside)
-        return found
+        numbers[self.positions[inside]] = np.flatnonzero(inside)
+        return numbers
 
     def others(self, inputs: int) -> "NDArray[np.int64]":
         """Return which of the `inputs` positions in the image shard no sample has."""
@@ -112,10 +112,10 @@ def positions_from_keys(
     numbers = {key: number for number, key in enumerate(sorted(both, key=key_order))}
     if len(numbers) != receipt.inputs or not are_pack_keys(receipt, both):
         return None
-    found = [numbers[key] for key in keys]
+    positions = [numbers[key] for key in keys]
     runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(keys))]
-    rises = (a < b for run in runs for a, b in pairwise(found[run.start : run.stop]))
-    return ImagePositions.from_numbers(found) if all(rises) else None
+    rises = (a < b for run in runs for a, b in pairwise(positions[run.start : run.stop]))
+    return ImagePositions.from_numbers(positions) if all(rises) else None
 
 
 def are_pack_keys(receipt: Receipt, keys: Iterable[str]) -> bool:

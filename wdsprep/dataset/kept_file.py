@@ -142,17 +142,17 @@ def open_or_make(
     name = f"{key_of(VERSION, 'kept', *what):016x}{WITH_TEXTS if has_texts else ''}"
     path = folder / f"{name}.arrays"
     with _store_errors(path):
-        if (found := _open(path)) is not None:
-            return found
+        if (file := _open(path)) is not None:
+            return file
         folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / f"{name}.lock"):
         with _store_errors(path):
-            found = _open(path)
-        if found is None:
-            found = _make_file(path, make)
+            file = _open(path)
+        if file is None:
+            file = _make_file(path, make)
             with _store_errors(folder):
                 _delete_unused(folder, name, most_nbytes)
-        return found
+        return file
 
 
 @contextmanager
@@ -194,14 +194,14 @@ def _is_there(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _delete_unused(folder: Path, made: str, most_nbytes: int) -> None:
+def _delete_unused(folder: Path, newest: str, most_nbytes: int) -> None:
     """Delete cached files unused for `UNUSED_S`, and others until all take `most_nbytes` at most.
 
-    The longest unused go first. The file named `made` stays. A file that cannot be deleted, as it
+    The longest unused go first. The file named `newest` stays. A file that cannot be deleted, as it
     is in use or belongs to another user, stays without an error.
     """
     oldest = time.time() - UNUSED_S
-    files = [(path.stem, status) for path, status in _statuses(folder) if path.stem != made]
+    files = [(path.stem, status) for path, status in _statuses(folder) if path.stem != newest]
     left = sum(status.st_size for _, status in _statuses(folder))
     for name, status in sorted(files, key=lambda file: file[1].st_mtime):
         if status.st_mtime < oldest or left > most_nbytes:
@@ -335,10 +335,10 @@ def _pickle_for_process(file: KeptFile) -> Any:
 
 def _map_again(path: Path, digest: bytes) -> KeptFile:
     with _store_errors(path):
-        found = _open(path, digest)
-    if found is None:
+        file = _open(path, digest)
+    if file is None:
         raise StoreError(f"{path} was deleted just now: run the same again, which makes it again")
-    return found
+    return file
 
 
 ForkingPickler.register(KeptFile, _pickle_for_process)

@@ -258,10 +258,10 @@ def patchify(latents: Any, patch: int) -> Any:
     """
     if patch == 1:
         return latents
-    *some, channels, height, width = latents.shape
-    cells = latents.reshape(*some, channels, height // patch, patch, width // patch, patch)
+    *leading, channels, height, width = latents.shape
+    cells = latents.reshape(*leading, channels, height // patch, patch, width // patch, patch)
     folded = cells.swapaxes(-4, -3).swapaxes(-2, -1).swapaxes(-3, -2)
-    return folded.reshape(*some, channels * patch**2, height // patch, width // patch)
+    return folded.reshape(*leading, channels * patch**2, height // patch, width // patch)
 
 
 def patched_shape(shape: tuple[int, int, int], patch: int) -> tuple[int, int, int]:
@@ -280,14 +280,14 @@ def normalise(latents: Any, settings: Mapping[str, Any]) -> Any:
     return (folded - shift) * scale
 
 
-def _by_channel(latents: Any, given: Any) -> Any:
+def _by_channel(latents: Any, value: Any) -> Any:
     """Shape a shift or a scale so that it applies to the channels of latents.
 
     A single number stays one: a tensor of one number would give other bits.
     """
-    if isinstance(given, int | float):
-        return given
-    return (given if hasattr(given, "device") else latents.new_tensor(given))[:, None, None]
+    if isinstance(value, int | float):
+        return value
+    return (value if hasattr(value, "device") else latents.new_tensor(value))[:, None, None]
 
 
 def denormalise(latents: Any, settings: Mapping[str, Any]) -> Any:

@@ -223,8 +223,8 @@ class Receipts(Sequence[Receipt]):
 
     def to_json(self) -> Iterator[bytes]:
         """Yield the JSON list of receipts piece by piece, without its brackets."""
-        for number, some in enumerate(_batches(self._lines)):
-            yield (BETWEEN if number else START) + BETWEEN.join(some)
+        for number, lines in enumerate(_batches(self._lines)):
+            yield (BETWEEN if number else START) + BETWEEN.join(lines)
         if self._lines:
             yield END
 
@@ -285,11 +285,11 @@ class Receipts(Sequence[Receipt]):
             return
         bodies = kind_of_bodies(self._dataset)
         kind = bodies.needed[name] if name else bodies
-        for some in _batches(self._lines):
+        for lines in _batches(self._lines):
             try:
-                values = _read_lines(some, name, kind)
+                values = _read_lines(lines, name, kind)
             except (ValueError, WrongValueError):
-                raise self._damage_in(some, name, kind) from None
+                raise self._damage_in(lines, name, kind) from None
             yield values
 
     def _damage_in(self, lines: Sequence[bytes], name: str, kind: Any) -> DamageError:
@@ -372,8 +372,8 @@ def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
 
 def _batches(every: Sequence[Part]) -> Iterator[list[Part]]:
     left = iter(every)
-    while some := list(islice(left, LINES_AT_ONCE)):
-        yield some
+    while batch := list(islice(left, LINES_AT_ONCE)):
+        yield batch
 
 
 GPU = "gpu:"

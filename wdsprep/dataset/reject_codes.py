@@ -90,7 +90,7 @@ ENDS_A_TAR = (Code.TAR_TRUNCATED, Code.TAR_BAD_HEADER, Code.TAR_VANISHED)
 
 def by_stage(counts: Mapping[str, int]) -> Counter[str]:
     """Return how many were rejected at each stage, from the counts by code that receipts have."""
-    found: Counter[str] = Counter()
+    stages: Counter[str] = Counter()
     for code, count in counts.items():
-        found[Code.named(code).stage] += count
-    return found
+        stages[Code.named(code).stage] += count
+    return stages

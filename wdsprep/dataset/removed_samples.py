@@ -61,9 +61,9 @@ class Marks:
         for mark in marks:
             by_first[mark[0]] += mark
         parts = []
-        for some in by_first:
-            parts.append(b"".join(sorted(set(Marks(bytes(some))))))
-            some.clear()
+        for group in by_first:
+            parts.append(b"".join(sorted(set(Marks(bytes(group))))))
+            group.clear()
         return cls(b"".join(parts))
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class UnitRemoval:
         """
         if self.shards:
             digests = {shard.name: shard.digest for shard in receipt.shards}
-            return all(digests.get(each.name) == each.digest for each in self.shards)
+            return all(digests.get(removal.name) == removal.digest for removal in self.shards)
         return bool(self.made_of) and image_shard_digest(receipt.input) == self.made_of
 
 
@@ -223,21 +223,21 @@ class Removed:
             raise DamageError(what, OTHER_DIGEST)
         head, _, marks = body.partition(b"\n")
         check_format(read_record(_FORMAT, head, what)["format"], what)
-        found = read_record(_HEAD, head, what)
+        body_fields = read_record(_HEAD, head, what)
         units = []
-        for unit in found["units"]:
+        for unit in body_fields["units"]:
             shards = [make_record(ShardRemoval, shard) for shard in unit.get("shards", ())]
             units.append(make_record(UnitRemoval, {**unit, "shards": shards}))
             if not all(map(_fits, shards)):
                 raise DamageError(what, "its marks or rows cannot be right")
         if len(marks) % MARK_NBYTES:
             raise DamageError(what, "its marks or rows cannot be right")
-        successors = found["successors"].items()
+        successors = body_fields["successors"].items()
         return cls(
             marks=Marks(marks),
-            changes=found["changes"],
+            changes=body_fields["changes"],
             units=tuple(units),
-            images=found["images"],
+            images=body_fields["images"],
             successors={name: make_record(ShardSuccessor, one) for name, one in successors},
         )
 
@@ -261,18 +261,18 @@ def removed_from(store: Store) -> Removed:
     entry = next((entry for entry in store.list(REMOVED) if entry.name == REMOVED), None)
     if entry is None:
         return NONE_REMOVED
-    known, found = _last.get(store.url, (None, NONE_REMOVED))
+    known, removed = _last.get(store.url, (None, NONE_REMOVED))
     if known != entry:
         try:
             data = store.read(REMOVED)
         except NotFoundError:  # deleted just now
             return NONE_REMOVED
         with naming_next_step(AS_IT_WAS):
-            found = Removed.from_bytes(data, f"{store.url}/{REMOVED}")
+            removed = Removed.from_bytes(data, f"{store.url}/{REMOVED}")
         if len(_last) >= KEPT:
             _last.clear()
-        _last[store.url] = entry, found
-    return found
+        _last[store.url] = entry, removed
+    return removed
 
 
 def write_removed(store: Store, removed: Removed) -> Removed:
@@ -292,9 +292,9 @@ def forget_removal(store: Store) -> None:
     dataset that is packed over this one too:
     --overwrite is for other settings, and nobody who asked to be left out has changed his mind.
     """
-    found = removed_from(store)
-    if found.units:
-        write_removed(store, replace(found, units=(), images=""))
+    removed = removed_from(store)
+    if removed.units:
+        write_removed(store, replace(removed, units=(), images=""))
 
 
 def check_no_removal(store: Store) -> None:

@@ -118,11 +118,11 @@ class SampleSelection:
         second, and so on.
         """
         starts = self.starts.copy()
-        for own in map(np.ascontiguousarray, counts.T):
-            runs = np.flatnonzero(own)
-            some = own[runs].astype(np.int64)
+        for per_run in map(np.ascontiguousarray, counts.T):
+            runs = np.flatnonzero(per_run)
+            some = per_run[runs].astype(np.int64)
             yield replace(self, shards=self.shards[runs], starts=starts[runs], counts=some)
-            starts += own
+            starts += per_run
 
     def filter(self, mask: NDArray[np.bool_]) -> "SampleSelection":
         """Return the selection of the samples for which a mask is true, without empty runs.

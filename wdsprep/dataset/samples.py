@@ -46,10 +46,10 @@ def parse_json(data: bytes | str) -> Any:
 def parse_object(data: bytes | str) -> dict[str, Any] | None:
     """Parse JSON that another program wrote. Return it if it is an object, otherwise None."""
     try:
-        found = parse_json(data)
+        value = parse_json(data)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 META = "meta"
@@ -74,17 +74,17 @@ def value_at_path(facts: Any, path: str | PathParts) -> Any:
     `meta`, where pack keeps what an image came with.
     """
     parts = split_path(path) if isinstance(path, str) else path
-    found = facts
+    value = facts
     if isinstance(facts, MAPPING) and facts.get(parts[0]) is None:
-        found = facts.get(META)
+        value = facts.get(META)
     for part in parts:
-        if isinstance(found, MAPPING):
-            found = found.get(part)
-        elif isinstance(found, list | tuple) and -1 < (number := list_index(part)) < len(found):
-            found = found[number]
+        if isinstance(value, MAPPING):
+            value = value.get(part)
+        elif isinstance(value, list | tuple) and -1 < (number := list_index(part)) < len(value):
+            value = value[number]
         else:
             return None
-    return found
+    return value
 
 
 def split_path(path: str) -> PathParts:

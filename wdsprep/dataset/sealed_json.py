@@ -187,11 +187,11 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_
 def read_record(kind: Any, data: bytes, what: str) -> Any:
     """Parse the JSON in a file's bytes and check its type. An error names the file `what`."""
     try:
-        found = decode_json(data)
+        value = decode_json(data)
     except ValueError as error:
         raise DamageError(what, str(error)) from None
-    check_record(kind, found, what)
-    return found
+    check_record(kind, value, what)
+    return value
 
 
 def make_record(kind: type[Record], body: Mapping[str, Any]) -> Record:
@@ -203,14 +203,14 @@ def make_record(kind: type[Record], body: Mapping[str, Any]) -> Record:
 def read_lines(kind: Any, data: bytes, what: str) -> list[Any]:
     """Parse lines of JSON and check their type. An error names the file `what`."""
     try:
-        found = [decode_json(line) for line in data.splitlines()]
+        values = [decode_json(line) for line in data.splitlines()]
     except ValueError as error:
         raise DamageError(what, f"a line of it is no JSON ({error})") from None
     try:
-        check_values(kind, found)
+        check_values(kind, values)
     except WrongValueError as error:
         raise DamageError(what, str(error)) from None
-    return found
+    return values
 
 
 def check_record(kind: Any, value: Any, what: str) -> None:
@@ -396,8 +396,8 @@ def unseal(kind: str, head: Fields, data: bytes, what: str) -> dict[str, Any]:
     body: dict[str, Any] = read_record(SEALED, data, what)
     check_format(body["format"], what)
     if body["kind"] != kind:
-        found = brief(body["kind"])[1:-1]
-        raise DamageError(what, f"it holds a {found} where a {kind} should be")
+        other = brief(body["kind"])[1:-1]
+        raise DamageError(what, f"it holds a {other} where a {kind} should be")
     check_record(head, body, what)
     return body
 

@@ -62,11 +62,11 @@ ALLOWED_MORE = "allowed_more:"
 
 def are_rising(values: Any) -> bool:
     """Return whether no list is empty and the numbers in each rise."""
-    return all(each and all(a < b for a, b in pairwise(each)) for each in values)
+    return all(numbers and all(a < b for a, b in pairwise(numbers)) for numbers in values)
 
 
 def _differ(values: Any) -> bool:
-    return all(each and len({*map(str, each)}) == len(each) for each in values)
+    return all(sizes and len({*map(str, sizes)}) == len(sizes) for sizes in values)
 
 
 def _same_type(kind: Any, names: str) -> dict[str, Any]:
@@ -155,8 +155,8 @@ class Stated(dict[str, Any]):
     Which names exist depends on the dataset.
     """
 
-    def __init__(self, found: Mapping[str, Any], what: str) -> None:
-        super().__init__(found)
+    def __init__(self, fields: Mapping[str, Any], what: str) -> None:
+        super().__init__(fields)
         self.what = what
 
     def __missing__(self, name: str) -> Any:
@@ -175,13 +175,13 @@ def check_storable(dataset: str, settings: Mapping[str, Any]) -> None:
         raise UsageError(f"--{option} {brief(error.value)}: give {error.wanted}") from None
 
 
-def checked_settings(dataset: str, found: Mapping[str, Any], what: str) -> Stated:
+def checked_settings(dataset: str, stated: Mapping[str, Any], what: str) -> Stated:
     """Check the settings that a file has, and return them.
 
     Raise DamageError for settings that no dataset can have.
     """
-    check_record(_RECORDS[dataset], {"settings": found}, what)
-    settings = Stated(found, what)
+    check_record(_RECORDS[dataset], {"settings": stated}, what)
+    settings = Stated(stated, what)
     try:
         if dataset == "latents":
             _check_layout(settings)
@@ -244,14 +244,14 @@ def columns_of(settings: Mapping[str, Any]) -> dict[str, str]:
 
     The columns stand in the order in which they were asked for.
     """
-    found = settings.get(SCORES, {}).get("columns", {})
-    return dict(found) if isinstance(found, Mapping) else {}
+    columns = settings.get(SCORES, {}).get("columns", {})
+    return dict(columns) if isinstance(columns, Mapping) else {}
 
 
 def as_json(settings: Settings) -> dict[str, Any]:
     """Return the settings as their file gives them back, with lists in place of tuples."""
-    found: dict[str, Any] = json.loads(canonical_json(dict(settings)))
-    return found
+    stored: dict[str, Any] = json.loads(canonical_json(dict(settings)))
+    return stored
 
 
 def is_same(old: Any, new: Any) -> bool:

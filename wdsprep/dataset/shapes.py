@@ -101,11 +101,11 @@ def batch_that_fits(settings: Mapping[str, Any], counts: Mapping[str, int], samp
 
 def shape_ranges(settings: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, range]:
     """Return which samples of a shard have each shape, by the counts of its receipt."""
-    found, start = {}, 0
+    ranges, start = {}, 0
     for name, count in shape_counts(settings, counts).items():
-        found[name] = range(start, start + count)
+        ranges[name] = range(start, start + count)
         start += count
-    return found
+    return ranges
 
 
 def parse_buckets(given: str | int | Iterable[int]) -> tuple[int, ...]:

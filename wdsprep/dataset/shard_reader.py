@@ -256,9 +256,9 @@ class ShardReader:
         """Return the key and the json of a sample by its headers, or None if it is damaged."""
         held = [(nbytes - len(tail), tail)]
         tape = _PartsTape(nbytes, held, lambda at, nbytes: self._read(start + at, nbytes))
-        found = next(scan(tape.at, wants=lambda name, *_: name == "json"), None)
-        if isinstance(found, TarSample):
-            return found.key, found.fields.get("json", b"")
+        sample = next(scan(tape.at, wants=lambda name, *_: name == "json"), None)
+        if isinstance(sample, TarSample):
+            return sample.key, sample.fields.get("json", b"")
         return None
 
     def _ends(self, offsets: "Offsets", sizes: "Offsets", *, comes_whole: bool) -> list[bytes]:
@@ -359,18 +359,18 @@ def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
 
     Return None if no member belongs to a sample.
     """
-    found: TarSample | None = None
+    sample: TarSample | None = None
     for path, start, data_start, nbytes, target in members(at):
         if (split := split_member(path)) and not target:
             key, name = split
-            found = found or TarSample(key=key, start=start, fields={})
+            sample = sample or TarSample(key=key, start=start, fields={})
             if name in only:
-                found.fields[name] = data = at(data_start, nbytes)
+                sample.fields[name] = data = at(data_start, nbytes)
                 if len(data) < nbytes:
                     raise truncated(data_start, path)
-            if found.fields.keys() >= set(only):
+            if sample.fields.keys() >= set(only):
                 break
-    return found
+    return sample
 
 
 class ScoreReader(ShardReader):

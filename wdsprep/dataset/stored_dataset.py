@@ -85,7 +85,9 @@ def file_filter(manifest: Manifest) -> Callable[[str], bool]:
         return frozenset(shard.name.partition("/")[0] for shard in manifest.shards)
 
     def is_part(name: str) -> bool:
-        if name != MANIFEST and not any(each.fullmatch(name) for each in OURS[manifest.dataset]):
+        if name != MANIFEST and not any(
+            pattern.fullmatch(name) for pattern in OURS[manifest.dataset]
+        ):
             return False
         bucket = bucket_of(name)
         return not bucket or bucket in buckets()
@@ -110,8 +112,8 @@ def dated_manifest(store: Store) -> Manifest | None:
     The time is read before the content, and so may be too early. A receipt that is younger may be
     missing in the manifest, or have changed since.
     """
-    found = (entry.written_s for entry in store.list(MANIFEST) if entry.name == MANIFEST)
-    written_s = min(found, default=math.inf)
+    dates = (entry.written_s for entry in store.list(MANIFEST) if entry.name == MANIFEST)
+    written_s = min(dates, default=math.inf)
     manifest = read_manifest(store)
     return None if manifest is None else replace(manifest, written_s=written_s)
 
@@ -146,8 +148,8 @@ def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: boo
     if overwrite and _is_to_clear(store, dataset):
         manifest = Manifest(dataset=dataset, settings=settings)
         return DatasetClaim(edition=edition, manifest=manifest, starts_over=True)
-    found, is_there = _check_claim(edition, dataset, settings)
-    return DatasetClaim(edition=edition, manifest=found, is_there=is_there)
+    current, is_there = _check_claim(edition, dataset, settings)
+    return DatasetClaim(edition=edition, manifest=current, is_there=is_there)
 
 
 def take_claim(claim: DatasetClaim) -> Edition:
@@ -206,14 +208,14 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> tuple[Ma
     """
     store = edition.store
     there = dated_manifest(store)
-    found = there or rebuild(store)
-    if found is None:
+    manifest = there or rebuild(store)
+    if manifest is None:
         if not edition.mark:  # one that was started over may have old files
             _check_free(store)
-        found = Manifest(dataset=dataset, settings=settings)
-    check_kind(store, found.dataset, dataset)
+        manifest = Manifest(dataset=dataset, settings=settings)
+    check_kind(store, manifest.dataset, dataset)
     check_no_removal(store)
-    if changes := changed_settings(found.settings, settings):
+    if changes := changed_settings(manifest.settings, settings):
         again, new = maker_of(dataset, settings), SCORES if is_scored(settings) else dataset
         # of several that one command fills, this one alone
         if "resolution" in settings and not is_scored(settings):
@@ -225,7 +227,7 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> tuple[Ma
             f"that it was made with, give another place for {new}, or let "
             f'"{again} ... --overwrite" start over'
         )
-    return found, there is not None
+    return manifest, there is not None
 
 
 def _check_free(store: Store) -> None:
@@ -237,9 +239,9 @@ def _check_free(store: Store) -> None:
     names = (entry.name for entry in store.list())
     free = (MANIFEST_HOLD, *HUB_FILES)
     others = (n for n in names if not is_hidden(n) and (held_name(n) or n) not in free)
-    if some := [shown(name) for name in islice(others, EXAMPLES + 1)]:
+    if first := [shown(name) for name in islice(others, EXAMPLES + 1)]:
         raise UsageError(
-            f"{store.url} holds other things ({examples(some)}): give an empty or new folder for "
+            f"{store.url} holds other things ({examples(first)}): give an empty or new folder for "
             "the dataset"
         )
 
@@ -316,15 +318,15 @@ def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> R
     name = receipt_name(unit)
     data = store.read(name)
     with naming_repair(store):
-        found = Receipt.from_bytes(data, f"{store.url}/{name}")
-    if settings is not None and not is_same(dict(found.settings), dict(settings)):
-        changes = say_changes(changed_settings(found.settings, settings))
+        receipt = Receipt.from_bytes(data, f"{store.url}/{name}")
+    if settings is not None and not is_same(dict(receipt.settings), dict(settings)):
+        changes = say_changes(changed_settings(receipt.settings, settings))
         raise FingerprintError(
             f"{store.url}/{name} was made with other settings, by another run "
             f"({changes or 'looser ones'}): let that run end, then run "
             f"{command('repair', store.url)}"
         )
-    return found
+    return receipt
 
 
 def check_not_rewritten(store: Store, name: str, digest: str) -> None:
@@ -364,12 +366,12 @@ def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings)
     Raise an error if it was made from other input, or with other settings.
     """
     try:
-        found = read_receipt(store, unit, settings)
+        receipt = read_receipt(store, unit, settings)
     except NotFoundError:
         return None
-    if found.input != input_digest:
+    if receipt.input != input_digest:
         raise _two_runs_error(store, unit)
-    return found
+    return receipt
 
 
 def check_same(store: Store, receipt: Receipt) -> None:
@@ -413,8 +415,8 @@ def rebuild(store: Store, heard: Counting = ignore_count) -> Manifest | None:
         return None
     receipt = read_receipt(store, first)
     bare = Manifest(dataset=receipt.dataset, settings=receipt.settings, receipts=(receipt,))
-    found = refresh_manifest(store, bare, heard=heard)
-    return replace(found, generations=tuple(sorted({0, *found.ledger.column("generation")})))
+    manifest = refresh_manifest(store, bare, heard=heard)
+    return replace(manifest, generations=tuple(sorted({0, *manifest.ledger.column("generation")})))
 
 
 def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
@@ -452,12 +454,12 @@ def rewrite_manifest(store: Store, heard: Counting = ignore_count) -> Manifest:
 def phases(manifest: Manifest) -> dict[int, tuple[int, int]]:
     """Return for each training resolution how many samples and shards its buckets hold."""
     buckets = sorted(manifest.settings["buckets"])
-    found = {}
+    amounts = {}
     for resolution in buckets:
         of_phase = set(buckets_of_phase(resolution, buckets))
         shards = [shard for shard in manifest.shards if shard.bucket in of_phase]
-        found[resolution] = (sum(shard.samples for shard in shards), len(shards))
-    return found
+        amounts[resolution] = (sum(shard.samples for shard in shards), len(shards))
+    return amounts
 
 
 def tidy(edition: Edition, manifest: Manifest) -> None:
@@ -489,8 +491,8 @@ def _maker_unit(manifest: Manifest, name: str) -> str:
     It is empty for the inputs of a retry too, which are written before the retry begins.
     """
     if manifest.dataset == "latents":
-        found = LATENTS.fullmatch(name)
-        return found[1] if found else ""
+        match = LATENTS.fullmatch(name)
+        return match[1] if match else ""
     if shard := SHARD.fullmatch(name):
         return shard[2] if int(shard[1]) in manifest.settings["buckets"] else ""
     beside = BESIDE.fullmatch(name)
@@ -502,8 +504,8 @@ def _is_to_clear(store: Store, dataset: str) -> bool:
     receipt, _rest = OURS[dataset]
     receipts = [e.name for e in store.list(RECEIPTS) if receipt.fullmatch(e.name)]
     with contextlib.suppress(FormatError):  # a damaged one can say nothing against it
-        if found := read_manifest(store):
-            check_kind(store, found.dataset, dataset)
+        if manifest := read_manifest(store):
+            check_kind(store, manifest.dataset, dataset)
         elif receipts:
             check_kind(store, read_receipt(store, unit_of_receipt(receipts[0])).dataset, dataset)
         else:

@@ -55,8 +55,8 @@ def read_each(
 
     `heard` gets the number of items done.
     """
-    found: list[Found] = []
-    for one in map_ahead(look, items, threads):
-        found.append(one)
-        heard(len(found))
-    return found
+    results: list[Found] = []
+    for result in map_ahead(look, items, threads):
+        results.append(result)
+        heard(len(results))
+    return results

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -56,12 +56,7 @@ class Entry:
 
     def below(self, prefix: str) -> "Entry":
         """Return the entry under its name without this prefix, which it begins with."""
-        return Entry(
-            name=self.name[len(prefix) :],
-            nbytes=self.nbytes,
-            stamp=self.stamp,
-            written_s=self.written_s,
-        )
+        return replace(self, name=self.name[len(prefix) :])
 
 
 class Sink(Protocol):

@@ -82,13 +82,13 @@ def kind_of(error: BaseException) -> str:
 
 
 def status_of(error: BaseException) -> int:
-    found = re.search(r"status code: (\d{3})|status: (\d{3}),", str(error))
-    return int(found[1] or found[2]) if found else 0
+    match = re.search(r"status code: (\d{3})|status: (\d{3}),", str(error))
+    return int(match[1] or match[2]) if match else 0
 
 
 def code_of(error: BaseException) -> str:
-    found = re.search(r"<Code>(\w+)</Code>", str(error))
-    return found[1] if found else ""
+    match = re.search(r"<Code>(\w+)</Code>", str(error))
+    return match[1] if match else ""
 
 
 def is_of_credentials(error: BaseException) -> bool:
@@ -198,12 +198,12 @@ class ObjectStore(MarkedStore):
         It is called again after a transient error. Before each attempt, the locks of this thread
         are renewed and checked.
         """
-        own = self._clients.get()
+        clients = self._clients.get()
 
         def attempt() -> T:
             self.refresh_locks()
             self.check_locks()
-            return act(own.library, own.client)
+            return act(clients.library, clients.client)
 
         return self.retrying(attempt)
 
@@ -226,9 +226,11 @@ class ObjectStore(MarkedStore):
         """
         folder, _, rest = prefix.rpartition("/")
         begin = {"offset": prefix[:-1]} if len(rest) > 1 else {}
-        own, is_found = self._clients.get(), False
-        for some in own.library.list(own.patient, folder or None, chunk_size=1_000, **begin):
-            for meta in some:
+        clients, is_found = self._clients.get(), False
+        for page in clients.library.list(
+            clients.patient, folder or None, chunk_size=1_000, **begin
+        ):
+            for meta in page:
                 key = meta["path"]
                 if key.startswith(prefix):
                     is_found = True
@@ -266,8 +268,8 @@ class ObjectStore(MarkedStore):
         """Return a text that changes whenever the object is written."""
         key = self.key(name)
         with self.store_errors(name):
-            found = self._ask(lambda loaded, client: loaded.head(client, key))
-        return f"{found['e_tag']} {found['version']} {found['last_modified'].isoformat()}"
+            head = self._ask(lambda loaded, client: loaded.head(client, key))
+        return f"{head['e_tag']} {head['version']} {head['last_modified'].isoformat()}"
 
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["ObjectSink"]:
@@ -289,11 +291,11 @@ class ObjectStore(MarkedStore):
 
     def put_parts(self, name: str, facts: Mapping[str, str], parts: Iterator[bytes]) -> None:
         """Make an object of parts, as they come."""
-        own, key = self._clients.get(), self.key(name)
+        clients, key = self._clients.get(), self.key(name)
         options = {"chunk_size": self.part_nbytes, "max_concurrency": PARTS_IN_FLIGHT}
         with self.store_errors(name):
-            own.library.put(
-                own.patient, key, parts, attributes=facts, use_multipart=True, **options
+            clients.library.put(
+                clients.patient, key, parts, attributes=facts, use_multipart=True, **options
             )
 
     def writer_of(self, name: str) -> str:

@@ -161,13 +161,13 @@ class LocalStore:
 
 def _first_pieces(left: Iterable[memoryview]) -> list[memoryview]:
     """Return the first of many pieces: as many bytes as one call writes."""
-    found, room = [], WRITTEN_NBYTES
+    first, room = [], WRITTEN_NBYTES
     for piece in islice(left, PIECES_AT_ONCE):
-        found.append(piece[:room])
-        room -= len(found[-1])
+        first.append(piece[:room])
+        room -= len(first[-1])
         if not room:
             break
-    return found
+    return first
 
 
 class _LocalSink:

@@ -339,13 +339,13 @@ class _Lock:
         """
         self._is_checked = False  # nothing that exists can be harmed by it, however late
         number, began = max(marks, default=-1) + 1, read_clocks()
-        made = self._make(number)
+        tag = self._make(number)
         self._made_at, self._is_checked = began, True
-        if not made:
+        if not tag:
             return False
-        self._marks = {number: made}
-        if self._list_marks() == {**marks, number: made}:
-            self._marks = {**marks, number: made}
+        self._marks = {number: tag}
+        if self._list_marks() == {**marks, number: tag}:
+            self._marks = {**marks, number: tag}
             self._is_renewed = True
             return True
         self._delete(self._marks)

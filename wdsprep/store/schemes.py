@@ -4,66 +4,45 @@ The library behind a place is imported when the place is first used, and comes w
 wdsprep where it is not needed for anything else.
 """
 
-import importlib
 import importlib.util
+import pkgutil
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsprep.errors import UsageError
 from wdsprep.text import install_extra
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StorePlace:
+class StorePlace(NamedTuple):
     """A kind of place that can be a store, such as a bucket of S3.
 
-    `form` shows what its URLs look like. `needs` is the module of its library, and `extra` the
-    extra of wdsprep that installs it, if it is optional.
+    `store` says where the class of the store is, and `form` what its URLs look like. `extra` is the
+    extra of wdsprep that installs its library, if that is an optional one.
     """
 
-    module: str
     store: str
     form: str
-    needs: str = ""
     extra: str = ""
 
     def opener(self) -> Callable[[str], Any]:
         """Return the class of the store. Raise UsageError if its library is not installed."""
-        if self.needs and not importlib.util.find_spec(self.needs):
+        if self.extra and not importlib.util.find_spec(OPTIONAL):
             raise UsageError(
-                f"{self.form} needs {self.needs}, which is not installed: "
-                f"{install_extra(self.extra)}"
+                f"{self.form} needs {OPTIONAL}, which is not installed: {install_extra(self.extra)}"
             )
-        opener: Callable[[str], Any] = getattr(importlib.import_module(self.module), self.store)
+        opener: Callable[[str], Any] = pkgutil.resolve_name(self.store)
         return opener
 
 
-_WEB = StorePlace(module="wdsprep.store.web", store="WebStore", form="https://")
+OPTIONAL = "obstore"
+"""The library that comes with an extra."""
+_WEB = StorePlace("wdsprep.store.web:WebStore", "https://")
 PLACES = {
-    "s3": StorePlace(
-        module="wdsprep.store.s3.s3_store", store="S3Store", form="s3://BUCKET/PREFIX"
-    ),
-    "gs": StorePlace(
-        module="wdsprep.store.gcs_azure",
-        store="ObjectStore",
-        form="gs://BUCKET/PREFIX",
-        needs="obstore",
-        extra="gcs",
-    ),
-    "az": StorePlace(
-        module="wdsprep.store.gcs_azure",
-        store="ObjectStore",
-        form="az://CONTAINER/PREFIX",
-        needs="obstore",
-        extra="azure",
-    ),
-    "hf": StorePlace(
-        module="wdsprep.store.hub",
-        store="HubStore",
-        form="hf://datasets/OWNER/NAME[@REVISION]",
-    ),
+    "s3": StorePlace("wdsprep.store.s3.s3_store:S3Store", "s3://BUCKET/PREFIX"),
+    "gs": StorePlace("wdsprep.store.gcs_azure:ObjectStore", "gs://BUCKET/PREFIX", "gcs"),
+    "az": StorePlace("wdsprep.store.gcs_azure:ObjectStore", "az://CONTAINER/PREFIX", "azure"),
+    "hf": StorePlace("wdsprep.store.hub:HubStore", "hf://datasets/OWNER/NAME[@REVISION]"),
     "http": _WEB,
     "https": _WEB,
 }
@@ -78,8 +57,8 @@ SCHEMES = "|".join(("file", "pipe", *PLACES))
 
 def place_scheme(url: str) -> str:
     """Return the scheme of a URL in lower case if it is one of the places; else an empty text."""
-    found = re.match(r"\s*([a-z0-9]+)://", url, re.IGNORECASE)
-    scheme = found[1].lower() if found else ""
+    match = re.match(r"\s*([a-z0-9]+)://", url, re.IGNORECASE)
+    scheme = match[1].lower() if match else ""
     return scheme if scheme in PLACES else ""
 
 

@@ -43,12 +43,12 @@ def spool_folder() -> str:
 def is_in_memory(folder: str) -> bool:
     """Return whether a folder lies in a file system in memory, as far as the system tells."""
     device = Path(folder).stat().st_dev
-    own = f"{os.major(device)}:{os.minor(device)}"
+    number = f"{os.major(device)}:{os.minor(device)}"
     try:
         mounts = [line.split() for line in MOUNTS.read_text(errors="replace").splitlines()]
     except OSError:
         return False
-    return any(own == mount[2] and mount[mount.index("-") + 1] in IN_MEMORY for mount in mounts)
+    return any(number == mount[2] and mount[mount.index("-") + 1] in IN_MEMORY for mount in mounts)
 
 
 @cache

@@ -71,7 +71,7 @@ class WebStore(ReadOnly):
     def write_error(self) -> UsageError:
         return UsageError(f"{self._shown}: a web server is only read: give {WRITABLE_PLACE}")
 
-    def _get(self, asked: Range) -> tuple[bytes, Entry]:
+    def _get(self, wanted: Range) -> tuple[bytes, Entry]:
         """Return the bytes of a range, and the version of the file that they are from.
 
         The range is requested again if an answer breaks off. Until an answer begins, urllib3
@@ -81,12 +81,12 @@ class WebStore(ReadOnly):
 
         for pause_s in (*(self._first_pause_s * 2**n for n in range(ATTEMPTS - 1)), 0):
             try:
-                headers = {"Range": asked.header, "Accept-Encoding": "identity"}
+                headers = {"Range": wanted.header, "Accept-Encoding": "identity"}
                 answer = self._open().request(
                     "GET", self.url, headers=headers, preload_content=False, decode_content=False
                 )
                 with closing(answer):
-                    return self._read_answer(asked, answer)
+                    return self._read_answer(wanted, answer)
             except HTTPError as error:
                 why = getattr(error, "reason", None) or error
                 if isinstance(error, MaxRetryError):
@@ -95,7 +95,7 @@ class WebStore(ReadOnly):
         # Without its cause, which words the whole URL.
         raise ShortReadError(f"{self._shown} cannot be read: {why}") from None
 
-    def _read_answer(self, asked: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Entry]:
+    def _read_answer(self, wanted: Range, answer: "BaseHTTPResponse") -> tuple[bytes, Entry]:
         """Return the bytes of an answer and the file's version, after checking status and range.
 
         There are no bytes if the file ends before the range.
@@ -104,13 +104,13 @@ class WebStore(ReadOnly):
 
         said, known, data = answer.headers.get("Content-Range", ""), self._version, b""
         if answer.status == BEYOND:  # what this does not tell is taken from the version known
-            total = asked.check_beyond(said, self._shown)
-            if total is None and known is not None and known.nbytes <= asked.start:
+            total = wanted.check_beyond(said, self._shown)
+            if total is None and known is not None and known.nbytes <= wanted.start:
                 total = known.nbytes
             stamp = known.stamp if known else ""
         else:
             self._check(answer.status)
-            nbytes, total = asked.check_answer(said, self._shown)
+            nbytes, total = wanted.check_answer(said, self._shown)
             if total is not None:
                 data = answer.read(nbytes + 1)  # one more, to see the end
                 if len(data) != nbytes:

@@ -326,18 +326,18 @@ def _end_linked(
     linked: dict[str, _Group], seen: dict[str, tuple[str, ...]]
 ) -> Iterator[TarSample | BadSampleError]:
     """Yield the samples made of links alone, once the sample beside them has ended."""
-    for one in linked.values():
-        yield one.result()
-        seen.setdefault(one.key, one.names)
+    for group in linked.values():
+        yield group.result()
+        seen.setdefault(group.key, group.names)
     linked.clear()
 
 
 def read_samples(at: Tape, what: str) -> Iterator[TarSample]:
     """Yield the samples of a tar that must be sound. Raise anything that is wrong with it."""
-    for found in scan(at):
-        if isinstance(found, BadSampleError):
-            raise BadSampleError(f"{what}: {found}", code=found.code, key=found.key) from found
-        yield found
+    for sample in scan(at):
+        if isinstance(sample, BadSampleError):
+            raise BadSampleError(f"{what}: {sample}", code=sample.code, key=sample.key) from sample
+        yield sample
 
 
 def index_tar(at: Tape, what: str) -> bytes:

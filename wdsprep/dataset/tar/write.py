@@ -227,8 +227,8 @@ class TarWriter:
 
         If writing or hashing failed, raise the error of that.
         """
-        for one in self._pending:
-            one.result()
+        for task in self._pending:
+            task.result()
 
 
 def _update(digest: blake3, pieces: Iterable[Buffer]) -> None:

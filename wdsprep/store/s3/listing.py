@@ -140,7 +140,7 @@ def guesses(first: str, last: str, *, floor: int) -> Iterator[str]:
     at = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     runs = (takewhile(str.isalnum, name[at:]) for name in (first, last))
     known = set(chain(*runs))  # what counts up, or spells on
-    letters = next((each for each in ALPHABETS if known.issubset(each)), "")
+    letters = next((alphabet for alphabet in ALPHABETS if known.issubset(alphabet)), "")
     if first == last or last[at] not in letters:
         return
     steps = letters.index(last[at]) - letters.find(first[at : at + 1])
@@ -201,11 +201,11 @@ def page_of(answer: Mapping[str, Any], start: int, stretch: Stretch, what: str) 
     StoreError, which names the store `what`, if the server ignores where `stretch` begins.
     """
     entries = []
-    for found in answer.get("Contents", ()):
-        name = found["Key"][start:]
+    for item in answer.get("Contents", ()):
+        name = item["Key"][start:]
         if name and not name.endswith("/"):  # a console's idea of a folder
-            stamp, at = found["ETag"].strip('"'), found["LastModified"].timestamp()
-            entries.append(Entry(name=name, nbytes=found["Size"], stamp=stamp, written_s=at))
+            stamp, at = item["ETag"].strip('"'), item["LastModified"].timestamp()
+            entries.append(Entry(name=name, nbytes=item["Size"], stamp=stamp, written_s=at))
     if entries and entries[0].name <= stretch.after:
         raise StoreError(f"{what}: the server ignores start-after, so wdsprep cannot list it")
     token = answer["NextContinuationToken"] if answer["IsTruncated"] else ""

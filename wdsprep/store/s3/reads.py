@@ -372,8 +372,8 @@ def _error(answer: S3Answer, body: bytes) -> Exception:
     """
     from botocore.exceptions import ClientError
 
-    status, found = answer.status, re.search(rb"<Code>(\w+)</Code>", body)
-    code = found[1].decode() if found else str(status)
+    status, match = answer.status, re.search(rb"<Code>(\w+)</Code>", body)
+    code = match[1].decode() if match else str(status)
     if status < 500 and status not in (404, 416, 429):
         return _RefusedError(f"{status} {code}")
     headers = {"content-range": answer.range}

@@ -56,8 +56,8 @@ def _checks_of(client: Any) -> BodyChecks:
     signs those without an MD5.
     """
     config = client.meta.config
-    given = (config.s3 or {}).get("payload_signing_enabled", False)
-    is_signing = client.meta.endpoint_url.startswith("http:") or given
+    is_wanted = (config.s3 or {}).get("payload_signing_enabled", False)
+    is_signing = client.meta.endpoint_url.startswith("http:") or is_wanted
     config.s3 = {**(config.s3 or {}), "payload_signing_enabled": is_signing}
     return BodyChecks(is_signed=is_signing and config.signature_version == "s3v4")
 
@@ -108,8 +108,8 @@ class S3Store(MarkedStore):
 
     def close(self) -> None:
         """Close the connections of this process to the server. The next call opens new ones."""
-        if own := self._clients.pop():
-            own.client.close()
+        if process_client := self._clients.pop():
+            process_client.client.close()
 
     def _ask(self, operation: str, **what: Any) -> Any:
         call = getattr(self.client, operation)
@@ -158,8 +158,8 @@ class S3Store(MarkedStore):
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the object is written."""
         with self.store_errors(name):
-            found = self._ask("head_object", Key=self.key(name))
-        return f"{found['ETag']} {found['LastModified'].isoformat()}"
+            head = self._ask("head_object", Key=self.key(name))
+        return f"{head['ETag']} {head['LastModified'].isoformat()}"
 
     @contextlib.contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["S3Sink"]:
