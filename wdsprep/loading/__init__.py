@@ -13,12 +13,13 @@
 - `batch_memory` holds the batch, pads it with zeros, brings it out of a DataLoader's worker, and
   copies it to a GPU.
 
-`on_the_fly` makes latents of images. `streaming` does the same on other machines, with Ray.
+`encoded_batches` has images encoded on the fly (`wdsprep.encoding.on_the_fly`), and arranges
+batches as those of stored latents are. `streaming` does the same on other machines, with Ray.
 
 A loader may serve a part of a dataset: the samples of one shape, those that meet a condition
 (`where`), or those that have a row in a table. Tables of samples say which these are
-(`dataset_tables`). The answer is kept on this machine, and so are the shapes
-of images that become latents on the fly.
+(`dataset_tables`). The answer is kept on this machine, and so are the shapes of images that become
+latents on the fly.
 
 `join` puts other datasets of the same images beside one, and finds their samples. `wanted_arrays`
 says which arrays are read of each dataset.

@@ -61,7 +61,7 @@ from wdsprep.text import brief, plural, whole_number
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_fly.image_preparation import Encoding
-    from wdsprep.loading.on_the_fly.encoded_batches import Session
+    from wdsprep.loading.encoded_batches import Session
 
 
 NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
@@ -371,7 +371,7 @@ class Loader(IterableDataset[dict[str, Any]]):
     @cached_property
     def _session(self) -> "Session":
         """The session that encodes images, opened when the first batch is asked for."""
-        from wdsprep.loading.on_the_fly.encoded_batches import Session
+        from wdsprep.loading.encoded_batches import Session
 
         if self.encoding is None:
             raise UsageError("stored latents need no models")

@@ -2,5 +2,5 @@
 
 `image_preparation` finds the model and prepares images for it, `step_batches` computes the arrays
 of a step, and `latent_writer` stores the latents in the shards that `encode` would write. The
-images are read, and batches handed out, by `wdsprep.loading.on_the_fly`.
+images are read, and batches handed out, by `wdsprep.loading.encoded_batches`.
 """

@@ -29,8 +29,8 @@ from wdsprep.encoding.models.device import Stats
 from wdsprep.encoding.on_the_fly.image_preparation import Encoding
 from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder
 from wdsprep.loading.batch_memory import Batch
+from wdsprep.loading.encoded_batches import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.load_plan import LoadPlan
-from wdsprep.loading.on_the_fly.encoded_batches import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.prefetch import NOTHING, locate_in_tars, open_reader
 

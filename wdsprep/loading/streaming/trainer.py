@@ -22,7 +22,7 @@ from wdsprep import errors
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.batch_memory import Batch
-from wdsprep.loading.on_the_fly.encoded_batches import (
+from wdsprep.loading.encoded_batches import (
     BatchBuilder,
     open_tee,
     with_empty_caption,
