@@ -306,7 +306,7 @@ def options_of(declared: Callable[..., Any]) -> tuple[Option, ...]:
 
 @lru_cache(None)
 def _options_of(declared: Any) -> tuple[Option, ...]:
-    return tuple(_option(declared, each) for each in fields(declared) if "about" in each.metadata)
+    return tuple(_option(declared, f) for f in fields(declared) if "about" in f.metadata)
 
 
 def _option(declared: type, field: "Field[Any]") -> Option:
@@ -323,15 +323,15 @@ def _option(declared: type, field: "Field[Any]") -> Option:
 
 def options_in_settings(options: Options) -> dict[str, Any]:
     """Return by name the values of options that decide what a dataset is, without defaults."""
-    own = [option for option in options_of(type(options)) if option.about.decides]
-    values = ((option, getattr(options, option.name)) for option in own)
+    decisive = [option for option in options_of(type(options)) if option.about.decides]
+    values = ((option, getattr(options, option.name)) for option in decisive)
     return {option.name: value for option, value in values if value != option.default}
 
 
 def options_given_under(options: Options, heading: str) -> list[str]:
     """Return the spellings of the options under a heading that differ from their defaults."""
-    own = [option for option in options_of(type(options)) if option.about.heading == heading]
-    return [one.spelled for one in own if getattr(options, one.name) != one.default]
+    under = [option for option in options_of(type(options)) if option.about.heading == heading]
+    return [option.spelled for option in under if getattr(options, option.name) != option.default]
 
 
 def remedies_of(declared: Callable[..., Any]) -> dict[str, str]:
@@ -492,9 +492,9 @@ def takes_datasets(
         @wraps(function)
         def call(*datasets: Place, **kwargs: Any) -> R:
             check_call(function.__name__, signature, options_of(options), (), kwargs)
-            given = [_place(DATASETS.name.upper(), each) for each in datasets]
+            places = [_place(DATASETS.name.upper(), dataset) for dataset in datasets]
             made = cast("Callable[..., T]", options)(**kwargs)
-            return _call_with(partial(function, given), made)
+            return _call_with(partial(function, places), made)
 
         return cast("DatasetsFunction[P, R]", _set_signature(call, function, signature))
 

@@ -125,7 +125,7 @@ def parse_names(given: Any) -> tuple[str, ...]:
 def check_texts(given: Iterable[Any]) -> tuple[str, ...]:
     """Return the values as a tuple. Raise UsageError if one of them is not a string."""
     listed = tuple(given)
-    if wrong := [one for one in listed if not isinstance(one, str)]:
+    if wrong := [item for item in listed if not isinstance(item, str)]:
         raise UsageError(f"{brief(wrong[0])} is not a string: give a list of strings")
     return listed
 
@@ -192,12 +192,12 @@ class NotebookTable:
 
         By default these are the fields with texts, whole numbers or lists of texts.
         """
-        for each in fields(cast("Any", self)):
-            value = getattr(self, each.name)
-            if isinstance(value, tuple) and all(isinstance(one, str) for one in value):
+        for field in fields(cast("Any", self)):
+            value = getattr(self, field.name)
+            if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
                 value = ", ".join(value)
             if isinstance(value, str | int):
-                yield each.name.removeprefix("is_").replace("_", " "), value
+                yield field.name.removeprefix("is_").replace("_", " "), value
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -252,9 +252,9 @@ def brief(value: object) -> str:
 
 def list_columns(names: Sequence[str]) -> str:
     """List the columns of a table in few words: the first ones, with long names cut."""
-    some = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names[:COLUMNS]]
+    shown = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names[:COLUMNS]]
     more = [f"and {len(names) - COLUMNS:,} more"] if len(names) > COLUMNS else []
-    return ", ".join([*some, *more]) or "no columns"
+    return ", ".join([*shown, *more]) or "no columns"
 
 
 _HARMFUL = re.compile(
@@ -264,7 +264,7 @@ _HARMFUL = re.compile(
 
 def one_line(text: str) -> str:
     """Return a text with its control characters, direction marks and half characters escaped."""
-    return _HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _HARMFUL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def join_lines(lines: Iterable[str]) -> str:

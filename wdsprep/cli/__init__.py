@@ -35,14 +35,6 @@ def option_name(name: str) -> str:
     return name.replace("_", "-")
 
 
-class Interrupted(click.Abort):
-    """An interrupt by Ctrl-C or SIGTERM; with `resumes` the same command goes on from there."""
-
-    def __init__(self, *, resumes: bool) -> None:
-        super().__init__()
-        self.resumes = resumes
-
-
 class CommandGroup(Command, click.Group):
     """The group of all commands. Its help lists those of daily use first."""
 
@@ -51,8 +43,8 @@ class CommandGroup(Command, click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)
-        for heading, some in (("Commands", names[:DAILY]), ("More commands", names[DAILY:])):
-            rows = [(name, self.commands[name].get_short_help_str()) for name in some]
+        for heading, group in (("Commands", names[:DAILY]), ("More commands", names[DAILY:])):
+            rows = [(name, self.commands[name].get_short_help_str()) for name in group]
             with formatter.section(heading):
                 formatter.write_dl(rows)
         super().format_options(ctx, formatter)
@@ -65,7 +57,7 @@ class CommandGroup(Command, click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command, and turn an interrupt into an abort.
+        """Run a command, and turn an interrupt into an abort, which says if the command resumes.
 
         click would do so too, but it would end the row of the progress line, which would then stay.
         """
@@ -73,7 +65,7 @@ class CommandGroup(Command, click.Group):
             return super().invoke(ctx)
         except (KeyboardInterrupt, click.Abort) as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            raise Interrupted(resumes=getattr(command, "resumes", True)) from error
+            raise click.Abort(getattr(command, "resumes", True)) from error
 
 
 @click.group(
@@ -98,8 +90,8 @@ def cli(context: click.Context) -> None:
         echo(context.get_help())
 
 
-for each in COMMANDS:
-    cli.add_command(each)
+for command in COMMANDS:
+    cli.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -122,8 +114,8 @@ def _after_interrupt(arguments: list[str], *, resumes: bool) -> str:
 
 def _main(arguments: list[str]) -> int:
     try:
-        found = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
-        return found if isinstance(found, int) else 0
+        code = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         said = re.sub(
@@ -133,7 +125,7 @@ def _main(arguments: list[str]) -> int:
         complain(f"{said.rstrip('.')}{hint}", traced=False)
         return UsageError.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
-        resumes = isinstance(error, Interrupted) and error.resumes
+        resumes = isinstance(error, click.Abort) and error.args == (True,)
         left, is_kept = TERMINAL.left_off()
         following = _after_interrupt(arguments, resumes=resumes and is_kept)
         complain(": ".join(filter(None, ("interrupted", left, following))), traced=False)

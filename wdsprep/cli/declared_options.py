@@ -37,10 +37,10 @@ class Value(click.ParamType):  # type: ignore[type-arg]
     def shell_complete(self, _ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
         about = self._declared.about
         words = [word for word in (*about.choices, *about.known) if word.startswith(incomplete)]
-        found = [CompletionItem(word) for word in words if word]
+        items = [CompletionItem(word) for word in words if word]
         if about.known:
-            return [CompletionItem(incomplete, type="dir"), *found]
-        return [CompletionItem(incomplete, type="file")] if about.is_place else found
+            return [CompletionItem(incomplete, type="dir"), *items]
+        return [CompletionItem(incomplete, type="file")] if about.is_place else items
 
 
 def metavar_of(declared: Option) -> str:
@@ -60,7 +60,7 @@ def option_of(declared: Option) -> click.Option:
     bare: dict[str, Any] = {"is_flag": True if declared.is_flag else None}
     if about.bare is not None:
         bare = {"is_flag": False, "flag_value": about.bare}
-    made = HeadedOption(
+    option = HeadedOption(
         names,
         # with False instead of None, the value of `--min-size=-5` would be an option of its own
         **bare,
@@ -71,8 +71,8 @@ def option_of(declared: Option) -> click.Option:
         show_default=about.usual,
         help=about.help,
     )
-    made.heading = about.heading
-    return made
+    option.heading = about.heading
+    return option
 
 
 def argument_of(declared: Option) -> click.Argument:
@@ -124,22 +124,23 @@ class DeclaredCommand(Command):
     def _sorted_params(self, own: Sequence[click.Parameter]) -> Iterator[click.Parameter]:
         """Yield the arguments, then the options under each of `headings`; leave out all others."""
         of_function = [
-            argument_of(each) if each.is_argument else option_of(each) for each in self.declared
+            argument_of(option) if option.is_argument else option_of(option)
+            for option in self.declared
         ]
         both = [*of_function, *own]
-        yield from (each for each in both if isinstance(each, click.Argument))
-        order = {each.name: each.about.order for each in self.declared}
-        both.sort(key=lambda each: order.get(str(each.name), 0))
+        yield from (param for param in both if isinstance(param, click.Argument))
+        order = {option.name: option.about.order for option in self.declared}
+        both.sort(key=lambda param: order.get(str(param.name), 0))
         for heading in self.headings:
-            yield from (each for each in both if getattr(each, "heading", None) == heading)
+            yield from (param for param in both if getattr(param, "heading", None) == heading)
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        return {each.name: each.default for each in self.declared if not each.is_required}
+        return {option.name: option.default for option in self.declared if not option.is_required}
 
     def invoke(self, ctx: click.Context) -> Any:
-        given = {name: value for name, value in ctx.params.items() if value is not None}
-        ctx.params = {name: given.get(name, self.defaults.get(name)) for name in ctx.params}
+        values = {name: value for name, value in ctx.params.items() if value is not None}
+        ctx.params = {name: values.get(name, self.defaults.get(name)) for name in ctx.params}
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -162,7 +163,7 @@ class DeclaredCommand(Command):
         return parser
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flags = {each.dashed: each for each in self.declared if each.is_flag}
+        flags = {option.dashed: option for option in self.declared if option.is_flag}
         for word in args[: args.index("--") if "--" in args else None]:
             name, has_value, value = word.partition("=")
             if has_value and (flag := flags.get(name.replace("_", "-"))):
@@ -171,7 +172,7 @@ class DeclaredCommand(Command):
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
             name = str(error.param.name) if error.param else ""
-            if name not in {each.name for each in self.declared}:
+            if name not in {option.name for option in self.declared}:
                 raise
             raise UsageError(
                 options.missing_option_message(str(ctx.info_name), name, self.declared)

@@ -169,12 +169,14 @@ class Downloads:
 
     def _ask(self, coming: Iterator[tuple[int, Sample | Refusal]]) -> None:
         while self._wants_more():
-            found = next(coming, None)
-            if found is None:
+            pair = next(coming, None)
+            if pair is None:
                 self._end_turn()
                 return
-            number, row = found
-            urls = () if isinstance(row, Refusal) else (row.url, *(one.url for one in row.images))
+            number, row = pair
+            urls = (
+                () if isinstance(row, Refusal) else (row.url, *(image.url for image in row.images))
+            )
             self._ahead.append((number, row, tuple(map(self._download, urls))))
 
     def _begin_turn(self) -> bool:
@@ -247,7 +249,7 @@ class Downloads:
                 url = download.url
                 return Refusal(source=row.source, code=answer.code, detail=detail, url=url)
         image, *others = (answer.data for answer in fetched)
-        images = [one._replace(data=data) for one, data in zip(row.images, others, strict=True)]
+        images = [image._replace(data=data) for image, data in zip(row.images, others, strict=True)]
         return replace(row, image=image, images=tuple(images))
 
     def _take(self, download: _Download) -> Fetched:

@@ -110,10 +110,12 @@ class OutageCheck:
     def _answers_one_of(self, urls: list[str]) -> bool:
         asked = {self._ask(url): url for url in urls}
         try:
-            return any(_is_answer(asked[one], one.result().code) for one in as_completed(asked))
+            return any(
+                _is_answer(asked[future], future.result().code) for future in as_completed(asked)
+            )
         finally:
-            for one in asked:
-                one.cancel()
+            for future in asked:
+                future.cancel()
 
     def _silent_sites(self) -> int:
         """Count the sites without an answer whose names may exist.
@@ -124,8 +126,8 @@ class OutageCheck:
         silent = len(self._sites) - len(names)
         with ThreadPoolExecutor(OUTAGE_SITES) as threads:
             while names and silent < OUTAGE_SITES:
-                some, names = names[:OUTAGE_SITES], names[OUTAGE_SITES:]
-                silent += sum(not gone for gone in threads.map(is_unknown_name, some))
+                batch, names = names[:OUTAGE_SITES], names[OUTAGE_SITES:]
+                silent += sum(not gone for gone in threads.map(is_unknown_name, batch))
         return silent
 
 

@@ -182,7 +182,7 @@ def _lines(text: str) -> Iterator[tuple[str, str]]:
 
 def normal_path(path: str) -> str:
     """Return the spelling of a path in which no characters are escaped but those that must be."""
-    text = _ESCAPE.sub(lambda found: _SPELLING[found[0]], path)
+    text = _ESCAPE.sub(lambda escape: _SPELLING[escape[0]], path)
     if _NEEDS_NOTHING.fullmatch(text):
         return text
     return quote_from_bytes(text.encode("utf-8", "replace"), _PRINTABLE)

@@ -166,9 +166,9 @@ def _uploads(placed: Sequence[PlacedDataset], repo: str, output: str) -> Iterato
         source = place if local_path(place) is not None else f"COPY-OF-{place.rpartition('/')[2]}"
         return shlex.join(["hf", "upload", repo, source, path, "--repo-type", "dataset"])
 
-    for one in placed:
-        if _hub_place(one.dataset.store.url)[0] != repo:
-            yield upload(one.dataset.shown, one.folder or ".")
+    for item in placed:
+        if _hub_place(item.dataset.store.url)[0] != repo:
+            yield upload(item.dataset.shown, item.folder or ".")
     if not output:
         return
     store, name = split_url(output)
@@ -188,16 +188,16 @@ def _card_parts(
     yield f"# {repo.partition('/')[2]}\n\n"
     yield "Shards of captioned images, and what models made of them, for training diffusion\n"
     yield "models: WebDataset tars, made with wdsprep.\n\n"
-    rows = [(span(one.name), *_table_row(one.dataset)) for one in placed]
+    rows = [(span(item.name), *_table_row(item.dataset)) for item in placed]
     yield from table(("dataset", "what", "samples", "shards", "size"), rows)
-    for one in placed:
-        yield from _dataset_section(one)
+    for item in placed:
+        yield from _dataset_section(item)
     yield from _load_section(placed, repo)
     yield from FORMAT
     if samples:
         yield "\n## Samples\n"
-    for one in placed if samples else ():
-        yield from _sample_lines(one, samples, seed)
+    for item in placed if samples else ():
+        yield from _sample_lines(item, samples, seed)
     yield "\n"
 
 
@@ -209,25 +209,25 @@ def _yaml_header(placed: Sequence[PlacedDataset], repo: str, license: str) -> It
     yield f"license: {json.dumps(license)}\n" if license else f"# {LICENCE}\n"
     yield f"pretty_name: {json.dumps(repo.partition('/')[2])}\n"
     yield "task_categories:\n- text-to-image\n"
-    most = max(one.dataset.manifest.samples for one in placed)
+    most = max(item.dataset.manifest.samples for item in placed)
     yield f"size_categories:\n- {size_category(most)}\n"
     yield "tags:\n- webdataset\n- wdsprep\n"
     yield "configs:\n"
-    for number, one in enumerate(placed):
-        path = f"{one.folder}/" if one.folder else ""
-        yield f"- config_name: {json.dumps(one.name)}\n"
+    for number, item in enumerate(placed):
+        path = f"{item.folder}/" if item.folder else ""
+        yield f"- config_name: {json.dumps(item.name)}\n"
         yield "  default: true\n" if not number else ""
         yield "  data_files:\n  - split: train\n    path:\n"
-        kind = "parquet" if one.dataset.manifest.is_scored else "tar"
-        for bucket in one.dataset.buckets:
+        kind = "parquet" if item.dataset.manifest.is_scored else "tar"
+        for bucket in item.dataset.buckets:
             folder = re.sub(r"([*?\[])", r"[\1]", bucket)  # which else is a pattern
             yield f"    - {json.dumps(f'{path}{folder}/**/*.{kind}')}\n"
-    images = [one for one in placed if one.dataset.is_of_images]
+    images = [item for item in placed if item.dataset.is_of_images]
     if images:
         yield "dataset_info:\n"
-    for one in images:
-        yield f"- config_name: {json.dumps(one.name)}\n  features:\n"
-        yield from _features(roles_of(one.dataset.manifest.settings))
+    for item in images:
+        yield f"- config_name: {json.dumps(item.name)}\n  features:\n"
+        yield from _features(roles_of(item.dataset.manifest.settings))
 
 
 def _features(roles: Sequence[str]) -> Iterator[str]:
@@ -285,9 +285,9 @@ def _table_row(dataset: ReportDataset) -> tuple[str, ...]:
     return what, f"{facts['samples']:,}", f"{facts['shards']:,}", human_bytes(facts["nbytes"])
 
 
-def _dataset_section(one: PlacedDataset) -> Iterator[str]:
-    dataset = one.dataset
-    yield f"\n## {span(one.name)}\n\n"
+def _dataset_section(item: PlacedDataset) -> Iterator[str]:
+    dataset = item.dataset
+    yield f"\n## {span(item.name)}\n\n"
     if dataset.is_of_images:
         yield from _image_facts(dataset)
     else:
@@ -339,14 +339,14 @@ def _latent_facts(dataset: ReportDataset) -> Iterator[str]:
     if model.startswith(("/", ".", "~")):  # the path on a machine is private
         model = model.rstrip("/").rpartition("/")[2]
     rows = [("model", span(model, in_table=True))]
-    for name, told in SETTINGS.items():
+    for name, meaning in SETTINGS.items():
         value = manifest.settings.get(name, "")
         if value != "" and not (name == "resolution" and dataset.manifest.is_of_text):
             value = str(value)[:DIGITS] if name == "weights" else value
-            rows.append((told, span(value, in_table=True)))
+            rows.append((meaning, span(value, in_table=True)))
     yield from table(("setting", "value"), rows)
     yield "\n"
-    members = [(span(each.name), span(each)) for each in fields_of(manifest.settings["layout"])]
+    members = [(span(field.name), span(field)) for field in fields_of(manifest.settings["layout"])]
     if members:
         yield from table(("array", "type and shape"), members)
     if dataset.columns:
@@ -360,7 +360,7 @@ def _latent_facts(dataset: ReportDataset) -> Iterator[str]:
 
 
 def _load_section(placed: Sequence[PlacedDataset], repo: str) -> Iterator[str]:
-    names = [one.name for one in placed]
+    names = [item.name for item in placed]
     yield f"""
 ## Load
 
@@ -373,7 +373,9 @@ print(next(iter(dataset)))
 ```
 """
     trained = [
-        one for one in placed if not (one.dataset.is_of_images or one.dataset.manifest.is_scored)
+        item
+        for item in placed
+        if not (item.dataset.is_of_images or item.dataset.manifest.is_scored)
     ]
     if trained:
         folder = repo.partition("/")[2]
@@ -409,13 +411,13 @@ FORMAT = """
 """.splitlines(keepends=True)
 
 
-def _sample_lines(one: PlacedDataset, samples: int, seed: int) -> Iterator[str]:
-    dataset = one.dataset
+def _sample_lines(item: PlacedDataset, samples: int, seed: int) -> Iterator[str]:
+    dataset = item.dataset
     places = pick(dataset.manifest.shards, samples, f"card {seed}")
     readers = dataset.store.readers
-    found = read_each(lambda place: read_sample(dataset, place), places, readers)
-    yield f"\nOf {span(one.name)}:\n\n"
-    for sample in found:
+    read = read_each(lambda place: read_sample(dataset, place), places, readers)
+    yield f"\nOf {span(item.name)}:\n\n"
+    for sample in read:
         yield f"- {_sample_line(sample)}\n"
 
 

@@ -70,7 +70,7 @@ def _made_of_bucket(datasets: Datasets, base: ReportDataset, *, bucket: str) -> 
     """Return the datasets of latents that were made of a bucket of images, or latents alone."""
     if not base.is_of_images:
         return [base]
-    return [made for made in datasets.latents if int(bucket) in made.encoded_buckets(base)]
+    return [latents for latents in datasets.latents if int(bucket) in latents.encoded_buckets(base)]
 
 
 class Sheet(NamedTuple):

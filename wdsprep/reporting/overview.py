@@ -101,22 +101,22 @@ def images_from(manifest: Manifest, resolution: int) -> int:
 
 
 def _by_bucket(shards: Sequence[Shard]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    rows: dict[str, dict[str, int]] = {}
     for shard in shards:
         bucket = shard.name.partition("/")[0]
-        row = found.setdefault(bucket, {"nbytes": 0, "samples": 0, "shards": 0})
+        row = rows.setdefault(bucket, {"nbytes": 0, "samples": 0, "shards": 0})
         row["nbytes"] += shard.nbytes
         row["samples"] += shard.samples
         row["shards"] += 1
-    return found
+    return rows
 
 
 def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]]]:
-    found = {}
+    quantiles = {}
     for what in ("caption", "side"):
         ranges = {f"{share:.2f}": quantile(counts, what, share) for share in SHARES}
-        found[what] = {share: both for share, both in ranges.items() if both}
-    return {what: ranges for what, ranges in found.items() if ranges}
+        quantiles[what] = {share: both for share, both in ranges.items() if both}
+    return {what: ranges for what, ranges in quantiles.items() if ranges}
 
 
 def patterns(url: str, manifest: Manifest) -> list[str]:

@@ -281,7 +281,7 @@ class Run:
             share_done=(finished + under_way) / max(1, self.count),
             units_done=max(self._total.units_done, len(published)),
             samples=self._total.samples + sum(progress.samples for progress in going),
-            unfinished=sum(one.samples + sum(one.rejects.values()) for one in going),
+            unfinished=sum(part.samples + sum(part.rejects.values()) for part in going),
             nbytes=self._total.nbytes + sum(progress.nbytes for progress in going),
             rejects=sum_counts((self._total.rejects, *(progress.rejects for progress in going))),
         )

@@ -66,10 +66,10 @@ def _lines() -> Iterator[str]:
 
 
 def _row(name: str, preset: Preset) -> str:
-    found = facts(name)
-    longest = " ".join(f"{human_bytes(each):>9}" for each in found["sample_nbytes"].values())
-    trimmed = found[f"sample_nbytes_at_{TOKENS}_tokens"].values()
-    short = " ".join(f"{human_bytes(each) if preset.is_trimmed else '':>9}" for each in trimmed)
+    row = facts(name)
+    longest = " ".join(f"{human_bytes(nbytes):>9}" for nbytes in row["sample_nbytes"].values())
+    trimmed = row[f"sample_nbytes_at_{TOKENS}_tokens"].values()
+    short = " ".join(f"{human_bytes(nbytes) if preset.is_trimmed else '':>9}" for nbytes in trimmed)
     login = " (login)" if preset.needs_login else ""
     towers = human_bytes(preset.tower_nbytes)
     return f"{name:13} {towers:>9} {longest} {short}  {preset.repo or 'in the package'}{login}"

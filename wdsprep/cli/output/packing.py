@@ -169,16 +169,16 @@ def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
         yield f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
     for code, names in ALLOWING.items():
         count = manifest.rejects.get(code.value, 0)
-        given = [name for name in names if _allows_more(name, options, manifest.settings)]
-        if count and given and packed.units_before and not options["retry_rejected"]:
-            allowing = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        allowed_by = [name for name in names if _allows_more(name, options, manifest.settings)]
+        if count and allowed_by and packed.units_before and not options["retry_rejected"]:
+            allowing = " and ".join(f"--{name.replace('_', '-')}" for name in allowed_by)
             yield f"{code} {count:,}: --retry-rejected fetches those that {allowing} allows"
-        elif count and not given and code is Code.PRIVATE_ADDRESS:
+        elif count and not allowed_by and code is Code.PRIVATE_ADDRESS:
             yield (
                 f"{code} {count:,}: --retry-rejected --allow-private-hosts fetches them, or "
                 "--allow-s3 where their URLs are s3://, gs://, az:// or hf://"
             )
-        elif count and not given and code is Code.TOO_MANY_BYTES:
+        elif count and not allowed_by and code is Code.TOO_MANY_BYTES:
             yield f"{code} {count:,}: --retry-rejected with a larger --max-bytes fetches them"
 
 
@@ -226,8 +226,10 @@ def _table(manifest: Manifest) -> Iterator[str]:
 
 def _repeats_lines(counts: Mapping[str, int]) -> list[str]:
     """Return the line on how many images come how often; none without --repeats-from-folders."""
-    own = {name.removeprefix(REPEATS): n for name, n in counts.items() if name.startswith(REPEATS)}
-    repeats = {int(name): n for name, n in own.items() if name.isdecimal() and len(name) < 20}
+    by_name = {
+        name.removeprefix(REPEATS): n for name, n in counts.items() if name.startswith(REPEATS)
+    }
+    repeats = {int(name): n for name, n in by_name.items() if name.isdecimal() and len(name) < 20}
     parts = [f"{plural(n, 'image')} x {times}" for times, n in sorted(repeats.items())]
     return [f"repeats: {', '.join(parts)}"] if parts else []
 

@@ -202,7 +202,7 @@ def load_step(places: Sequence[str], manifests: "Iterable[Manifest]") -> str:
     The first of `places` has the latents; any others are joined to it.
     """
     joined = "".join(f', join=["{place}"]' for place in places[1:])
-    batch = min(batch_that_fits(made.settings, made.counts, made.samples) for made in manifests)
+    batch = min(batch_that_fits(m.settings, m.counts, m.samples) for m in manifests)
     return f'next: wdsprep.load("{places[0]}"{joined}, global_batch={batch}) in your trainer'
 
 
@@ -227,12 +227,14 @@ def many_rejects_lines(
     Samples that could not be fetched, or that were left out by the user's own wish, do not count.
     `samples` is the number of those that were kept.
     """
-    own = {code: count for code, count in rejects.items() if Code.named(code).stage not in WISHED}
-    count, of = sum(own.values()), samples + sum(own.values())
+    unwished = {
+        code: count for code, count in rejects.items() if Code.named(code).stage not in WISHED
+    }
+    count, of = sum(unwished.values()), samples + sum(unwished.values())
     if count * 10 <= of:
         return []
-    worst = max(sorted(own), key=lambda code: own[code])
-    which = f"{own[worst]:,} of them" if own[worst] < count else "all of them"
+    worst = max(sorted(unwished), key=lambda code: unwished[code])
+    which = f"{unwished[worst]:,} of them" if unwished[worst] < count else "all of them"
     remedy = remedies.get(worst, f"{url}/rejects/ says why for each")
     are = "was" if count == 1 else "were"
     return [KeptLine(f"warning: {count:,} of {of:,} {are} rejected, {which} as {worst}: {remedy}")]
