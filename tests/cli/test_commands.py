@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pyarrow as pa
 import pytest
+from click.shell_completion import ShellComplete
 from PIL import Image
 from pyarrow import parquet as pq
 
@@ -140,14 +141,6 @@ def test_verbose_says_what_becomes_of_each_unit(downloads: Path, words: list[str
 
 
 FLUXES = ("", "-schnell", "2-klein")
-COMPLETED = """
-import json, sys
-from wdsprep.cli import main
-try:
-    main()
-except SystemExit:
-    json.dump(sorted({name.partition(".")[0] for name in sys.modules}), sys.stderr)
-"""
 
 
 @pytest.mark.parametrize(
@@ -161,14 +154,30 @@ except SystemExit:
         ("pack --quie", ["plain,--quiet"]),
     ],
 )
-def test_a_shell_completes_and_nothing_heavy_is_imported(typed: str, wanted: list[str]) -> None:
-    words = f"wdsprep {typed}"
-    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+def test_a_shell_completes_what_is_typed(typed: str, wanted: list[str]) -> None:
+    *words, incomplete = typed.split(" ")
+    shell = ShellComplete(cli, {}, "wdsprep", "_WDSPREP_COMPLETE")
+    items = shell.get_completions(words, incomplete)
+    assert [f"{item.type},{item.value}" for item in items] == wanted
+
+
+COMPLETED = """
+import json, sys
+from wdsprep.cli import main
+try:
+    main()
+except SystemExit:
+    json.dump(sorted({name.partition(".")[0] for name in sys.modules}), sys.stderr)
+"""
+
+
+def test_nothing_heavy_is_imported_to_complete_what_is_typed() -> None:
+    asked = {"COMP_WORDS": "wdsprep encode --runner ", "COMP_CWORD": "3"}
     env = {**os.environ, "_WDSPREP_COMPLETE": "bash_complete", **asked}
     done = subprocess.run(
         [sys.executable, "-c", COMPLETED], env=env, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == wanted
+    assert done.stdout.split() == ["plain,auto", "plain,local", "plain,ray"]
     assert not set(json.loads(done.stderr)) & {"numpy", "PIL", "pyarrow", "ray", "torch", "boto3"}
 
 

@@ -188,10 +188,18 @@ def _card_parts(
     yield f"# {repo.partition('/')[2]}\n\n"
     yield "Shards of captioned images, and what models made of them, for training diffusion\n"
     yield "models: WebDataset tars, made with wdsprep.\n\n"
-    rows = [(span(item.name), *_table_row(item.dataset)) for item in placed]
+    rows = []
+    for item in placed:
+        manifest = item.dataset.manifest
+        what = "images" if item.dataset.is_of_images else item.dataset.label
+        what += "" if manifest.complete else ", not complete"
+        counts = f"{manifest.samples:,}", f"{len(manifest.shards):,}"
+        rows.append((span(item.name), what, *counts, human_bytes(manifest.nbytes)))
     yield from table(("dataset", "what", "samples", "shards", "size"), rows)
     for item in placed:
-        yield from _dataset_section(item)
+        yield f"\n## {span(item.name)}\n\n"
+        facts = _image_facts if item.dataset.is_of_images else _latent_facts
+        yield from facts(item.dataset)
     yield from _load_section(placed, repo)
     yield from FORMAT
     if samples:
@@ -278,22 +286,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |\n"
 
 
-def _table_row(dataset: ReportDataset) -> tuple[str, ...]:
-    facts = dataset.overview
-    what = "images" if dataset.is_of_images else dataset.label
-    what += "" if facts["complete"] else ", not complete"
-    return what, f"{facts['samples']:,}", f"{facts['shards']:,}", human_bytes(facts["nbytes"])
-
-
-def _dataset_section(item: PlacedDataset) -> Iterator[str]:
-    dataset = item.dataset
-    yield f"\n## {span(item.name)}\n\n"
-    if dataset.is_of_images:
-        yield from _image_facts(dataset)
-    else:
-        yield from _latent_facts(dataset)
-
-
 def _image_facts(dataset: ReportDataset) -> Iterator[str]:
     facts = dataset.overview
     yield "Images with captions. A bucket has those whose shorter side is at least its number of\n"
@@ -372,11 +364,7 @@ dataset = datasets.load_dataset("{repo}", "{names[0]}", split="train", streaming
 print(next(iter(dataset)))
 ```
 """
-    trained = [
-        item
-        for item in placed
-        if not (item.dataset.is_of_images or item.dataset.manifest.is_scored)
-    ]
+    trained = [item for item in placed if item.dataset.manifest.kind in ("latents", "text")]
     if trained:
         folder = repo.partition("/")[2]
         place = f"{folder}/{trained[0].folder}".rstrip("/")

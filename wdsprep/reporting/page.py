@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from math import pi, sqrt
 from typing import Any
@@ -237,19 +237,6 @@ def shown_settings(dataset: ReportDataset) -> Iterator[tuple[str, str]]:
         yield name.replace("_", "-"), DASH if value in ("", None) else str(value)
 
 
-FUNCTIONS = (
-    *(
-        share,
-        percent,
-        signed,
-        rate,
-        span,
-        moments,
-        pace_bars,
-        bell_paths,
-        shown_settings,
-        usual_share,
-        losses,
-    ),
-    *(human_bytes, plural, without_secrets),
-)
+FUNCTIONS: list[Callable[..., object]] = [share, percent, signed, rate, span, moments]
+FUNCTIONS += [pace_bars, bell_paths, shown_settings, usual_share, losses]
+FUNCTIONS += [human_bytes, plural, without_secrets]
