@@ -54,8 +54,10 @@ def test_pack_alone_packs_downloads(downloads: Path) -> None:
     assert "nothing left to do" in run("pack").stdout
 
 
-def test_json_is_all_that_stands_on_stdout(downloads: Path) -> None:
-    found = json.loads(run("pack", str(downloads), "--json").stdout)
+@pytest.mark.usefixtures("downloads")
+def test_json_is_all_that_stands_on_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", "--workers", "1", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
     assert found["samples"] == 2
     assert found["phases"] == {
         "256": {"samples": 2, "shards": 2},
@@ -132,12 +134,15 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
 
 
 @pytest.mark.parametrize("words", [["-v", "pack"], ["pack", "-v"]])
-def test_verbose_says_what_becomes_of_each_unit(downloads: Path, words: list[str]) -> None:
-    done = run(*words, str(downloads), "--samples-per-shard", "2", "--workers", "1")
-    assert (
-        "000000 is done: 2 samples, 0 rejects\n000001 is done: 0 samples, 1 reject" in done.stderr
-    )
-    assert "is done" not in run("pack", str(downloads), "again", "--workers", "1").stderr
+@pytest.mark.usefixtures("downloads")
+def test_verbose_says_what_becomes_of_each_unit(
+    words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "downloads", "--samples-per-shard", "2", "--workers", "1"]) == 0
+    said = "000000 is done: 2 samples, 0 rejects\n000001 is done: 0 samples, 1 reject"
+    assert said in capfd.readouterr().err
+    assert main(["pack", "downloads", "again", "--workers", "1"]) == 0
+    assert "is done" not in capfd.readouterr().err
 
 
 FLUXES = ("", "-schnell", "2-klein")
@@ -280,14 +285,16 @@ def test_a_damaged_manifest_is_one_line_with_the_way_out(
     assert manifest.read_bytes() == whole
 
 
-def test_index_writes_what_pack_would(downloads: Path) -> None:
-    assert run("pack", str(downloads)).returncode == 0
+@pytest.mark.usefixtures("downloads")
+def test_index_writes_what_pack_would(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", "--workers", "1"]) == 0
     files = sorted(path for path in Path("shards/images").glob("*/*") if path.suffix in BESIDE)
     whole = [path.read_bytes() for path in files]
     for path in files:
         path.unlink()
-    said = "2 indexes and 2 tables written, of 2 samples\n"
-    assert run("index", "shards/images").stdout == said
+    capfd.readouterr()
+    assert main(["index", "shards/images"]) == 0
+    assert capfd.readouterr().out == "2 indexes and 2 tables written, of 2 samples\n"
     assert [path.read_bytes() for path in files] == whole
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import wdsprep
+from tests.kit.encodes import in_this_process
 from tests.kit.packs import photos
 from tests.kit.terminals import draw_at_once
 from wdsprep.cli import main
@@ -174,14 +175,9 @@ def test_samples_are_counted_where_their_number_is_known_and_units_come_last(
             listener=listener,
         )
         assert statuses[-1].samples_of == (4 if limit else 2)
-    wdsprep.encode(
-        tmp_path / "images",
-        tmp_path / "latents",
-        resolution=32,
-        model="tiny",
-        listener=listener,
-        device="cpu",
-    )
+    options = {"resolution": 32, "model": "tiny", "listener": listener}
+    with in_this_process():
+        wdsprep.encode(tmp_path / "images", tmp_path / "latents", **options)
     assert (statuses[-1].samples, statuses[-1].samples_of) == (5, 5)
 
     class Encoding(JobProgress):
