@@ -47,6 +47,7 @@ def test_pack_alone_packs_downloads(downloads: Path) -> None:
     done = run("pack")
     assert done.returncode == 0
     assert f"{downloads.name}: 3 images in a folder, 1 with captions" in done.stderr
+    assert "is done" not in done.stderr, "which --verbose tells"
     large = "images large enough to encode: 2 at 256, 1 at 512, 0 at 768, 0 at 1024"
     assert large in done.stdout
     assert "1 reject (too_small 1)" in done.stdout
@@ -134,15 +135,11 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
 
 
 @pytest.mark.parametrize("words", [["-v", "pack"], ["pack", "-v"]])
-@pytest.mark.usefixtures("downloads")
-def test_verbose_says_what_becomes_of_each_unit(
-    words: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words, "downloads", "--samples-per-shard", "2", "--workers", "1"]) == 0
-    said = "000000 is done: 2 samples, 0 rejects\n000001 is done: 0 samples, 1 reject"
-    assert said in capfd.readouterr().err
-    assert main(["pack", "downloads", "again", "--workers", "1"]) == 0
-    assert "is done" not in capfd.readouterr().err
+def test_verbose_says_what_becomes_of_each_unit(downloads: Path, words: list[str]) -> None:
+    done = run(*words, str(downloads), "--samples-per-shard", "2", "--workers", "1")
+    assert (
+        "000000 is done: 2 samples, 0 rejects\n000001 is done: 0 samples, 1 reject" in done.stderr
+    )
 
 
 FLUXES = ("", "-schnell", "2-klein")
