@@ -7,6 +7,7 @@ When one falls, lower the table:
 """
 
 import json
+import random
 import re
 import shutil
 from collections import Counter
@@ -20,10 +21,11 @@ import pytest
 import wdsprep
 from tests.kit.encodes import in_this_process
 from tests.kit.faultproxy import FaultProxy, Handler
-from tests.kit.packs import packing_here, upload
+from tests.kit.packs import jpeg, pack, packing_here, upload, write_files
 from tests.kit.s3 import S3Server, create_bucket, set_s3_env
 from tests.kit.small_sets import ENCODE, MODEL, PACK, date, run_in, write_pictures
 from wdsprep.cli import main
+from wdsprep.tables.stored_tables import WHOLE_NBYTES
 
 GONE = ("--keys", "000000000002,000001000001", "--yes")
 SOME = ("--where", "aesthetic > 2")
@@ -195,6 +197,46 @@ def test_no_command_asks_more_of_s3_than_before(
     assert found.keys() == MOST.keys()
     faults = [each for name in found for each in other(name, read(found[name]), read(MOST[name]))]
     assert not faults, "\n".join(faults)
+
+
+def ask_where(counted: Counted, root: Path, samples: int, a_shard: int, meta: str = "{}") -> str:
+    """Pack images of equal size, ask for their width, and tell what that asked of S3."""
+    files: dict[str, bytes | str] = {f"{n}.jpg": jpeg(n, (64, 64)) for n in range(samples)}
+    files |= {f"{n}.json": meta.replace("NOISE", noise(n)) for n in range(samples)}
+    images = pack(
+        write_files(root / "in", files), root / "out", "--samples-per-shard", f"{a_shard}"
+    )
+    upload(images, url := f"{counted.url}/{root.name}")
+    counted.taken()
+    found = wdsprep.inspect(url, where="width >= 64", limit=0)
+    assert found.facts["matching"] == samples
+    return told(counted.taken())
+
+
+def noise(seed: int) -> str:
+    return random.Random(seed).randbytes(30_000).hex()
+
+
+def test_a_question_asks_s3_once_for_each_table_whatever_the_samples(
+    bucket_in_front: Counted, tmp_path: Path
+) -> None:
+    """Beside its tables it reads the manifest twice, and lists the folder of the tables."""
+    for samples, a_shard in ((50, 1), (100, 1), (100, 50)):
+        asked = read(
+            ask_where(bucket_in_front, tmp_path / f"{samples}-{a_shard}", samples, a_shard)
+        )
+        del asked["bytes"]
+        assert asked == {"range": samples // a_shard + 2, "list": 1}
+
+
+def test_of_a_large_table_s3_sends_only_the_columns_asked_for(
+    bucket_in_front: Counted, tmp_path: Path
+) -> None:
+    asked = read(ask_where(bucket_in_front, tmp_path, 40, 40, '{"noise": "NOISE"}'))
+    (table,) = (tmp_path / "out").rglob("*.parquet")
+    assert table.stat().st_size > WHOLE_NBYTES
+    assert asked["bytes"] < WHOLE_NBYTES / 4
+    assert asked["range"] < 12
 
 
 def serve(url: str, dataset: str, home: Path, *, cache: bool = False, **options: Any) -> None:
