@@ -36,6 +36,8 @@ NAME, SAMPLE, CHOICE = "name", "sample", "choice"
 NAMES = pa.large_binary()
 SAMPLES = pa.schema([(NAME, NAMES), (SAMPLE, pa.int64()), (CHOICE, pa.int64())])
 READ_ROWS = 1 << 14
+ROWS_AT_ONCE = 1 << 23
+"""Rows that are compared, or sorted, at a time: DuckDB may fail if all do not fit into memory."""
 PREFIX = "wdsprep-join-"
 YOUNG_S = 60
 """Until a folder is so old, it may have no lock yet."""
@@ -96,12 +98,13 @@ class KeyJoin:
 
         NaN is none, also as a text that Python reads as NaN.
         """
+        self._ask("CREATE TABLE firsts (name BLOB, number BIGINT, times BIGINT)")
         tests = [self._has_number(*self._columns[name]) for name in needs]
-        rows = "rows" + (f" WHERE {' AND '.join(tests)}" if tests else "")
-        self._ask(
-            "CREATE TABLE firsts AS SELECT name, min(number) AS number, count(*) AS times "
-            f"FROM {rows} GROUP BY name"
-        )
+        parts = self.rows // ROWS_AT_ONCE + 1
+        for part in range(parts):
+            some = " AND ".join([*tests, f"hash(name) % {parts} = {part}"])
+            found = f"SELECT name, min(number), count(*) FROM rows WHERE {some} GROUP BY name"
+            self._ask(f"INSERT INTO firsts {found}")
         self.names, good = self._numbers("SELECT count(*), sum(times) FROM firsts")
         self.repeated, self.lacking = good - self.names, self.rows - self.unnamed - good
 
@@ -143,12 +146,15 @@ class KeyJoin:
         """Yield the samples that have a row, by number, `rows` at a time."""
         own = "".join(f", r.{self._columns[name][0]}" for name in columns)
         joined = " JOIN rows r ON p.row = r.number" if columns else ""
-        with self._report_full_disk():
-            asked = f"SELECT p.sample, p.row{own} FROM pairs p{joined} ORDER BY p.sample"
-            for batch in self._engine.sql(asked).to_arrow_reader(rows):
-                samples, numbers, *values = batch.columns
-                own_values = dict(zip(columns, values, strict=True))
-                yield Matches(samples.to_numpy(), numbers.to_numpy(), own_values)
+        (last,) = self._numbers("SELECT max(sample) FROM pairs")
+        for start in range(0, last + 1, ROWS_AT_ONCE):
+            some = f"p.sample BETWEEN {start} AND {start + ROWS_AT_ONCE - 1}"
+            asked = f"SELECT p.sample, p.row{own} FROM pairs p{joined} WHERE {some} ORDER BY 1"
+            with self._report_full_disk():
+                for batch in self._engine.sql(asked).to_arrow_reader(rows):
+                    samples, numbers, *values = batch.columns
+                    own_values = dict(zip(columns, values, strict=True))
+                    yield Matches(samples.to_numpy(), numbers.to_numpy(), own_values)
 
     def digest(self, column: str) -> str:
         """Return a digest of all names, each with the text that its first row has in a column.
@@ -219,7 +225,7 @@ def _cast_samples(
 def open_join() -> Iterator[KeyJoin]:
     """Yield a join without rows. What it keeps on disk is deleted at the end."""
     folder = spool_folder()
-    with _temporary_folder(folder) as path, open_engine(path) as engine:
+    with _temporary_folder(folder) as path, open_engine(path, keeps_order=False) as engine:
         yield KeyJoin(engine, folder)
 
 

@@ -8,7 +8,6 @@ no weight.
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.sources.captions import first_of
 from wdsprep.sources.tables.text import BY, open_table
 from wdsprep.store import did_you_mean_place, split_url
-from wdsprep.store.spool import Place, Spool
 from wdsprep.tables.key_join import NAME, SAMPLE, open_join
 from wdsprep.tables.laid_out import HAS_ROW, STARTS, LaidOut
 from wdsprep.tables.other_tables import TEXT, WantedColumns, open_other_table, text_bytes
@@ -34,7 +32,8 @@ from wdsprep.text import examples, plural
 
 BLOCK = 1 << 20
 """Samples whose texts are counted at a time."""
-WAITING = "texts of joined tables wait there"
+JoinedRows = tuple[Ints, Mapping[str, pa.Array]]
+"""The places of samples that have rows among all, and columns of these."""
 DTYPES = {NUMBER: "<f8", WHOLE: "<i8"}
 _log = logging.getLogger("wdsprep")
 
@@ -93,11 +92,12 @@ def lay_out_table(
             if not join.names:
                 raise UsageError(f"{place} has no row with a {by} and numbers")
             join.match(_number_names(samples.read_names(by)))
-            with closing(_Layout(writer, samples.sizes, rows.numbers, rows.texts)) as layout:
-                for match in join.read([*rows.numbers, *rows.texts]):
-                    numbers = {n: rows.values(n, match.columns[n]) for n in rows.numbers}
-                    layout.put(match.samples, numbers, {n: match.columns[n] for n in rows.texts})
-                layout.finish(rows.offered, rows.digest)
+
+            def read(names: Sequence[str]) -> Iterator[JoinedRows]:
+                return ((match.samples, match.columns) for match in join.read(names))
+
+            _write(writer, samples.sizes, rows.numbers, rows.texts, read)
+            writer.facts |= {"digest": rows.digest, "offered": sorted(rows.offered)}
 
     return _open(place, samples, cache, what, make, has_texts=bool(wanted.named))
 
@@ -131,19 +131,20 @@ def lay_out_scores(
     texts = [name for name in sorted(wanted.named) if kinds.get(name) == SCORED_TEXT]
     what = "scores", *contents, *numbers, "", *texts
 
+    def read_columns(names: Sequence[str]) -> Iterator[JoinedRows]:
+        starts = np.cumsum([0, *samples.sizes])
+        for start, rows in zip(starts.tolist(), read({*numbers, *names}), strict=False):
+            has_row = np.ones(len(rows), np.bool_)
+            for name in numbers:
+                has_row &= ~pc.is_null(rows[name], nan_is_null=True).to_numpy()
+            found = rows.select(names).filter(pa.array(has_row)).combine_chunks()
+            columns = {name: found[name].combine_chunks() for name in names}
+            yield start + np.flatnonzero(has_row), columns
+
     def make(writer: KeptWriter, path: Path) -> None:
         _log.info("%s: reading scores; their columns are kept in %s", url, path)
-        ends = np.cumsum(samples.sizes).tolist()
-        with closing(_Layout(writer, samples.sizes, numbers, texts)) as layout:
-            for start, end, rows in zip([0, *ends], ends, read([*numbers, *texts]), strict=False):
-                has_row = np.ones(end - start, np.bool_)
-                for name in numbers:
-                    has_row &= ~pc.is_null(rows[name], nan_is_null=True).to_numpy()
-                own = {name: rows[name].filter(pa.array(has_row)) for name in rows.column_names}
-                values = {n: own[n].to_numpy().astype(numbers[n]) for n in numbers}
-                columns = {n: own[n].cast(TEXT).combine_chunks() for n in texts}
-                layout.put(start + np.flatnonzero(has_row), values, columns)
-            layout.finish(offered, f"{key_of(*what):016x}")
+        _write(writer, samples.sizes, numbers, texts, read_columns)
+        writer.facts |= {"digest": f"{key_of(*what):016x}", "offered": sorted(offered)}
 
     return _open(url, samples, cache, what, make, has_texts=bool(texts))
 
@@ -162,51 +163,46 @@ def _open(
     return LaidOut(url=url, file=file, **file.facts)
 
 
-class _Layout:
-    """The columns of a kept file that is being written. Texts wait on a disk until all have come.
+def _write(
+    writer: KeptWriter,
+    sizes: Ints,
+    numbers: Mapping[str, str],
+    texts: Sequence[str],
+    read: Callable[[Sequence[str]], Iterable[JoinedRows]],
+) -> None:
+    """Write columns of numbers, given their dtypes, and of texts, for samples in shards of `sizes`.
 
-    Samples come in the order of their numbers.
+    `read` yields some columns of the samples that have a row, in the order of the samples.
     """
+    samples = int(sizes.sum())
+    writer.reserve(STARTS, "<i8", len(sizes) + 1)[1:] = np.cumsum(sizes)
+    has_row = writer.reserve(HAS_ROW, "|b1", samples)
+    values = {
+        name: writer.reserve(f"numbers {name}", dtype, samples) for name, dtype in numbers.items()
+    }
+    for places, columns in read([*numbers]):
+        has_row[places] = True
+        for name, dtype in numbers.items():
+            values[name][places] = _numbers_in(columns[name], dtype)
+    for name in texts:
+        ends = writer.reserve(f"ends {name}", "<i8", samples + 1)
+        writer.add(f"texts {name}", "|u1", _text_parts(name, read([name]), ends))
+        for start in range(1, len(ends), BLOCK):
+            ends[start] += ends[start - 1]
+            np.cumsum(ends[start : start + BLOCK], out=ends[start : start + BLOCK])
+    writer.facts |= {"numbers": numbers, "texts": texts}
 
-    def __init__(
-        self, writer: KeptWriter, sizes: Ints, numbers: Mapping[str, str], texts: Sequence[str]
-    ) -> None:
-        self._writer, self._dtypes = writer, numbers
-        samples = int(sizes.sum())
-        writer.reserve(STARTS, "<i8", len(sizes) + 1)[1:] = np.cumsum(sizes)
-        self._has_row = writer.reserve(HAS_ROW, "|b1", samples)
-        self._numbers = {
-            name: writer.reserve(f"numbers {name}", dtype, samples)
-            for name, dtype in numbers.items()
-        }
-        self._ends = {name: writer.reserve(f"ends {name}", "<i8", samples + 1) for name in texts}
-        self._spool = Spool(WAITING)
-        self._parts: dict[str, list[Place]] = {name: [] for name in texts}
 
-    def put(
-        self, samples: Ints, numbers: Mapping[str, NDArray[Any]], texts: Mapping[str, pa.Array]
-    ) -> None:
-        self._has_row[samples] = True
-        for name, values in numbers.items():
-            self._numbers[name][samples] = values
-        for name, column in texts.items():
-            filled = column.fill_null("")
-            self._ends[name][samples + 1] = pc.binary_length(filled).to_numpy()
-            self._parts[name].append(self._spool.put(text_bytes(filled)))
+def _numbers_in(column: pa.Array, dtype: str) -> NDArray[Any]:
+    """Return the numbers in a column without nulls, which may hold them as texts."""
+    numbers = pc.utf8_trim_whitespace(column) if column.type == TEXT else column
+    values: NDArray[Any] = numbers.cast(pa.from_numpy_dtype(dtype)).to_numpy(zero_copy_only=False)
+    return values
 
-    def finish(self, offered: Collection[str], digest: str) -> None:
-        for name, ends in self._ends.items():
-            for start in range(1, len(ends), BLOCK):
-                ends[start] += ends[start - 1]
-                np.cumsum(ends[start : start + BLOCK], out=ends[start : start + BLOCK])
-            parts = (np.frombuffer(self._spool.get(at), np.uint8) for at in self._parts[name])
-            self._writer.add(f"texts {name}", "|u1", parts)
-        self._writer.facts |= {
-            "digest": digest,
-            "numbers": self._dtypes,
-            "offered": sorted(offered),
-            "texts": [*self._ends],
-        }
 
-    def close(self) -> None:
-        self._spool.close()
+def _text_parts(name: str, rows: Iterable[JoinedRows], ends: Ints) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of a column's texts; put how many each has behind its place in `ends`."""
+    for places, columns in rows:
+        filled = columns[name].cast(TEXT).fill_null("")
+        ends[places + 1] = pc.binary_length(filled).to_numpy()
+        yield np.frombuffer(text_bytes(filled), np.uint8)

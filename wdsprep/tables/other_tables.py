@@ -83,12 +83,6 @@ class OtherTable:
         lines = [(read[part[0]], *part, self._digests[part].hexdigest()) for part in parts]
         return blake3(repr(lines).encode()).hexdigest()
 
-    def values(self, name: str, column: pa.Array) -> NDArray[Any]:
-        """Return the numbers of a column, in rows that have all numbers."""
-        del name  # its values have their type
-        values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return values
-
     def _batches(self) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
         """Yield names, as bytes, and columns."""
         raise NotImplementedError
@@ -195,10 +189,6 @@ class _TextTable(OtherTable):
         self.offered = {name: dtype for name, dtype in kinds.items() if dtype}
         self.numbers = self.wanted.choose_numbers(self.offered)
         self.texts = [n for n, dtype in kinds.items() if not dtype and n in self.wanted.named]
-
-    def values(self, name: str, column: pa.Array) -> NDArray[Any]:
-        kind = pa.from_numpy_dtype(self.numbers[name])
-        return super().values(name, pc.utf8_trim_whitespace(column).cast(kind))
 
 
 @dataclass(slots=True)

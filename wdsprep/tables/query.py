@@ -49,19 +49,21 @@ CONFIG: Settings = {
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
     "temp_directory": "",
-    "memory_limit": "1GB",
+    "memory_limit": "500MB",  # and a process with 30 million rows to join takes 1 GB
     "arrow_large_buffer_size": True,  # the texts of a batch may have more than 2 GB
 }
 Facts = dict[str, Any]
 Value = TypeVar("Value")
 
 
-def open_engine(folder: str = "") -> duckdb.DuckDBPyConnection:
+def open_engine(folder: str = "", *, keeps_order: bool = True) -> duckdb.DuckDBPyConnection:
     """Return a connection to a DuckDB without any data, for one thread at a time.
 
-    What has no room in its memory waits in `folder`, if one is given.
+    What has no room in its memory waits in `folder`, if one is given. If it `keeps_order`, rows
+    come in the order in which they went in, which takes more memory.
     """
-    engine = duckdb.connect(":memory:", config={**CONFIG, "temp_directory": folder})
+    own: Settings = {"temp_directory": folder, "preserve_insertion_order": keeps_order}
+    engine = duckdb.connect(":memory:", config={**CONFIG, **own})
     engine.execute("SET lock_configuration = true")
     return engine
 
