@@ -76,7 +76,9 @@ class ReferencePipeline:
         def load(part: Component, part_kind: Any) -> Any:
             return None if part.has_weights else load_tokenizer(model, part_kind, part.name)
 
-        others: dict[str, Any] = {"transformer": _Denoiser(), "scheduler": _Scheduler()}
+        # Its input decides no more than the noise of the target.
+        denoiser = SimpleNamespace(config=SimpleNamespace(in_channels=64), dtype=torch.float32)
+        others: dict[str, Any] = {"transformer": denoiser, "scheduler": _Scheduler()}
         if self._has_vae:
             others["vae"] = self._empty_vae(model)
         self._pipeline = assemble(model, load, others)
@@ -149,15 +151,6 @@ class ReferencePipeline:
     def _end_if_complete(self) -> None:
         if self._here.for_text and len(self._here.pixels) == self._here.count:
             raise _CallIsOverError
-
-
-class _Denoiser(nn.Module):
-    """A stand-in for a denoiser, whose input decides no more than the noise of the target."""
-
-    device, dtype, config = CPU, torch.float32, SimpleNamespace(in_channels=64)
-
-    def forward(self, *_words: Any, **_options: Any) -> None:
-        raise _CallIsOverError
 
 
 class _Scheduler:

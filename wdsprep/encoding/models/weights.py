@@ -1,19 +1,17 @@
 """The digest that tells two models apart, over the names and bytes of their files.
 
 A worker checks with it that it has the driver's model. All workers of a machine would read the same
-20 GB for it, so the digests of large files are kept in the user's cache folder, by their sizes,
-times and inodes, and a worker that comes while another computes waits for it. If the folder cannot
-be written, this only costs time. Records of models that nobody has used for half a year are deleted
-when another record is written.
+20 GB for it, so the digests of large files are cached (`kept_file`) by their sizes, times and
+inodes, and a worker that comes while another computes waits for it. If they cannot be cached, this
+only costs time.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,9 +19,10 @@ from typing import IO, Any, NamedTuple
 
 from blake3 import blake3
 
+from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.thread_map import read_each
-from wdsprep.errors import WorkError
+from wdsprep.errors import StoreError, UsageError, WorkError
 
 BLOCK_NBYTES = 8 << 20
 FILES_AT_ONCE = 4
@@ -34,16 +33,27 @@ HEAD_NBYTES = 1 << 24
 SETTLED_S = 2.0
 """The age below which a file may be written again without getting another time."""
 
-UNUSED_S = 180 * 24 * 3600
-
 
 def weights_digest(folder: Path, files: Sequence[str]) -> str:
-    """Return one digest of a model's files, the same that `b3sum FILES | b3sum` prints."""
-    record = _record_path(folder)
-    if record and sum((folder / file).stat().st_size for file in files) >= LARGE_NBYTES:
-        sums = _cached_digests(record, folder, files)
-    else:
-        sums = _digest_files(folder, files)
+    """Return one digest of a model's files, the same that `b3sum FILES | b3sum` prints.
+
+    Another machine may have other files in that folder, so its name is a part of what is cached.
+    """
+    statuses = [(folder / file).stat() for file in files]
+    sums: dict[str, str] = {}
+
+    def compute(writer: KeptWriter, _path: Path) -> None:
+        writer.facts = sums
+        sums.update(_digest_files(folder, files))
+
+    newest = max((status.st_mtime for status in statuses), default=0.0)
+    is_settled = newest < time.time() - SETTLED_S
+    if is_settled and sum(status.st_size for status in statuses) >= LARGE_NBYTES:
+        marks = [f"{each.st_size} {each.st_mtime_ns} {each.st_ino}" for each in statuses]
+        with contextlib.suppress(StoreError, UsageError):
+            what = (socket.gethostname(), str(folder), *files, *marks)
+            sums |= open_or_make(None, what, compute).facts
+    sums = sums or _digest_files(folder, files)
     return hex_digest("".join(f"{sums[file]}  {file}\n" for file in files).encode())
 
 
@@ -141,86 +151,3 @@ def _digest_file(path: Path) -> str:
         while nbytes := file.readinto(buffer):
             found.update(buffer[:nbytes])
     return found.hexdigest()
-
-
-def _cached_digests(path: Path, folder: Path, files: Sequence[str]) -> dict[str, str]:
-    """Return the digest of each file, from the record at `path` if it has it.
-
-    Missing digests are computed and written to the record, by one process at a time.
-    """
-    with _one_process(path):
-        record = _read_record(path)
-        marks = {file: _file_mark(folder / file) for file in files}
-        known = {
-            file: digest
-            for file, mark in marks.items()
-            if (noted := record.get(file, {})).get("mark") == mark
-            and (digest := noted.get("digest"))
-        }
-        computed = _digest_files(folder, [file for file in files if file not in known])
-        settled = time.time_ns() - SETTLED_S * 1e9
-        kept = {
-            file: {"mark": marks[file], "digest": digest}
-            for file, digest in computed.items()
-            if marks[file] == _file_mark(folder / file) and marks[file][1] < settled
-        }
-        if kept:
-            _write_record(path, record | kept)
-            _delete_unused(path.parent)
-    return known | computed
-
-
-def _file_mark(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
-
-
-def _record_path(folder: Path) -> Path | None:
-    """Return the path of the record with the digests of a folder on this machine.
-
-    Another machine may have other files in that folder. Return None for a user without a home.
-    """
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    except RuntimeError:
-        return None
-    name = hex_digest(f"{socket.gethostname()} {folder}".encode())
-    return cache / "wdsprep" / "weights" / f"{name[:32]}.json"
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    with contextlib.suppress(OSError):
-        os.utime(path)
-    lines = record.items() if isinstance(record, dict) else ()
-    return {file: line for file, line in lines if isinstance(line, dict)}
-
-
-def _write_record(path: Path, record: dict[str, Any]) -> None:
-    draft = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):
-        draft.write_text(json.dumps(record, indent=1))
-        draft.replace(path)
-
-
-def _delete_unused(folder: Path) -> None:
-    """Delete records of digests, and their lock files, that nobody has used for half a year."""
-    oldest = time.time() - UNUSED_S
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.stat().st_mtime < oldest:
-                path.unlink()
-
-
-@contextlib.contextmanager
-def _one_process(path: Path) -> Iterator[None]:
-    """Let one process of this machine at a time into the context, if files can be locked."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(path.with_suffix(".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
