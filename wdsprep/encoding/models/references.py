@@ -77,8 +77,8 @@ class ReferencePipeline:
             return None if part.has_weights else load_tokenizer(model, part_kind, part.name)
 
         # Its input decides no more than the noise of the target.
-        denoiser = SimpleNamespace(config=SimpleNamespace(in_channels=64), dtype=torch.float32)
-        others: dict[str, Any] = {"transformer": denoiser, "scheduler": _Scheduler()}
+        denoiser = _StandIn(config=SimpleNamespace(in_channels=64), dtype=torch.float32)
+        others: dict[str, Any] = {"transformer": denoiser, "scheduler": _StandIn()}
         if self._has_vae:
             others["vae"] = self._empty_vae(model)
         self._pipeline = assemble(model, load, others)
@@ -153,8 +153,14 @@ class ReferencePipeline:
             raise _CallIsOverError
 
 
-class _Scheduler:
-    """A stand-in for a scheduler, which a pipeline uses once it has prepared its images."""
+class _StandIn:
+    """A stand-in for a denoiser or a scheduler, which knows a few facts.
+
+    Whoever asks it for more has prepared its images.
+    """
+
+    def __init__(self, **facts: Any) -> None:
+        vars(self).update(facts)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
