@@ -151,7 +151,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
         copies = search.copies(options.distance, listener.compared)
         files.write(copies, is_compared)
     return Duplicates(
-        datasets=tuple(one.shown for one in images),
+        datasets=tuple(dataset.shown for dataset in images),
         distance=options.distance,
         samples=search.samples,
         equal=int(copies.equal.sum()),
@@ -162,7 +162,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
         largest=tuple(largest_groups(images, copies)),
         output=files.lists,
         table=files.tables,
-        complete=all(one.manifest.complete for one in images),
+        complete=all(dataset.manifest.complete for dataset in images),
     )
 
 
@@ -194,7 +194,7 @@ def _opened(shown: Sequence[str], hashes: str) -> list[ImagesLooked]:
                 f"the hashes would lie in {url}, which is inside a dataset: give another folder "
                 "with --hashes"
             )
-    return [open_images(*each) for each in zip(places, shown, kept, strict=True)]
+    return [open_images(*names) for names in zip(places, shown, kept, strict=True)]
 
 
 def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
@@ -202,7 +202,7 @@ def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
 
     Raise WorkError at the end if a shard failed.
     """
-    units = [unit for one in images for unit in one.missing()]
+    units = [unit for dataset in images for unit in dataset.missing()]
     if not units:
         return
     listener, samples = options.heard_by, 0
@@ -215,7 +215,7 @@ def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples
-    step = f"run the same command again, or {verify_step(*(one.shown for one in images))}"
+    step = f"run the same command again, or {verify_step(*(dataset.shown for dataset in images))}"
     check_all_done(job.quarantined, "shard", "looked at", step)
 
 
@@ -246,7 +246,7 @@ class CopySearch:
         self, images: Sequence[ImagesLooked], is_compared: Mask | None, ranks: Rows | None
     ) -> None:
         self._images, self._is_compared, self._ranks = images, is_compared, ranks
-        tables = [table for one in images for table in one.each("hash", "width", "height")]
+        tables = [table for dataset in images for table in dataset.each("hash", "width", "height")]
         self._hashes = numpy.concatenate([t["hash"].to_numpy() for t in tables]).view(numpy.uint64)
         self._pixels = numpy.concatenate(list(map(_pixels, tables)))
         chosen = slice(None) if is_compared is None else is_compared
@@ -276,7 +276,7 @@ class CopySearch:
         bits = bits_set(distinct[at] ^ distinct[stays[at]]).astype(numpy.int8)
         del order, starts, distinct, stays, at
         content = numpy.concatenate(
-            [t["content"].to_numpy() for one in self._images for t in one.each("content")]
+            [t["content"].to_numpy() for dataset in self._images for t in dataset.each("content")]
         )
         same, same_stay = self._find_same_bytes(without, content)
         rows, stay = numpy.concatenate([rows, same]), numpy.concatenate([stay, same_stay])
@@ -349,8 +349,8 @@ def _rows_to_go(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
 
 def _spans(images: Sequence[ImagesLooked]) -> list[tuple[ImagesLooked, HashUnit, int, int]]:
     """Return each shard with its first row and the row after its last."""
-    ends = numpy.cumsum([0, *(unit.shard.samples for one in images for unit in one.units)])
-    units = [(one, unit) for one in images for unit in one.units]
+    ends = numpy.cumsum([0, *(unit.shard.samples for dataset in images for unit in dataset.units)])
+    units = [(dataset, unit) for dataset in images for unit in dataset.units]
     return [(*unit, int(a), int(b)) for unit, (a, b) in zip(units, pairwise(ends), strict=True)]
 
 
@@ -362,19 +362,19 @@ def largest_groups(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[D
     spans = _spans(images)
 
     def sample(row: int, distance: int = 0, is_equal: bool = True) -> CopiedSample:
-        one, unit, start, _ = next(span for span in spans if row < span[3])
-        facts = one.columns(unit, "key", "width", "height").slice(row - start, 1).to_pylist()[0]
-        return CopiedSample(dataset=one.shown, distance=distance, is_equal=is_equal, **facts)
+        dataset, unit, start, _ = next(span for span in spans if row < span[3])
+        facts = dataset.columns(unit, "key", "width", "height").slice(row - start, 1).to_pylist()[0]
+        return CopiedSample(dataset=dataset.shown, distance=distance, is_equal=is_equal, **facts)
 
     counts = numpy.bincount(numpy.searchsorted(copies.stays, copies.stay))
     for group in numpy.argsort(-counts, kind="stable")[:SHOWN_GROUPS]:
         places = numpy.flatnonzero(copies.stay == copies.stays[group])
-        some = [
+        shown = [
             sample(int(copies.rows[at]), int(copies.bits[at]), bool(copies.equal[at]))
             for at in places[:SHOWN_COPIES]
         ]
         stays = sample(int(copies.stays[group]))
-        yield DuplicateGroup(stays=stays, count=len(places), copies=tuple(some))
+        yield DuplicateGroup(stays=stays, count=len(places), copies=tuple(shown))
 
 
 # --- files
@@ -408,10 +408,10 @@ class CopyFiles:
                     f"{option} {url} is one file for {len(images)} datasets, each of which needs "
                     f"its own: put {NUMBER} into the name"
                 )
-            for one in images:
-                if url and absolute(url).startswith((f"{one.place}/", f"{one.kept.url}/")):
+            for dataset in images:
+                if url and absolute(url).startswith((f"{dataset.place}/", f"{dataset.kept.url}/")):
                     raise UsageError(
-                        f"{option} {url} lies in {one.shown}: give a file outside of it"
+                        f"{option} {url} lies in {dataset.shown}: give a file outside of it"
                     )
         if table and not table.endswith(".parquet"):
             raise UsageError(
@@ -441,16 +441,18 @@ class CopyFiles:
         spans = _spans(self._images)
         lists = self._sinks[: len(self.lists)]
         tables = self._sinks[len(self.lists) :]
-        for one, sink in zip(self._images, lists, strict=False):
-            for unit, start, end in (span[1:] for span in spans if span[0] is one):
+        for dataset, sink in zip(self._images, lists, strict=False):
+            for unit, start, end in (span[1:] for span in spans if span[0] is dataset):
                 rows = copies.rows[slice(*numpy.searchsorted(copies.rows, [start, end]))]
                 if len(rows):
-                    keys = one.columns(unit, "key")["key"].take(rows - start)
+                    keys = dataset.columns(unit, "key")["key"].take(rows - start)
                     sink.write("".join(f"{key}\n" for key in keys.to_pylist()).encode())
-        for one, sink in zip(self._images, tables, strict=False):
+        for dataset, sink in zip(self._images, tables, strict=False):
             with pq.ParquetWriter(_SinkFile(sink), _TABLE) as writer:
-                for unit, start, end in (span[1:] for span in spans if span[0] is one):
-                    table = _table_of_copies(one.columns(unit, "key", "hash"), start, end, copies)
+                for unit, start, end in (span[1:] for span in spans if span[0] is dataset):
+                    table = _table_of_copies(
+                        dataset.columns(unit, "key", "hash"), start, end, copies
+                    )
                     if is_compared is not None:
                         table = table.filter(pa.array(is_compared[start:end]))
                     writer.write_table(table)
@@ -469,6 +471,6 @@ def _table_of_copies(kept: pa.Table, start: int, end: int, copies: Copies) -> pa
     distance[places] = copies.bits[first:last]
     group = numpy.zeros(end - start, numpy.int64)
     group[places] = numpy.searchsorted(copies.stays, copies.stay[first:last]) + 1
-    own, after = numpy.searchsorted(copies.stays, [start, end])
-    group[copies.stays[own:after] - start] = numpy.arange(own, after) + 1
+    first_stay, last_stay = numpy.searchsorted(copies.stays, [start, end])
+    group[copies.stays[first_stay:last_stay] - start] = numpy.arange(first_stay, last_stay) + 1
     return pa.table([kept["key"], duplicate, distance, group, kept["hash"]], schema=_TABLE)

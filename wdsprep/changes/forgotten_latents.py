@@ -92,7 +92,7 @@ def find_lost(
 
     `removed` is of the images, and `now` what their shards lose, by units of latents.
     """
-    store, found = open_store(images), dict(now)
+    store, lost_by_unit = open_store(images), dict(now)
     losing = {lost.digest: ShardSuccessor(digest="", rows=lost.rows) for lost in now.values()}
     every = replace(removed, successors={**removed.successors, **losing})
     for receipt in receipts:
@@ -103,7 +103,7 @@ def find_lost(
         name = latent_shard(receipt.unit)
         keys = {*_removed_keys(store, unit_of_file(name, "images"))}
         keys |= {*now[receipt.unit].keys} if receipt.unit in now else set()
-        found[receipt.unit] = ShardRemoval(
+        lost_by_unit[receipt.unit] = ShardRemoval(
             name=name,
             samples=0,  # of the shard there was, nothing else is known
             nbytes=0,
@@ -111,7 +111,7 @@ def find_lost(
             rows=successor.rows,
             keys=tuple(sorted(keys)),
         )
-    return found
+    return lost_by_unit
 
 
 def _removed_keys(store: Store, unit: str) -> Iterator[str]:

@@ -222,21 +222,21 @@ def find_compared(
     """
     if not (where or keep):
         return None, None
-    places = match_places([(one.place, one.manifest) for one in images], join)
+    places = match_places([(dataset.place, dataset.manifest) for dataset in images], join)
     pairs = [*zip(images, places, strict=True)]
     is_compared = ranks = None
     if keep:
-        columns = [_find_values(keep, one, joined) for one, joined in pairs]
+        columns = [_find_values(keep, dataset, joined) for dataset, joined in pairs]
         has_value = np.concatenate([has_row for has_row, _ in columns])
         values = [values for _, values in columns]
-        if len({each.dtype for each in values}) > 1:  # Python compares them without rounding
-            values = [each.astype(object) for each in values]
+        if len({column.dtype for column in values}) > 1:  # Python compares them without rounding
+            values = [column.astype(object) for column in values]
         ranks = np.zeros(len(has_value), np.int64)
         ranks[has_value] = np.unique(np.concatenate(values), return_inverse=True)[1] + 1
     if where:
         masks: list[NDArray[np.bool_]] = []
-        for one, joined in pairs:
-            masks += _mark_compared(one, select_samples(one.place, joined, where))
+        for dataset, joined in pairs:
+            masks += _mark_compared(dataset, select_samples(dataset.place, joined, where))
         is_compared = np.concatenate(masks)
     return is_compared, ranks
 

@@ -148,12 +148,12 @@ def _images_of(latents: Origin, images: Group) -> int:
     Raise UsageError if the latents were not made of the present shards of any dataset there.
     """
     ledger = latents.manifest.ledger
-    made = dict(zip(ledger.units(), ledger.column("input"), strict=True))
+    inputs = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     buckets = buckets_encoded(latents.manifest.settings, images.settings["buckets"])
     for at, origin in enumerate(images.origins):
         shards = [shard for shard in origin.shards if shard.bucket in buckets]
         wanted = {latent_unit(shard.name): shard.digest for shard in shards}
-        if wanted == made:
+        if wanted == inputs:
             return at
     shown = " or ".join(origin.shown for origin in images.origins)
     maker = maker_of(latents.manifest.dataset, latents.manifest.settings)
@@ -202,20 +202,20 @@ def match_places(
     tables = [place for place in join if is_table(place)]
     scores = [open_origin(place) for place in join if not is_table(place)]
     if len(datasets) == 1:
-        return [(*(each.url for each in scores), *tables)]
+        return [(*(origin.url for origin in scores), *tables)]
     made_of = [manifest.image_digests() for _, manifest in datasets]
-    found: list[list[str]] = [[] for _ in datasets]
-    for each in scores:
-        own = each.manifest.image_digests()
-        fits = [at for at, digests in enumerate(made_of) if not own.isdisjoint(digests)]
+    joined: list[list[str]] = [[] for _ in datasets]
+    for origin in scores:
+        inputs = origin.manifest.image_digests()
+        fits = [at for at, digests in enumerate(made_of) if not inputs.isdisjoint(digests)]
         if not fits:
             raise UsageError(
-                f"--join {each.shown} is of other images than {datasets[0][0]} and the datasets "
+                f"--join {origin.shown} is of other images than {datasets[0][0]} and the datasets "
                 "after it: give the scores of these"
             )
         for at in fits:
-            found[at].append(each.url)
-    return [(*own, *tables) for own in found]
+            joined[at].append(origin.url)
+    return [(*places, *tables) for places in joined]
 
 
 def subsets_of(

@@ -437,12 +437,12 @@ class _RemovalJob:
         inputs: one that is given, or else one beside the latents from which samples were removed.
         """
         inputs = latents.place.manifest.image_digests()
-        given = {
+        chosen = {
             images.url: images.place.manifest.image_digests() | images.removed.successors.keys()
             for images in self._images
         }
         beside = {url: shards.keys() for url, shards in self._successors.items()}
-        for known in (given, beside):
+        for known in (chosen, beside):
             shared = {url: len(inputs & digests) for url, digests in known.items()}
             if any(shared.values()):
                 return max(shared, key=lambda url: shared[url])

@@ -190,12 +190,12 @@ class UnitChange:
         shapes = shape_ranges(receipt.settings, receipt.counts)
         kind = counted_as(receipt.dataset, receipt.settings)
         counts: Counter[str] = Counter()
-        for each in self._removal.shards if kind != SCORES else ():
-            if not each.is_all and each.name not in made:
-                raise self._unlike_receipt(each.name)
-            table = read_sound_columns(self._store, receipt, shards[each.name], COUNTED)
-            gone = table.take(np.array(each.rows)).to_pylist()
-            for row, facts in zip(each.rows, gone, strict=True):
+        for removal in self._removal.shards if kind != SCORES else ():
+            if not removal.is_all and removal.name not in made:
+                raise self._unlike_receipt(removal.name)
+            table = read_sound_columns(self._store, receipt, shards[removal.name], COUNTED)
+            gone = table.take(np.array(removal.rows)).to_pylist()
+            for row, facts in zip(removal.rows, gone, strict=True):
                 shape = next((name for name, rows in shapes.items() if row in rows), "")
                 count_sample(counts, kind, facts, shape)
         return counts
@@ -369,14 +369,14 @@ class UnitChange:
         An index whose size does not fit the samples of the shard counts as missing.
         """
         now = {shard.name: shard for shard in receipt.shards}
-        for each in self._removal.shards:
-            if each.name not in now:
-                self._delete(each.name)
-            if each.name not in now or is_table(each.name):
+        for removal in self._removal.shards:
+            if removal.name not in now:
+                self._delete(removal.name)
+            if removal.name not in now or is_table(removal.name):
                 continue
-            name, nbytes = index_name(each.name), 8 * (now[each.name].samples + 1)
+            name, nbytes = index_name(removal.name), 8 * (now[removal.name].samples + 1)
             if not any(e.nbytes == nbytes for e in self._store.list(name) if e.name == name):
-                write_index(self._store, each.name)
+                write_index(self._store, removal.name)
 
     def _delete_all(self) -> None:
         """Delete the shards and rejects of a unit that has no receipt any more."""

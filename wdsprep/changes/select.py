@@ -93,8 +93,8 @@ class Selected(NotebookTable):
         yield from ((place, repr(outcome)) for place, outcome in self.outcomes.items())
 
     def __repr__(self) -> str:
-        each = (f"{place!r}: {outcome!r}" for place, outcome in self.outcomes.items())
-        return f"<Selected {', '.join(each)}>"
+        shown = (f"{place!r}: {outcome!r}" for place, outcome in self.outcomes.items())
+        return f"<Selected {', '.join(shown)}>"
 
     @property
     def is_damaged(self) -> bool:
@@ -139,17 +139,17 @@ def parse_split(split: "str | Mapping[str, float]") -> Parts:
         words = [(a, c) for a, _, c in (w.strip().partition("=") for w in split.split(",") if w)]
     example = "give names and shares, such as train=0.9,val=0.1"
     try:
-        found = {name: Fraction(share) for name, share in words}
+        shares = {name: Fraction(share) for name, share in words}
     except (ValueError, ZeroDivisionError):
         raise UsageError(f"--split {split}: {example}") from None
-    if len(found) < len(words) or not all(map(WORD.fullmatch, found)):
+    if len(shares) < len(words) or not all(map(WORD.fullmatch, shares)):
         raise UsageError(f"--split {split}: {example}")
-    if any(share <= 0 for share in found.values()) or sum(found.values()) > 1:
-        are_percent = min(found.values()) >= 1 and sum(found.values()) <= 100
-        meant = ",".join(f"{name}={float(share / 100):g}" for name, share in found.items())
+    if any(share <= 0 for share in shares.values()) or sum(shares.values()) > 1:
+        are_percent = min(shares.values()) >= 1 and sum(shares.values()) <= 100
+        meant = ",".join(f"{name}={float(share / 100):g}" for name, share in shares.items())
         hint = f": did you mean {meant}?" if are_percent else ""
         raise UsageError(f"--split {split}: give shares above 0 that are 1 or less together{hint}")
-    return found
+    return shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,13 +474,13 @@ class _SelectedDataset:
         """
         if self.group.dataset == "images":
             return {}
-        found: dict[str, set[str]] = {}
+        digests_of: dict[str, set[str]] = {}
         for origin in self.group.origins:
             for files in origin.manifest.ledger.column("files"):
                 for name, digest in files.items():
                     if name.startswith(empty_name("")):
-                        found.setdefault(name, set()).add(digest)
-        for name, digests in found.items():
+                        digests_of.setdefault(name, set()).add(digest)
+        for name, digests in digests_of.items():
             if len(digests) > 1:
                 shown = " and ".join(origin.shown for origin in self.group.origins)
                 raise UsageError(
@@ -488,7 +488,7 @@ class _SelectedDataset:
                     f"a place, such as OUT/{NAME}"
                 )
             _copy_file(self.group.origins[0].store, edition, name)
-        return {name: digests.pop() for name, digests in sorted(found.items())}
+        return {name: digests.pop() for name, digests in sorted(digests_of.items())}
 
 
 def _keys_of(store: Store, shard: Shard) -> list[str]:

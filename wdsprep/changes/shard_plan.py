@@ -143,17 +143,19 @@ def _check_apart(selection: SampleSelection, shards: OriginShards) -> None:
     """
     hashes: list[list[NDArray[np.int64]]] = [[] for _ in shards.origins]
     for samples, keys in shards.read_keys(selection):
-        own = np.fromiter(map(hash, keys), np.int64, len(keys))
-        hashes[shards.shards[samples.shard][0]].append(own)
-    unique = [np.unique(np.concatenate([np.empty(0, np.int64), *own])) for own in hashes]
+        key_hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+        hashes[shards.shards[samples.shard][0]].append(key_hashes)
+    unique = [
+        np.unique(np.concatenate([np.empty(0, np.int64), *key_hashes])) for key_hashes in hashes
+    ]
     values, counts = np.unique(np.concatenate(unique), return_counts=True)
     twice = {*values[counts > 1][:MOST_TWICE].tolist()}
-    found: dict[str, int] = {}
+    first_origins: dict[str, int] = {}
     for samples, keys in shards.read_keys(selection) if twice else ():
         origin = shards.shards[samples.shard][0]
         for key in (key for key in keys if hash(key) in twice):
-            if (other := found.setdefault(key, origin)) != origin:
-                both = " and ".join(shards.origins[each].shown for each in (other, origin))
+            if (other := first_origins.setdefault(key, origin)) != origin:
+                both = " and ".join(shards.origins[number].shown for number in (other, origin))
                 raise UsageError(
                     f"{both} both have the key {key}: give --prefix, which puts the number of "
                     "its dataset (0, 1, ...) before each key"

@@ -121,7 +121,7 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
     except DamageError as error:
         broken_list = damage_text(error)
     by_unit = {receipt.unit: receipt for receipt in sound}
-    found = DatasetSurvey(
+    surveyed = DatasetSurvey(
         place=CheckedDataset(url=store.url, shown=shown, dataset=known.dataset, maker=maker),
         edition=edition,
         files=there,
@@ -136,19 +136,19 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
         ),
     )
     if broken_list:
-        found.add_finding(REMOVED, Kind.REMOVED, broken_list)
+        surveyed.add_finding(REMOVED, Kind.REMOVED, broken_list)
     if removed.units:
         samples = plural(sum(unit.samples for unit in removed.units), "sample")
         what = f"a removal of {samples} is running, or was killed"
-        found.add_finding(REMOVED, Kind.REMOVING, what)
+        surveyed.add_finding(REMOVED, Kind.REMOVING, what)
     for unit, what in broken.items():
-        found.add_finding(receipt_name(unit), Kind.DAMAGED, what, unit)
+        surveyed.add_finding(receipt_name(unit), Kind.DAMAGED, what, unit)
     if complaint:
-        found.add_finding(MANIFEST, Kind.MANIFEST, complaint)
-    _check_manifest(found, broken)
-    _check_presence(found)
-    _check_unexpected(found, broken)
-    return found
+        surveyed.add_finding(MANIFEST, Kind.MANIFEST, complaint)
+    _check_manifest(surveyed, broken)
+    _check_presence(surveyed)
+    _check_unexpected(surveyed, broken)
+    return surveyed
 
 
 def _read_manifest(store: Store) -> tuple[Manifest | None, str]:
@@ -198,8 +198,8 @@ def _read_receipts(
     receipts = list(filter(None, read_each(read, units, store.readers, heard)))
     marks = [mark(receipt) for receipt in receipts]
     ours = mark(manifest) if manifest else Counter(marks).most_common(1)[0][0] if marks else None
-    for receipt, own in zip(receipts, marks, strict=True):
-        if own != ours:
+    for receipt, own_mark in zip(receipts, marks, strict=True):
+        if own_mark != ours:
             broken[receipt.unit] = "it belongs to another dataset, with other settings"
     return [receipt for receipt in receipts if receipt.unit not in broken], broken
 

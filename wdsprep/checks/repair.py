@@ -73,11 +73,11 @@ def repair(options: RepairOptions) -> "Repair":
         quick=options.quick,
         listener=listener,
     )
-    found = plan_repair(verified.surveys[0])
-    listener.begun(found)
-    if found.is_needed and (options.yes or listener.asked(found)):
-        return do_repair(found, lambda files: listener.changed(files, 0))
-    return found
+    plan = plan_repair(verified.surveys[0])
+    listener.begun(plan)
+    if plan.is_needed and (options.yes or listener.asked(plan)):
+        return do_repair(plan, lambda files: listener.changed(files, 0))
+    return plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,17 +44,17 @@ class Verified(NotebookTable):
     is_quick: bool
 
     def table_rows(self) -> Iterator[tuple[str, object]]:
-        for one in self.surveys:
+        for dataset in self.surveys:
             yield (
-                one.place.shown,
-                plural(len(one.findings), "finding") if one.findings else "sound",
+                dataset.place.shown,
+                plural(len(dataset.findings), "finding") if dataset.findings else "sound",
             )
         yield from ((f"{finding.name or finding.unit}", finding.what) for finding in self.findings)
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(survey.place.shown) for survey in self.surveys)
-        found = plural(len(self.findings), "finding") if self.findings else "sound"
-        return f"<Verified {shown}: {found}{' (quick)' if self.is_quick else ''}>"
+        verdict = plural(len(self.findings), "finding") if self.findings else "sound"
+        return f"<Verified {shown}: {verdict}{' (quick)' if self.is_quick else ''}>"
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -99,13 +99,13 @@ def check_datasets(
     shown = [os.fspath(url) for url in urls]
     surveys = tuple(_survey(*both, listener) for both in zip(places, shown, strict=True))
     latents = [survey for survey in surveys if survey.place.dataset == "latents"]
-    pairs = [(one, images) for one in latents if (images := find_images(one, surveys))]
+    pairs = [(dataset, images) for dataset in latents if (images := find_images(dataset, surveys))]
     for pair in pairs:
         check_pairs(*pair)
     if not quick:
         _check_bytes(surveys, pairs, make_runner, listener)
-    for found in surveys:
-        found.findings.sort(key=lambda finding: (finding.kind.is_note, finding.name))
+    for dataset in surveys:
+        dataset.findings.sort(key=lambda finding: (finding.kind.is_note, finding.name))
     return Verified(surveys=surveys, is_quick=quick)
 
 
@@ -126,7 +126,7 @@ def _check_bytes(
 
     def heard(status: Callable[[], JobStatus]) -> None:
         def with_findings() -> JobStatus:
-            findings = (f for found in surveys for f in found.findings)
+            findings = (f for dataset in surveys for f in dataset.findings)
             return replace(status(), findings=sum(not f.kind.is_note for f in findings))
 
         listener.status(with_findings)
@@ -137,39 +137,39 @@ def _check_bytes(
         for unit, (findings, digests) in job.results():
             _log.info("%s is checked: %s", unit.name, plural(len(findings), "finding"))
             keys[unit.place.url] |= digests
-            found = by_url[unit.place.url]
-            is_in_removal = findings and unit.receipt.unit in found.removing
+            dataset = by_url[unit.place.url]
+            is_in_removal = findings and unit.receipt.unit in dataset.removing
             names = [name for name, *_ in expected_files(unit.receipt)] if is_in_removal else []
-            if not found.has_changed(names):  # by the removal, while it was checked
-                found.findings.extend(findings)
+            if not dataset.has_changed(names):  # by the removal, while it was checked
+                dataset.findings.extend(findings)
     for failed in job.quarantined:
         unit = cast("CheckUnit", failed.unit)
         what = f"its unit could not be checked ({failed.reason})"
         by_url[unit.place.url].add_finding(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
-    for found in surveys:
-        check_empty(found)
+    for dataset in surveys:
+        check_empty(dataset)
     for latents, images in pairs:
         check_keys(latents, keys[latents.place.url], keys[images.place.url])
 
 
 def _units(
-    found: DatasetSurvey, pairs: Sequence[tuple[DatasetSurvey, DatasetSurvey]]
+    dataset: DatasetSurvey, pairs: Sequence[tuple[DatasetSurvey, DatasetSurvey]]
 ) -> Iterator[CheckUnit]:
     known: dict[str, set[str]] = {}
-    for finding in found.findings:
+    for finding in dataset.findings:
         if finding.kind is not Kind.UNSETTLED:
             known.setdefault(finding.unit, set()).add(finding.name)
     firsts: dict[str, int] = {}
     for latents, images in pairs:
-        firsts |= find_limited_shards(latents) if images is found else {}
-    for receipt in found.receipts:
+        firsts |= find_limited_shards(latents) if images is dataset else {}
+    for receipt in dataset.receipts:
         shards = {shard.name for shard in receipt.shards}
         yield CheckUnit(
-            place=found.place,
+            place=dataset.place,
             receipt=receipt,
             known=frozenset(known.get(receipt.unit, ())),
             firsts={name: firsts[name] for name in shards & firsts.keys()},
-            begun=found.removing[receipt.unit] if receipt.unit in found.begun else None,
+            begun=dataset.removing[receipt.unit] if receipt.unit in dataset.begun else None,
         )
 
 

@@ -78,22 +78,22 @@ def export(options: ExportOptions) -> Exported:
     datasets = _open([absolute(options.dataset), *map(absolute, options.joined)])
     chosen = layout_of(to) if to != "energon" else None
     takes_images = chosen is not None and chosen.takes_images
-    found = _exportable(datasets, tower=options.tower, takes_images=takes_images)
+    exportable = _exportable(datasets, tower=options.tower, takes_images=takes_images)
     if chosen is None:
         if options.joined:
             raise UsageError(
                 "--to energon takes no --join, as tars stay as they are: let Energon join datasets"
             )
-        return _export_metadata(found, target or found.url)
+        return _export_metadata(exportable, target or exportable.url)
     if not target:
         raise UsageError(f"--to {to} needs a folder to write to: give it after the dataset")
     for dataset in datasets:
         check_apart(dataset.url, target)
-    layout = chosen.check(found)
+    layout = chosen.check(exportable)
     first, *joined = (dataset.manifest.settings for dataset in datasets)
     claim = {"form": FORM, "join": joined, "layout": repr(layout), "settings": first, "to": to}
     return _Export(
-        dataset=found,
+        dataset=exportable,
         layout=layout,
         units=tuple(_units(datasets, layout)),
         claim=to_json(claim),
@@ -170,7 +170,7 @@ def _exportable(datasets: Sequence[_Dataset], *, tower: str, takes_images: bool)
             "latents or text with --join"
         )
     settings = [dataset.manifest.settings for dataset in datasets]
-    with_latents = [one for one in settings if one.get("latents", "none") != "none"]
+    with_latents = [stated for stated in settings if stated.get("latents", "none") != "none"]
     of_texts = [dataset.manifest for dataset in datasets if dataset.texts]
     return Exportable(
         url=first.url,
@@ -186,7 +186,7 @@ def _exportable(datasets: Sequence[_Dataset], *, tower: str, takes_images: bool)
         tower=tower,
         shards=tuple((shard.name, shard.samples) for shard in first.manifest.shards),
         has_images=has_images,
-        columns={name: holds for one in settings for name, holds in columns_of(one).items()},
+        columns={name: holds for stated in settings for name, holds in columns_of(stated).items()},
     )
 
 

@@ -163,10 +163,10 @@ class KohyaLayout(Layout):
         if not width:
             raise FormatError(f"the json of {sample.key} has no crop")
         latents = f"_{width:04d}x{height:04d}_{self.family}.npz"
-        found = {latents: self._latents(sample, values)}
+        caches = {latents: self._latents(sample, values)}
         if EMB in values and self.family == "sdxl":
             second = len(values[POOLED])  # its encoder is as wide as the pooled vector
-            found["_te_outputs.npz"] = {
+            caches["_te_outputs.npz"] = {
                 "hidden_state1": values[EMB][:, :-second],
                 "hidden_state2": values[EMB][:, -second:],
                 "pool2": values[POOLED],
@@ -174,14 +174,14 @@ class KohyaLayout(Layout):
         if EMB in values and self.family == "flux":
             # The mask hides nothing: T5 reads all of its length here. sd-scripts uses the mask only
             # with `--apply_t5_attn_mask`, for which it makes the file again.
-            found["_flux_te.npz"] = {
+            caches["_flux_te.npz"] = {
                 "l_pooled": values[POOLED],
                 "t5_out": values[EMB],
                 "txt_ids": np.zeros((len(values[EMB]), 3), "<f4"),
                 "t5_attn_mask": np.ones(len(values[EMB]), "<i8"),
                 "apply_t5_attn_mask": np.array(False),
             }
-        return found
+        return caches
 
     def _latents(self, sample: ExportSample, values: Arrays) -> Arrays:
         import numpy as np
@@ -192,13 +192,13 @@ class KohyaLayout(Layout):
             latents = {n: denormalise(v, self.settings or {}) for n, v in latents.items()}
         height, width = latents["latents"].shape[-2:]
         size = [sample.number("original_width"), sample.number("original_height")]
-        found = {
+        arrays = {
             **latents,
             "original_size": np.array(size),
             "crop_ltrb": np.array(sample.facts["crop"]),
         }
         # Flux's file may hold an image at several resolutions.
-        return found if is_raw else {f"{n}_{height}x{width}": v for n, v in found.items()}
+        return arrays if is_raw else {f"{n}_{height}x{width}": v for n, v in arrays.items()}
 
 
 def check_buckets(dataset: Exportable) -> None:

@@ -120,10 +120,10 @@ class ExportSample:
 
     def number(self, name: str) -> int:
         """Return a whole number from the json. Raise FormatError if it has no such number."""
-        found = self.facts.get(name)
-        if not isinstance(found, int):
+        value = self.facts.get(name)
+        if not isinstance(value, int):
             raise FormatError(f"the json of {self.key} has no {name}")
-        return found
+        return value
 
 
 Writing = Generator[None, None, None]
@@ -163,8 +163,8 @@ class Layout:
 def layout_of(to: str) -> Layout:
     """Return the layout with the name `to`. Only the module of that layout is imported."""
     module, _, name = LAYOUTS[to].partition(":")
-    found: Layout = getattr(importlib.import_module(f"wdsprep.exporting.{module}"), name)()
-    return found
+    layout: Layout = getattr(importlib.import_module(f"wdsprep.exporting.{module}"), name)()
+    return layout
 
 
 def to_json(body: object) -> bytes:

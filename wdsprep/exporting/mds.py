@@ -132,15 +132,15 @@ class MdsLayout(Layout):
         return [image, *texts, *(Column(name=name, kind=INT) for name in ints)]
 
     def _arrays(self, dataset: Exportable) -> list[Column]:
-        found = [Column(name=name, kind=TEXT) for name in ("caption", "key")]
+        columns = [Column(name=name, kind=TEXT) for name in ("caption", "key")]
         if dataset.what == "latents" and not is_imported(dataset.settings):
-            found += [Column(name=name, kind=INT) for name in ORIGINAL]
+            columns += [Column(name=name, kind=INT) for name in ORIGINAL]
         for field in dataset.fields:
-            found.append(self._column(field, dataset))
+            columns.append(self._column(field, dataset))
             if field.is_variable and field.name == EMB:
                 mask = Column(name=self._mask, kind="uint8", member=MASK, shape=field.shape[:1])
-                found.append(mask)
-        return found
+                columns.append(mask)
+        return columns
 
     def _column(self, field: Field, dataset: Exportable) -> Column:
         if field.name in IMAGES:

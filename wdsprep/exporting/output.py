@@ -130,7 +130,9 @@ class ExportMark:
         """Read the mark of a shard, or None if there is none, or none that can be read."""
         with suppress(NotFoundError, FormatError):
             body = read_record(_MARK, store.read(mark_name(unit)), mark_name(unit))
-            files = tuple(ExportedFile(**{n: each[n] for n in _FIELDS}) for each in body["files"])
+            files = tuple(
+                ExportedFile(**{n: fields[n] for n in _FIELDS}) for fields in body["files"]
+            )
             inputs = tuple(body["inputs"])
             return cls(name=unit, inputs=inputs, files=files, left_out=body["left_out"])
         return None
@@ -167,14 +169,14 @@ class CheckWork:
         """Return whether all files of a mark are as they were written."""
         store, nbytes = shared_store(self.out), 0
         for file in mark.files:
-            found = blake3()
+            digest = blake3()
             try:
-                with stream(store, file.name, watch=found.update, expected=file.nbytes) as reader:
+                with stream(store, file.name, watch=digest.update, expected=file.nbytes) as reader:
                     while data := reader.read(CHUNK_NBYTES):
                         nbytes += len(data)
                         yield nbytes
             except NotFoundError:
                 return False
-            if found.hexdigest() != file.blake3:
+            if digest.hexdigest() != file.blake3:
                 return False
         return True

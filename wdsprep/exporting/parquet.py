@@ -118,7 +118,7 @@ class ParquetLayout(Layout):
     def row(self, sample: ExportSample) -> dict[str, Any]:
         if self.kind == "mlperf":
             return mlperf_row(sample)
-        found: dict[str, Any] = {
+        row: dict[str, Any] = {
             "key": sample.key,
             "caption": sample.caption,
             "json": to_json(sample.facts).decode(),
@@ -127,10 +127,10 @@ class ParquetLayout(Layout):
         if self.kind != "images":
             for name in self.arrays:
                 columns, data = self._columns(name), sample.members[name]
-                found |= zip(columns, split_npy(name, data, len(columns)), strict=True)
-            return found
+                row |= zip(columns, split_npy(name, data, len(columns)), strict=True)
+            return row
         kind, data = sample.image
-        return found | {
+        return row | {
             "image": {"bytes": data, "path": f"{sample.key}.{kind}"},
             "captions": sample.facts.get("captions") or [sample.caption],
             "width": sample.number("width"),

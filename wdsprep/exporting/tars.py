@@ -149,11 +149,11 @@ class PrimusLayout(Layout):
         return write_tar(out, unit, samples, self.members, indexed=True)
 
     def members(self, sample: ExportSample) -> Members:
-        found = {"latents": bits_of(sample, LATENT)}
+        arrays = {"latents": bits_of(sample, LATENT)}
         if self.has_moments:
-            mean, logvar = found["latents"].reshape(2, -1, *found["latents"].shape[1:])
-            found = {"mean": mean, "logvar": logvar}
-        saved = [(f"{name}.pth", save_tensor(array)) for name, array in found.items()]
+            mean, logvar = arrays["latents"].reshape(2, -1, *arrays["latents"].shape[1:])
+            arrays = {"mean": mean, "logvar": logvar}
+        saved = [(f"{name}.pth", save_tensor(array)) for name, array in arrays.items()]
         emb = pad_to(bits_of(sample, EMB), self.length)
         saved.append((TEXTS[EMB], save_tensor(emb)))
         saved.append((TEXTS[POOLED], save_tensor(bits_of(sample, POOLED))))
