@@ -1,6 +1,7 @@
 """Reference images become what the pipeline itself makes of them, and text that depends on them."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -202,3 +203,12 @@ def test_a_reference_that_the_pipeline_refuses_is_told_with_its_words(family: Fa
     _, references = loaded(family("Flux2Klein"), text="none")
     with pytest.raises(WorkError, match="Image too small: 60"):
         references.prepare([picture((60, 200))])
+
+
+def test_threads_prepare_references_at_once(family: Family) -> None:
+    _, references = loaded(family("Flux2Klein"), text="none")
+    images = [picture((90 + 20 * number, 128), number) for number in range(12)]
+    alone = [references.prepare([image]).pixels[0] for image in images]
+    with ThreadPoolExecutor(4) as threads:
+        together = threads.map(lambda image: references.prepare([image]).pixels[0], images)
+        assert all(map(torch.equal, together, alone))

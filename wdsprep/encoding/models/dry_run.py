@@ -70,30 +70,25 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
         return replace(model, outputs=_size_fields(kind) if kind else ())
     silence_libraries()
     kind = pipeline_class(model)
-    call = PromptCall(kind, recipe.text_length, model.references)
-    dry_run = DryRun(model, call, HALF if recipe.dtype == "fp32" else recipe.dtype)
+    dry_run = DryRun(model, recipe.text_length, HALF if recipe.dtype == "fp32" else recipe.dtype)
+    call = dry_run.call
     settings = {
         "pipeline": call.name,
         "template": dry_run.template(),
         "text_arguments": {k: v for k, v in call.arguments.items() if _is_setting(k, v)},
     }
     if recipe.text == "tokens":
-        outputs = (*_token_fields(dry_run, call), *_size_fields(kind))
+        outputs = (*_token_fields(dry_run), *_size_fields(kind))
         return replace(model, outputs=outputs, text_settings=settings)
     if layers := dry_run.layers():
         settings["layers"] = layers
-    fields = _find_fields(dry_run, call)
+    fields = _find_fields(dry_run)
     variable = [field for field in fields if field.is_variable]
     fixed = [field for field in fields if not field.is_variable]
     if variable:  # captions of one length together have nothing to mask
         fixed = [field for field in fixed if field.name != MASK]
     outputs = (*fixed, *_size_fields(kind), *variable)
     return replace(model, outputs=outputs, text_settings=settings)
-
-
-def token_source(model: Model, recipe: Recipe) -> Callable[[Sequence[str]], list[Tokens]]:
-    call = PromptCall(pipeline_class(model), recipe.text_length, model.references)
-    return DryRun(model, call, recipe.dtype, width=1).try_tokens
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -108,7 +103,8 @@ def _is_setting(name: str, value: Any) -> bool:
     return all(isinstance(part, bool | int | float) for part in parts)
 
 
-def _token_fields(dry_run: "DryRun", call: PromptCall) -> tuple[Field, ...]:
+def _token_fields(dry_run: "DryRun") -> tuple[Field, ...]:
+    call = dry_run.call
     found, long = dry_run.tokens([SHORT, LONG])
     if len(found.ids) != 2 * dry_run.towers:  # ids and mask of each
         raise UsageError(
@@ -126,12 +122,12 @@ def _token_fields(dry_run: "DryRun", call: PromptCall) -> tuple[Field, ...]:
     )
 
 
-def _find_fields(dry_run: "DryRun", call: PromptCall) -> list[Field]:
+def _find_fields(dry_run: "DryRun") -> list[Field]:
     """Return the fields of the outputs for captions, as long as the longest that are known.
 
     Text that depends on images is as long as they are, too: those of several ratios are tried.
     """
-    short = dry_run.outputs(SHORT)
+    call, short = dry_run.call, dry_run.outputs(SHORT)
     longs = [dry_run.outputs(LONG, images) for images in dry_run.blanks]
     fields = []
     for name in short:
@@ -180,12 +176,13 @@ def _size_fields(kind: Any) -> tuple[Field, ...]:
 class DryRun:
     """A pipeline whose text encoders compute nothing, so that it only tells tokens and shapes."""
 
-    def __init__(self, model: Model, call: PromptCall, dtype: str, width: int = 0) -> None:
+    def __init__(self, model: Model, length: int, dtype: str, width: int = 0) -> None:
         """Build the pipeline without weights.
 
-        `width` is a width for all arrays, if their shapes do not matter; 0 keeps the real ones.
+        `length` is that of text, 0 for the pipeline's own. `width` is a width for all arrays, if
+        their shapes do not matter; 0 keeps the real ones.
         """
-        self._call, self._lock = call, threading.Lock()
+        self.call, self._lock = PromptCall(model, length), threading.Lock()
         self._calls: list[TokenizerCall] = []
         self._taken = 0
         """how many calls of tokenizers had been made when an encoder was last run"""
@@ -195,7 +192,7 @@ class DryRun:
         def load(part: Component, kind: Any) -> Any:
             if not part.has_weights:
                 return self._watch_tokenizer(part.name, load_tokenizer(model, kind, part.name))
-            own = dtype_of_tower(dtype, call.name, part.kind)
+            own = dtype_of_tower(dtype, self.call.name, part.kind)
             config = load_config(model, kind, part.name)
             made = self._towers[part.name] = EmptyEncoder(
                 part, config, DTYPES[own], self._note_input, width
@@ -203,12 +200,12 @@ class DryRun:
             return made
 
         self._pipeline = assemble(model, load)
-        call.check_length(self._pipeline)
+        self.call.check_length(self._pipeline)
         variable = [field.shape[0] for field in model.outputs if field.is_variable]
         self._longest = max(variable, default=0)
         self.blanks: list[Any] = [None]
         """reference images of several ratios, in which there is nothing; None if not wanted"""
-        if call.takes_images:
+        if self.call.takes_images:
             references = ReferencePipeline(model)
             blanks = ([blank_image(size)] * model.references for size in BLANKS)
             self.blanks = [references.prepare(images).for_text for images in blanks]
@@ -220,7 +217,7 @@ class DryRun:
     def outputs(self, caption: str, images: Any = None) -> dict[str, Row]:
         """Return the outputs for a caption, as zeros of their shapes."""
         with self._lock:
-            return self._call.rows(self._run(caption, images or self.blanks[0]))
+            return self.call.rows(self._run(caption, images or self.blanks[0]))
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         with self._lock:
@@ -247,11 +244,11 @@ class DryRun:
         made = self._run(caption, images)
         given = [rows[0] for rows in self._given.values() if len(rows) == 1]
         if not given:
-            raise pipeline_error(self._call.name, WorkError("no encoder is given the caption once"))
+            raise pipeline_error(self.call.name, WorkError("no encoder is given the caption once"))
         found = replace(_combine_tokens(caption, given), images=images)
-        if not self._call.is_masked:
+        if not self.call.is_masked:
             return found
-        value, lengths = self._call.rows(made)[self._call.first]
+        value, lengths = self.call.rows(made)[self.call.first]
         if self._longest and value.shape[1] > self._longest:
             raise WorkError(f"the caption and its images have over {self._longest} tokens")
         if lengths is None:
@@ -265,7 +262,7 @@ class DryRun:
         """Return the number of tokens that the encoder gets and the pipeline's output lacks."""
         made = self._run(SHORT, self.blanks[0])
         (given,) = (rows[0] for rows in self._given.values())
-        _, lengths = self._call.rows(made)[self._call.first]
+        _, lengths = self.call.rows(made)[self.call.first]
         return max(0, given.count - (0 if lengths is None else int(lengths[0])))
 
     def template(self) -> str:
@@ -289,7 +286,7 @@ class DryRun:
         self._calls.clear()
         self._taken = 0
         self._given.clear()
-        return self._call.outputs(self._pipeline, CPU, [caption], images=images)
+        return self.call.outputs(self._pipeline, CPU, [caption], images=images)
 
     def _watch_tokenizer(self, name: str, tokenizer: Any) -> Any:
         """Let each call of a tokenizer be noted, and return the tokenizer, changed in place.

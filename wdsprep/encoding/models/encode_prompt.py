@@ -38,7 +38,7 @@ from wdsprep.encoding.models.families import (
 )
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import explain_errors
-from wdsprep.encoding.models.pipeline_parts import Component, TextPipeline, class_of
+from wdsprep.encoding.models.pipeline_parts import Component, class_of
 from wdsprep.errors import UsageError, WorkError
 
 ALONE = "add --text none to encode the images alone"
@@ -58,12 +58,12 @@ Row = tuple[Tensor, Tensor | None]
 class PromptCall:
     """The arguments for the `encode_prompt` of a pipeline's class, and the outputs to keep."""
 
-    def __init__(self, kind: Any, length: int, references: int = 0) -> None:
-        """Check that a pipeline's class can encode captions, and choose the arguments.
+    def __init__(self, model: Model, length: int) -> None:
+        """Check that the class of a model's pipeline can encode captions, and choose the arguments.
 
-        The `length` 0 stands for the pipeline's own. `references` is the most reference images of
-        a sample.
+        The `length` 0 stands for the pipeline's own.
         """
+        kind, has_references = pipeline_class(model), model.references > 0
         self.name = kind.__name__
         if not hasattr(kind, "encode_prompt"):
             raise UsageError(
@@ -76,9 +76,9 @@ class PromptCall:
                 f"language model generates from the prompt: {ALONE}"
             )
         self._call = inspect.signature(kind.__call__).parameters
-        self._check_kind(has_references=references > 0)
+        self._check_kind(has_references=has_references)
         self._own = inspect.signature(kind.encode_prompt).parameters
-        self.takes_images = references > 0 and IMAGE in self._own
+        self.takes_images = has_references and IMAGE in self._own
         names = returned_names(kind.encode_prompt)
         self._outputs = names or [name for name in self._call if is_embedding(name)][:1]
         self._is_single = not names
@@ -280,12 +280,6 @@ def _compact(value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def full_lengths(value: Tensor) -> Tensor:
     return torch.full((len(value),), value.shape[1], device=value.device)
-
-
-def pipeline_of(model: Model) -> TextPipeline:
-    if model.pipeline is None:
-        raise UsageError(f"{model.name} has no pipeline for text: {ALONE}")
-    return model.pipeline
 
 
 def find_class(kind: str) -> Any:

@@ -26,16 +26,13 @@ from wdsprep.encoding.models.base import (
     Tokens,
     caption_batch_size,
 )
-from wdsprep.encoding.models.dry_run import DryRun, token_source
+from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.encode_prompt import (
     ALONE,
-    PromptCall,
     Row,
     assemble,
     dtype_of_tower,
     full_lengths,
-    pipeline_class,
-    pipeline_of,
 )
 from wdsprep.encoding.models.families import member_name
 from wdsprep.encoding.models.find_model import Model
@@ -52,7 +49,8 @@ def load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> Tex
     if recipe.text == "emb":
         return (ClipText if model.clip_length else PipelineText)(model, recipe, device)
     if not model.clip_length:
-        return TokenIds(token_source(model, recipe), device)
+        dry_run = DryRun(model, recipe.text_length, recipe.dtype, width=1)
+        return TokenIds(dry_run.try_tokens, device)
     return TokenIds(partial(clip_tokens, load_clip_tokenizer(model), model.clip_length), device)
 
 
@@ -106,14 +104,14 @@ class PipelineText:
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         nbytes = sum(field.array_nbytes for field in model.outputs)
-        parts = pipeline_of(model).components
+        parts = model.pipeline.components if model.pipeline else ()
         towers = [part.kind for part in parts if part.has_weights]
         self.batch_size = caption_batch_size(towers, nbytes, device)
-        self._call = PromptCall(pipeline_class(model), recipe.text_length, model.references)
+        self._dry_run = DryRun(model, recipe.text_length, recipe.dtype, width=1)
+        self._call = self._dry_run.call
         if self._call.takes_images:
             self.batch_size = 1  # as images seldom have one size
         self._fields = {field.name: field for field in model.outputs}
-        self._dry_run = DryRun(model, self._call, recipe.dtype, width=1)
         self._device = device
 
         def load(dtype: str) -> ThreadPipelines:
