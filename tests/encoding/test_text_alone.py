@@ -43,7 +43,7 @@ from wdsprep.errors import UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry
 from wdsprep.store.remote import OverNetwork
-from wdsprep.tables.read_positions import read_positions
+from wdsprep.tables.stored_tables import read_positions
 
 
 def texts(images: Path | str, out: Path, **options: Any) -> Path:

@@ -38,7 +38,7 @@ from wdsprep.errors import (
 from wdsprep.loading.join import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
 from wdsprep.store.local import LocalStore
-from wdsprep.tables import read_positions
+from wdsprep.tables import stored_tables
 
 BATCH = 8
 IMAGES = Images()
@@ -428,7 +428,7 @@ def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
 def test_tables_that_are_missing_or_damaged(
     plain: Three, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_rows: int
 ) -> None:
-    monkeypatch.setattr(read_positions, "WHOLE_ROWS", whole_rows)
+    monkeypatch.setattr(stored_tables, "WHOLE_ROWS", whole_rows)
     _, latents, _ = plain
     texts = write_part(str(tmp_path / "t"), IMAGES, TEXT, rejects={1: (3,), 2: (58, 59)})
     assert len(load(latents, join=texts, global_batch=1)) == 297

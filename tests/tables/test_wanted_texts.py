@@ -5,7 +5,7 @@ import random
 import pytest
 
 from wdsprep.dataset.removed_samples import mark_of
-from wdsprep.tables.wanted_texts import WantedTexts
+from wdsprep.tables.query import WantedTexts
 
 
 @pytest.mark.parametrize("count", [0, 1, 300])

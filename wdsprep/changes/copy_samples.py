@@ -57,8 +57,7 @@ from wdsprep.errors import (
 )
 from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, shared_store
-from wdsprep.tables.read_positions import read_positions
-from wdsprep.tables.stored_tables import read_sound_columns
+from wdsprep.tables.stored_tables import read_positions, read_sound_columns
 
 READ_NBYTES = 8 << 20  # of one read
 GAP_NBYTES = 64 << 10  # a smaller gap is read too: a second read costs more

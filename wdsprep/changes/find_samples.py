@@ -45,9 +45,8 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.images.headers import IMAGES
 from wdsprep.store.base import Store, local_path
-from wdsprep.tables.query import texts_in
+from wdsprep.tables.query import WantedTexts, texts_in
 from wdsprep.tables.stored_tables import read_sound_columns
-from wdsprep.tables.wanted_texts import WantedTexts
 from wdsprep.text import EXAMPLES
 
 NAMES = (KEY, "source", "url")

@@ -28,8 +28,8 @@ from wdsprep.errors import UsageError
 from wdsprep.loading.where import Subset
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store
+from wdsprep.tables.query import WantedTexts
 from wdsprep.tables.stored_tables import StoredTables
-from wdsprep.tables.wanted_texts import WantedTexts
 from wdsprep.text import EXAMPLES, examples, plural
 
 Parts = Mapping[str, Fraction]

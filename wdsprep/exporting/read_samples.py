@@ -35,7 +35,7 @@ from wdsprep.errors import DamageError, UsageError
 from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store
-from wdsprep.tables.read_positions import read_positions
+from wdsprep.tables.stored_tables import read_positions
 
 TEXTS = frozenset(("json", "txt"))
 

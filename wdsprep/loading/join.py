@@ -81,7 +81,7 @@ class DatasetPositions:
             return ImagePositions.plain(count)
         inputs = int(self.inputs[shard])
         with naming_next_step(make_step(self.store.url, "latents", self.settings)):
-            from wdsprep.tables.read_positions import read_rows  # pyarrow, which few need
+            from wdsprep.tables.stored_tables import read_rows  # pyarrow, which few need
 
             name = self.names[shard]
             return read_rows(self.store, name, self.settings, samples=count, inputs=inputs)

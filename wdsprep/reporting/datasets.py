@@ -42,7 +42,7 @@ from wdsprep.reporting.overview import overview
 from wdsprep.store import open_store, split_url
 from wdsprep.store.base import Store, absolute, is_web
 from wdsprep.store.schemes import WRITABLE_PLACE
-from wdsprep.tables.read_positions import read_positions
+from wdsprep.tables.stored_tables import read_positions
 
 START_NBYTES = 1 << 20
 KEPT = 16

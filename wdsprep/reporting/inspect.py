@@ -30,7 +30,7 @@ from wdsprep.reporting.options import InspectOptions, OverviewOptions
 from wdsprep.reporting.overview import Overview
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.tables.read_positions import read_keys
+from wdsprep.tables.stored_tables import read_keys
 from wdsprep.text import Counting, NotebookTable, command, plural
 
 SHOWN = ("key", "width", "height", "caption")

@@ -2,9 +2,8 @@
 
 In: a dataset, or rows of tables as Arrow, and a condition in the language of
 `dataset.condition_syntax`. Out: which rows meet it. `column_conditions` evaluates a condition over
-columns, `query` asks it of tables, and `stored_tables` reads the tables beside the shards.
-`wanted_texts` finds the rows that have one of a list of texts, and `read_positions` reads which
-image each sample was made of.
+columns, `query` asks it of tables, or which rows have one of a list of texts, and `stored_tables`
+reads the tables beside the shards. `relation` is all of them for whoever asks by himself.
 
 Columns of others are joined to the samples of a dataset: `other_tables` reads a table, `key_join`
 finds its rows by names that samples have, and `lay_out` keeps their columns in the order of the

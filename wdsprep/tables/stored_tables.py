@@ -4,6 +4,11 @@ A table of up to WHOLE_NBYTES is read whole, by one request, and must have the d
 receipt of its unit states. Of a larger one, only the columns that are needed are read. Each must
 have as many rows as its shard has samples. A tar of another program that has no table, or an older
 one, has one made of its json.
+
+`read_positions` and `read_keys` read one column of the table of one shard: a small table whole, of
+a larger one that column alone. It is checked by the sums of its pages, not by the digest of the
+table, so it may be newer than the manifest. A position is the place of a sample in its image shard,
+in the column `row`; it is not read where the receipt tells that no sample moved.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -12,34 +17,40 @@ from functools import partial
 from itertools import chain, islice
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_next_step
 from wdsprep.dataset.file_names import foreign_table_name, index_name, table_name
+from wdsprep.dataset.image_positions import DTYPE, ImagePositions, may_have_moved
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import is_older, make_table, table_step
 from wdsprep.dataset.sample_table import (
     IMAGE_COLUMNS,
+    KEY,
     REST,
     ROW,
     Columns,
     check_schema,
+    is_marked,
     read_table,
     table_columns,
 )
 from wdsprep.dataset.samples import META, parse_object
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.settings import is_scored
+from wdsprep.dataset.settings import Settings, is_scored
 from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
 from wdsprep.dataset.thread_map import map_ahead
-from wdsprep.errors import DamageError, NotFoundError, SourceError
+from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import Entry, Store
 from wdsprep.text import command
 
 WHOLE_NBYTES = 1 << 20
+WHOLE_ROWS = 10_000
+"""The rows of a table that takes about a megabyte, with captions of usual length."""
 MOST_THREADS = 16
 NAMED_ROWS = 1_000
 """Rows whose fields are suggested for a name that no sample has."""
@@ -204,3 +215,56 @@ def _find_names(file: OpenParquet) -> set[str]:
         objects = map(parse_object, batch.column(column).drop_null().to_pylist())
         names.update(*(found or {} for found in objects))
     return names - {REST, ROW}
+
+
+# --- one column of the table of one shard, without a listing
+def read_positions(store: Store, receipt: Receipt) -> ImagePositions:
+    """Return for each sample of a latent shard which sample of the image shard it was made of."""
+    (shard,) = receipt.shards
+    if not may_have_moved(receipt):
+        return ImagePositions.plain(shard.samples)
+    return read_rows(
+        store, shard.name, receipt.settings, samples=shard.samples, inputs=receipt.inputs
+    )
+
+
+def read_rows(
+    store: Store, tar: str, settings: Settings, *, samples: int, inputs: int
+) -> ImagePositions:
+    """Return the positions in the table of a tar with so many samples of so many inputs.
+
+    Raise UsageError if there is no table, and DamageError if the positions cannot be those.
+    """
+    field = pa.field(ROW, pa.int64(), False)
+    rows = _read_column(store, table_name(tar), field, settings, samples=samples).to_numpy()
+    positions = ImagePositions(rows.astype(DTYPE))
+    if not np.array_equal(positions.positions, rows) or not positions.is_sound(samples, inputs):
+        place = f"{store.url}/{table_name(tar)}"
+        raise DamageError(place, "its positions cannot be those of its samples")
+    return positions
+
+
+def read_keys(store: Store, shard: Shard, settings: Settings) -> pa.ChunkedArray:
+    """Return the keys of the samples of a shard, from its table.
+
+    Raise UsageError if there is no table, and DamageError if it is damaged.
+    """
+    field = pa.field(KEY, pa.string(), False)
+    return _read_column(store, table_name(shard.name), field, settings, samples=shard.samples)
+
+
+def _read_column(
+    store: Store, name: str, field: pa.Field, settings: Settings, *, samples: int
+) -> pa.ChunkedArray:
+    place, is_small = f"{store.url}/{name}", samples <= WHOLE_ROWS
+    try:
+        content = store.read(name, nbytes=None if is_small else 1)  # or learns that it is missing
+        with closing(OpenParquet(store, name, content if is_small else None)) as file:
+            if not is_marked(file.schema.metadata) or field not in list(file.schema):
+                raise DamageError(place, f"it is no table of samples with a column {field.name}")
+            return file.read((field.name,)).column(field.name)
+    except NotFoundError:
+        step = table_step(store.url, "latents", settings)
+        raise UsageError(f"{place} is missing: {step}") from None
+    except SourceError as error:
+        raise DamageError(place, "it is no sound Parquet file") from error
