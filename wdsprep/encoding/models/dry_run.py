@@ -246,12 +246,12 @@ class DryRun:
         if not given:
             raise pipeline_error(self.call.name, WorkError("no encoder is given the caption once"))
         found = replace(_combine_tokens(caption, given), images=images)
-        if not self.call.is_masked:
+        if not self.call.is_masked and not self.call.takes_images:
             return found
         value, lengths = self.call.rows(made)[self.call.first]
         if self._longest and value.shape[1] > self._longest:
             raise WorkError(f"the caption and its images have over {self._longest} tokens")
-        if lengths is None:
+        if lengths is None or not self.call.is_masked:
             return found
         # The pipeline may cut the caption after its encoder.
         is_cut = found.count - self._template_length > int(lengths[0])
