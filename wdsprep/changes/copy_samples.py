@@ -9,9 +9,9 @@ makes the digest.
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, chain
 from typing import NamedTuple
 
@@ -98,8 +98,8 @@ class CopyWork:
     by_images: bool = False
     empty: Mapping[str, str] = field(default_factory=dict)
 
-    def open(self) -> "Copier":
-        return Copier(self)
+    def open(self) -> Callable[[CopyUnit], Generator[RunProgress, None, Receipt]]:
+        return partial(copy_unit, self, Edition(store=open_store(self.out), mark=self.edition))
 
 
 class PlacedPart(NamedTuple):
@@ -111,36 +111,30 @@ class PlacedPart(NamedTuple):
     shape: str
 
 
-class Copier:
-    """A worker that copies samples into new shards, one shard after another."""
+def copy_unit(
+    work: CopyWork, edition: Edition, unit: CopyUnit
+) -> Generator[RunProgress, None, Receipt]:
+    """Write one shard, and its receipt last. Yield progress, and return the receipt.
 
-    def __init__(self, work: CopyWork) -> None:
-        self._work = work
-        self._edition = Edition(store=open_store(work.out), mark=work.edition)
-
-    def __call__(self, unit: CopyUnit) -> Generator[RunProgress, None, Receipt]:
-        """Write one shard, and its receipt last. Yield progress, and return the receipt.
-
-        A shard that has a receipt already is not written again. Raise FingerprintError if a source
-        shard has changed.
-        """
-        store = self._edition.store
-        if done := find_receipt(store, unit.name, unit.input, self._work.settings):
-            return done
-        sources = [_Source(self._work, piece) for piece in unit.pieces]
-        with Draft(self._edition, unit.name) as draft:
-            shard = _NewShard(draft, unit, self._work)
-            try:
-                yield from shard.fill(sources)
-            except (FormatError, StoreError, TarError):
-                for source in sources:
-                    source.check_same()
-                raise
-            receipt = shard.receipt()
+    A shard that has a receipt already is not written again. Raise FingerprintError if a source
+    shard has changed.
+    """
+    if done := find_receipt(edition.store, unit.name, unit.input, work.settings):
+        return done
+    sources = [_Source(work, piece) for piece in unit.pieces]
+    with Draft(edition, unit.name) as draft:
+        shard = _NewShard(draft, unit, work)
+        try:
+            yield from shard.fill(sources)
+        except (FormatError, StoreError, TarError):
             for source in sources:
                 source.check_same()
-            inputs = {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
-            return draft.finish(receipt, inputs if receipt.dataset == "images" else {})
+            raise
+        receipt = shard.receipt()
+        for source in sources:
+            source.check_same()
+        inputs = {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
+        return draft.finish(receipt, inputs if receipt.dataset == "images" else {})
 
 
 # --- the samples to copy

@@ -38,10 +38,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from wdsprep.changes.image_hashes import (
-    Hashing,
     HashUnit,
     ImagesLooked,
     find_compared,
+    hash_shard,
     hashes_folder,
     open_images,
 )
@@ -51,6 +51,7 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError
 from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.options import Place, as_places, takes_datasets
+from wdsprep.runners.base import FunctionWork
 from wdsprep.runners.job import JobStatus, check_all_done, job_largest_first
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.store import split_url
@@ -211,7 +212,7 @@ def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
         listener.status(lambda: replace(status(), samples=samples))
 
     make_runner = partial(runner_for, options, told=listener.told, name="duplicates")
-    job = job_largest_first(make_runner, Hashing(), units, heard=heard)
+    job = job_largest_first(make_runner, FunctionWork(hash_shard), units, heard=heard)
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples

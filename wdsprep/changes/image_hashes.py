@@ -16,7 +16,7 @@ the samples, so no image shard is read for them.
 import io
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -104,14 +104,6 @@ class HashUnit:
     @property
     def file(self) -> str:
         return hashes_file(self.shard)
-
-
-@dataclass(frozen=True, slots=True)
-class Hashing:
-    """The hashing of image shards, as the work that a runner gives to its workers."""
-
-    def open(self) -> Callable[[HashUnit], Generator[int, None, None]]:
-        return hash_shard
 
 
 def hash_shard(unit: HashUnit) -> Generator[int, None, None]:

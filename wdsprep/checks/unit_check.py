@@ -3,7 +3,7 @@
 The check is work for a runner: local processes or Ray.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -87,14 +87,6 @@ class CheckUnit:
 
 Checked = tuple[list[Finding], dict[str, str]]
 """The findings about a unit, and digests of the keys of its shards."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checking:
-    """The check of units, as the work that a runner gives to its workers."""
-
-    def open(self) -> Callable[[CheckUnit], Generator[int, None, Checked]]:
-        return check_unit
 
 
 def check_unit(unit: CheckUnit) -> Generator[int, None, Checked]:

@@ -19,14 +19,14 @@ from typing import cast
 from wdsprep.checks.dataset_check import DatasetSurvey, expected_files, survey
 from wdsprep.checks.findings import Finding, Kind
 from wdsprep.checks.options import VerifyOptions
-from wdsprep.checks.unit_check import Checking, CheckUnit, check_empty
+from wdsprep.checks.unit_check import CheckUnit, check_empty, check_unit
 from wdsprep.dataset.file_names import latent_shard, latent_unit, receipt_name
 from wdsprep.dataset.receipts import Shard, image_shard_digest
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.options import Place, takes_datasets
-from wdsprep.runners.base import Runner
+from wdsprep.runners.base import FunctionWork, Runner
 from wdsprep.runners.job import JobListener, JobStatus, job_largest_first
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.store import shared_store
@@ -132,7 +132,7 @@ def _check_bytes(
         listener.status(with_findings)
 
     units = [unit for survey in surveys for unit in _units(survey, pairs)]
-    job = job_largest_first(make_runner, Checking(), units, heard=heard)
+    job = job_largest_first(make_runner, FunctionWork(check_unit), units, heard=heard)
     with closing(job):
         for unit, (findings, digests) in job.results():
             _log.info("%s is checked: %s", unit.name, plural(len(findings), "finding"))

@@ -8,7 +8,7 @@ if one of its files is not as it was written.
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +27,10 @@ from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.exporting.layout import Exportable, Layout, layout_of, to_json
 from wdsprep.exporting.options import ExportOptions
-from wdsprep.exporting.output import CLAIM, MARKS, CheckWork, ExportMark, Output, unit_of_mark
+from wdsprep.exporting.output import CLAIM, MARKS, ExportMark, Output, check_files, unit_of_mark
 from wdsprep.exporting.read_samples import ExportUnit, UnitReader, UnitSource
 from wdsprep.options import takes_options
-from wdsprep.runners.base import PROGRESS_S, Unit, Work
+from wdsprep.runners.base import PROGRESS_S, FunctionWork, Unit, Work
 from wdsprep.runners.job import Job, check_all_done, job_largest_first
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.store import open_store, shared_store
@@ -240,37 +240,27 @@ def _export_metadata(dataset: Exportable, target: str) -> Exported:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportWork:
-    """The work of exporting shards, which can be pickled.
+def export_shard(out: str, layout: Layout, unit: ExportUnit) -> Generator[int, None, ExportMark]:
+    """Write the files that a shard becomes, and its mark last.
 
-    Its progress is in bytes of the shard.
+    Yield now and then how many bytes of the shard have been read so far.
     """
-
-    out: str
-    layout: Layout
-
-    def open(self) -> "Callable[[ExportUnit], Generator[int, None, ExportMark]]":
-        return self._export
-
-    def _export(self, unit: ExportUnit) -> Generator[int, None, ExportMark]:
-        reading, output = UnitReader(unit, heads=self.layout.heads), Output(shared_store(self.out))
-        told, samples = time.monotonic(), iter(reading)
-        if (first := next(samples, None)) is not None:
-            steps = self.layout.write(output, unit.name, chain([first], samples))
-            with closing(steps):
-                for _ in steps:
-                    if time.monotonic() - told > PROGRESS_S:
-                        yield reading.nbytes
-                        told = time.monotonic()
-        mark = ExportMark(
-            name=unit.name,
-            inputs=tuple(unit.inputs),
-            files=tuple(output.files),
-            left_out=reading.left_out,
-        )
-        write_bytes(output.store, mark.file_name, mark.to_bytes())
-        return mark
+    reading, output = UnitReader(unit, heads=layout.heads), Output(shared_store(out))
+    told, samples = time.monotonic(), iter(reading)
+    if (first := next(samples, None)) is not None:
+        with closing(layout.write(output, unit.name, chain([first], samples))) as steps:
+            for _ in steps:
+                if time.monotonic() - told > PROGRESS_S:
+                    yield reading.nbytes
+                    told = time.monotonic()
+    mark = ExportMark(
+        name=unit.name,
+        inputs=tuple(unit.inputs),
+        files=tuple(output.files),
+        left_out=reading.left_out,
+    )
+    write_bytes(output.store, mark.file_name, mark.to_bytes())
+    return mark
 
 
 @dataclass(kw_only=True)
@@ -298,7 +288,7 @@ class _Export:
         if pending:
             for name in index:
                 store.delete(name)
-            work = ExportWork(out=store.url, layout=layout)
+            work = FunctionWork(partial(export_shard, store.url, layout))
             done |= {unit.name: mark for unit, mark in self._run(work, pending, "exported")}
         marks = [done[unit.name] for unit in self.units]
         files = [file for mark in marks for file in mark.files]
@@ -356,7 +346,8 @@ class _Export:
         if current:
             told = f"checking {plural(len(current), 'shard')} exported before"
             self.options.heard_by.told(told)
-            for mark, is_sound in self._run(CheckWork(store.url), current, "checked"):
+            work = FunctionWork(partial(check_files, store.url))
+            for mark, is_sound in self._run(work, current, "checked"):
                 if is_sound:
                     yield mark
                 else:

@@ -5,7 +5,7 @@ A layout writes through `Output`, which hashes what is written. The mark of a sh
 those that are damaged, cut or gone.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar
@@ -153,30 +153,21 @@ def unit_of_mark(name: str) -> str:
     return name[len(MARKS) : -len(".json")] if is_one else ""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckWork:
-    """The work of checking exported shards, by their marks, which can be pickled.
+def check_files(out: str, mark: ExportMark) -> Generator[int, None, bool]:
+    """Return whether all files of a mark are as they were written.
 
-    Its progress is in bytes of their files.
+    Yield how many of their bytes have been read so far.
     """
-
-    out: str
-
-    def open(self) -> "Callable[[ExportMark], Generator[int, None, bool]]":
-        return self._check
-
-    def _check(self, mark: ExportMark) -> Generator[int, None, bool]:
-        """Return whether all files of a mark are as they were written."""
-        store, nbytes = shared_store(self.out), 0
-        for file in mark.files:
-            digest = blake3()
-            try:
-                with stream(store, file.name, watch=digest.update, expected=file.nbytes) as reader:
-                    while data := reader.read(CHUNK_NBYTES):
-                        nbytes += len(data)
-                        yield nbytes
-            except NotFoundError:
-                return False
-            if digest.hexdigest() != file.blake3:
-                return False
-        return True
+    store, nbytes = shared_store(out), 0
+    for file in mark.files:
+        digest = blake3()
+        try:
+            with stream(store, file.name, watch=digest.update, expected=file.nbytes) as reader:
+                while data := reader.read(CHUNK_NBYTES):
+                    nbytes += len(data)
+                    yield nbytes
+        except NotFoundError:
+            return False
+        if digest.hexdigest() != file.blake3:
+            return False
+    return True

@@ -56,6 +56,16 @@ class Work(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionWork:
+    """Work for which a worker prepares nothing. The function, or `partial` of one, does a unit."""
+
+    function: Callable[[Any], Generator[Any, None, Any]]
+
+    def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
+        return self.function
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """The progress of a unit. A unit that is tried again starts over."""
