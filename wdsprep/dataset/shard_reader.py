@@ -28,7 +28,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from blake3 import blake3
 
@@ -73,7 +73,6 @@ WINDOW_NBYTES = 4 << 10  # read at least, where a few bytes are asked for
 SAMPLES_AT_ONCE = 1024
 PIECE_NBYTES = 8 << 20
 JSON, TXT = b".json\0", b".txt\0"
-Found = TypeVar("Found")
 
 
 class ShardSize(Protocol):

@@ -68,7 +68,6 @@ LOOKED_AT = 10_000  # names, for what else a place may be
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
 NONE_KNOWN = Receipts("", {})
 Found = TypeVar("Found")
-Spot = TypeVar("Spot")
 
 
 def file_filter(manifest: Manifest) -> Callable[[str], bool]:
@@ -162,14 +161,11 @@ def take_claim(claim: DatasetClaim) -> Edition:
         return claim.edition
     store, manifest = claim.edition.store, claim.manifest
     with store.hold(MANIFEST_HOLD):
-        if claim.starts_over:
-            return _start_over(store, manifest)
-        if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # another run's
-            edition = Edition.from_store(store)
-            _check_claim(edition, manifest.dataset, manifest.settings)
-            return edition
-        write_manifest(store, manifest)
-    return claim.edition
+        if claim.starts_over or all(e.name != MANIFEST for e in store.list(MANIFEST)):
+            return _begin(claim)
+        edition = Edition.from_store(store)  # of another run
+        _check_claim(edition, manifest.dataset, manifest.settings)
+        return edition
 
 
 def open_edition(
@@ -181,23 +177,21 @@ def open_edition(
     """
     with store.hold(MANIFEST_HOLD):
         claim = find_claim(store, dataset, settings, overwrite=overwrite)
-        if claim.starts_over:
-            return _start_over(store, claim.manifest), claim.manifest
-        if not claim.is_there:
-            write_manifest(store, claim.manifest)
-        return claim.edition, claim.manifest
+        return claim.edition if claim.is_there else _begin(claim), claim.manifest
 
 
-def _start_over(store: Store, manifest: Manifest) -> Edition:
-    """Remove the dataset that lies there, and nothing else, and write the manifest of a new one."""
-    edition = Edition.begun(store)
-    wait_for_holders(store)
-    names = [entry.name for entry in store.list()]
-    for pattern in OURS[manifest.dataset]:  # receipts first: without them the rest never happened
-        for name in filter(pattern.fullmatch, names):
-            store.delete(name)
-    forget_removal(store)
-    write_manifest(store, manifest)
+def _begin(claim: DatasetClaim) -> Edition:
+    """Write the manifest of a new dataset. If it starts over, first remove the one there alone."""
+    edition, store, dataset = claim.edition, claim.edition.store, claim.manifest.dataset
+    if claim.starts_over:
+        edition = Edition.begun(store)
+        wait_for_holders(store)
+        names = [entry.name for entry in store.list()]
+        for pattern in OURS[dataset]:  # receipts first: without them the rest never happened
+            for name in filter(pattern.fullmatch, names):
+                store.delete(name)
+        forget_removal(store)
+    write_manifest(store, claim.manifest)
     return edition
 
 

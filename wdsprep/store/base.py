@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from wdsprep.errors import UsageError
 from wdsprep.store.schemes import SCHEMES
@@ -21,7 +21,6 @@ READERS = 32
 LOCAL_READERS = 8  # a folder of this machine may be a mounted network folder, where reads wait
 AHEAD = 4  # chunks of a stream on their way at once
 WATCHED_BEHIND = 2  # chunks that wait to be watched, at most
-T = TypeVar("T")
 OnBytes = Callable[[bytes], object]
 CONTENT_TYPES = {  # what a browser shows; all else is bytes
     "html": "text/html; charset=utf-8",
