@@ -29,11 +29,13 @@ class ImportOutput(CommandOutput[Outcome]):
 
     unit, done, counted, place_name = "file", "imported", "sample", "latents"
 
-    def begun(self, plan: ImportBegun) -> None:
-        taken = ", ".join(f"{role} from {name!r}" for role, name in plan.columns.items())
+    def begun(self, begun: ImportBegun) -> None:
+        kind, files, plan = begun
+        columns = (f"{column.role} from {column.name!r}" for column in plan.chosen.columns)
         source = self.options["source"]
-        self.told(f"{source}: {plural(plan.files, FILES[plan.kind])}, {taken}")
-        self.told(f"each sample has {', '.join(plan.fields)}")
+        self.told(f"{source}: {plural(files, FILES[kind])}, {', '.join(columns)}")
+        fields = (f"{field.name} {field}" for field in plan.fields)
+        self.told(f"each sample has {', '.join(fields)}")
         if plan.bits:
             self.told(f"{', '.join(plan.bits)}: uint16, read as the bits of bfloat16")
         self.start_counting()
