@@ -36,7 +36,6 @@ from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.scoring.models import find_score_model
 from wdsprep.scoring.networks import DecodedImage, ImageProcessor, ScoreEncoder
-from wdsprep.scoring.options import NamedModel
 from wdsprep.scoring.score import ScoreWork, make_encoder, score
 from wdsprep.scoring.worker import PreparedImage, ScoreBatcher, ScoreEngine
 
@@ -109,7 +108,7 @@ def test_on_a_gpu_a_batch_is_padded_in_pinned_memory_that_is_used_again(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is none here: memory is asked for as on one, and comes from the CPU."""
-    model = find_score_model(NamedModel("", str(models / "clip")))
+    model = find_score_model("", str(models / "clip"))
     encoder, empty, asked = ScoreEncoder([model], "cpu", "fp32"), torch.empty, list[Any]()
     made = ScoreBatcher(encoder, devices=None)  # type: ignore[arg-type]
     image = PreparedImage(
@@ -140,7 +139,7 @@ def test_on_a_gpu_a_batch_is_padded_in_pinned_memory_that_is_used_again(
 def test_fewer_images_of_a_large_side_share_a_batch(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = ScoreEncoder([find_score_model(NamedModel("", str(models / "vit")))], "cpu", "fp32")
+    encoder = ScoreEncoder([find_score_model("", str(models / "vit"))], "cpu", "fp32")
     given: dict[str, Any] = {"seed": 0, "max_area": 1, "decoders": 1, "threads": 1}
     monkeypatch.setattr("wdsprep.scoring.worker.BATCH_NBYTES", 5 * 4 * 3 * 32 * 32)
     for wanted, size in ((4, 4), (16, 5)):
@@ -181,7 +180,7 @@ def prepare_and_compare(
     folder: Path, images: Sequence[DecodedImage] = ()
 ) -> Sequence[DecodedImage]:
     """Prepare images of noise, check each bit against transformers, and return the images."""
-    processor = ImageProcessor(find_score_model(NamedModel("", str(folder))))
+    processor = ImageProcessor(find_score_model("", str(folder)))
     own = AutoImageProcessor.from_pretrained(folder)
     random = np.random.default_rng(1)
     noises = [random.integers(0, 256, (*size, 3), np.uint8) for size in SIZES]

@@ -17,7 +17,6 @@ from tests.kit.scoring_models import head, small
 from wdsprep.encoding.models.model_files import Folder
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.scoring.models import find_score_model
-from wdsprep.scoring.options import NamedModel
 
 PROCESSOR = "preprocessor_config.json"
 Spoil = Callable[[Path], object]
@@ -227,16 +226,15 @@ def test_a_head_that_does_not_fit_is_refused(
 
 def test_a_head_of_several_layers_is_their_chain(tmp_path: Path) -> None:
     from wdsprep.scoring.heads import LinearHead, read_head
-    from wdsprep.scoring.options import WantedHead
 
     first, last = torch.randn(5, 24), torch.randn(1, 5)
     path = tmp_path / "h.safetensors"
     save_file({"layers.10.weight": last, "layers.2.weight": first}, path)
-    read = read_head(WantedHead("a", "", str(path)))
+    read = read_head("a", str(path))
     rows = torch.randn(3, 24)
     assert torch.allclose(LinearHead(read).scores(rows), (rows @ first.T @ last.T)[:, 0], atol=1e-4)
     save_file({"0.weight": first, "1.weight": last}, path, {"activation": "relu"})
-    read = read_head(WantedHead("a", "", str(path)))
+    read = read_head("a", str(path))
     wanted = ((rows @ first.T).relu() @ last.T)[:, 0]
     assert torch.allclose(LinearHead(read).scores(rows), wanted, atol=1e-4)
 
@@ -257,7 +255,7 @@ def test_a_cache_without_the_weights_is_completed_by_the_hub(
     cached, whole = (Folder(path, "owner/vit", commit) for path in (part, models / "vit"))
     monkeypatch.setattr("wdsprep.scoring.models.find_cached", lambda *_: cached)
     monkeypatch.setattr("wdsprep.scoring.models.ask_hub_or_keep", lambda *given: given[-1] or whole)
-    found = find_score_model(NamedModel("", f"owner/vit@{commit}"))
+    found = find_score_model("", f"owner/vit@{commit}")
     assert found.folder == str(models / "vit")
 
 

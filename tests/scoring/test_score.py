@@ -24,7 +24,7 @@ from wdsprep.cli.demo.pictures import KINDS as PICTURES
 from wdsprep.cli.demo.pictures import SUFFIXES
 from wdsprep.dataset.settings import columns_of
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.scoring.languages import RepeatedCaptions, share_of_letters
+from wdsprep.scoring.languages import count_captions, plain_caption, share_of_letters
 from wdsprep.scoring.score import example_condition
 
 CLOSE = 1e-5
@@ -168,7 +168,7 @@ def test_a_bad_image_is_a_reject_and_costs_no_other(models: Path, tmp_path: Path
 
 def test_images_of_every_kind_are_scored_as_they_were_packed(models: Path, tmp_path: Path) -> None:
     files = {
-        f"{kind}{SUFFIXES.get(kind, '.jpg')}": make(draw(kind, (160, 120))[0])
+        f"{kind}{SUFFIXES.get(kind, '.jpg')}": make(draw(kind, (160, 120)).image)
         for kind, make in PICTURES.items()
     }
     images = packed(write_files(tmp_path / "in", dict(files)), tmp_path / "images")
@@ -244,9 +244,8 @@ def test_share_of_letters_leaves_out_white_space() -> None:
 
 
 def test_captions_that_differ_in_case_and_space_alone_are_repeated() -> None:
-    repeats = RepeatedCaptions()
-    repeats.add(CAPTIONS)
-    assert [repeats.of(each) for each in CAPTIONS] == [2, 1, 1, 2, 1]
+    counts = count_captions(CAPTIONS)
+    assert [counts[plain_caption(caption)] for caption in CAPTIONS] == [2, 1, 1, 2, 1]
 
 
 def test_without_the_library_a_line_says_how_to_get_it(
@@ -286,7 +285,7 @@ def test_urls_become_chosen_latents_of_both_phases(models: Path, tmp_path: Path)
     pytest.importorskip("py3langid")
     sizes = ((96, 80), (200, 150))
     drawn = [
-        PICTURES[kind](draw(f"{kind} {number}", sizes[number % 2])[0])
+        PICTURES[kind](draw(f"{kind} {number}", sizes[number % 2]).image)
         for number in range(2)
         for kind in PICTURES
     ]

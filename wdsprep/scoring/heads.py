@@ -16,7 +16,6 @@ from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.models import weights
 from wdsprep.encoding.models.load_networks import cause_of
 from wdsprep.errors import NotFoundError, UsageError
-from wdsprep.scoring.options import WantedHead
 from wdsprep.store import split_url
 from wdsprep.text import brief, human_bytes
 
@@ -39,18 +38,18 @@ class Head:
     digest: str
 
 
-def read_head(wanted: WantedHead) -> Head:
-    store, name = split_url(wanted.place)
+def read_head(column: str, place: str) -> Head:
+    store, name = split_url(place)
     entry = next((each for each in store.list(name) if each.name == name), None)
     if entry is None:
-        raise NotFoundError(f"--head {wanted.place} is not there: give a file of safetensors")
+        raise NotFoundError(f"--head {place} is not there: give a file of safetensors")
     if entry.nbytes > LARGEST_NBYTES:
         raise UsageError(
-            f"--head {wanted.place} has {human_bytes(entry.nbytes)}, and a head has at most "
+            f"--head {place} has {human_bytes(entry.nbytes)}, and a head has at most "
             f"{human_bytes(LARGEST_NBYTES)}: give a head, not a whole model"
         )
     data = store.read(name)
-    return Head(column=wanted.column, place=wanted.place, data=data, digest=hex_digest(data))
+    return Head(column=column, place=place, data=data, digest=hex_digest(data))
 
 
 class LinearHead:

@@ -64,23 +64,12 @@ def share_of_letters(caption: str) -> float:
     return round(sum(map(str.isalpha, signs)) / len(signs), 4) if signs else 0.0
 
 
-class RepeatedCaptions:
-    """Counts of the captions of one shard, known once all have been added.
-
-    Captions that differ in case or white space alone are equal.
-    """
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def add(self, captions: Iterable[str]) -> None:
-        self._counts.update(map(_plain, captions))
-
-    def of(self, caption: str) -> int:
-        return self._counts[_plain(caption)]
+def count_captions(captions: Iterable[str]) -> Counter[str]:
+    """Return how often each caption occurs, in a form without case and further white space."""
+    return Counter(map(plain_caption, captions))
 
 
-def _plain(caption: str) -> str:
+def plain_caption(caption: str) -> str:
     return " ".join(caption.casefold().split())
 
 

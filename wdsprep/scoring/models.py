@@ -8,7 +8,6 @@ code that comes with a model is run. This module does not import torch.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from wdsprep.encoding.models.pipeline_parts import weight_files
 from wdsprep.encoding.models.weights import LocalModel, check_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.scoring.heads import Head
-from wdsprep.scoring.options import NAME, PRESETS, NamedModel, WantedLabel
+from wdsprep.scoring.options import NAME, PRESETS, WantedLabel
 from wdsprep.store import did_you_mean_place
 from wdsprep.store.base import expand_home
 from wdsprep.text import brief, did_you_mean, examples, plural, shortened
@@ -49,6 +48,8 @@ TOKENIZER = (
 )
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 ADAPTER = "adapter_config.json"
+CLASSIFIER, DUAL, ENCODER = "classifier", "dual encoder", "encoder"
+"""The roles in which a model is used."""
 MOST_LABELS = 64
 """The most labels that a model may have without the user saying which are wanted."""
 RESERVED = frozenset(
@@ -71,21 +72,13 @@ RESERVED = frozenset(
 ANOTHER = "which wdsprep never does: choose another --model"
 
 
-class Role(str, Enum):
-    """The role in which a model is used."""
-
-    CLASSIFIER = "classifier"
-    DUAL = "dual encoder"
-    ENCODER = "encoder"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreModel(LocalModel):
     """A model on this machine, and the columns that it gives; picklable, for workers to load it."""
 
     prefix: str
     """The prefix of its columns' names, or nothing."""
-    role: Role
+    role: str
     labels: Mapping[int, str] = field(default_factory=dict)
     """the columns of a classifier, by the number of its output"""
     activation: str = ""
@@ -99,7 +92,7 @@ class ScoreModel(LocalModel):
     @property
     def columns(self) -> tuple[str, ...]:
         own = tuple(self.labels.values())
-        if self.role is Role.DUAL:
+        if self.role == DUAL:
             own = (self.column("similarity"),)
         return (*own, *(head.column for head in self.heads))
 
@@ -113,16 +106,15 @@ class ScoreModel(LocalModel):
 
 
 def find_score_model(
-    wanted: NamedModel, told: Callable[[str], None] = lambda _line: None
+    prefix: str, name: str, told: Callable[[str], None] = lambda _line: None
 ) -> ScoreModel:
     """Return the model that a user named, with all of its files on this machine.
 
     Files that are missing are downloaded from the hub. Raise UsageError if the model cannot score.
     """
-    name = wanted.place
     folder = expand_home(name)
     if name not in PRESETS and folder.is_dir():
-        return _load(wanted, Folder(folder.absolute(), name))
+        return _load(prefix, name, Folder(folder.absolute(), name))
     place, _, revision = name.partition("@")
     repo = PRESETS.get(place, place)
     if is_local(repo):
@@ -134,7 +126,7 @@ def find_score_model(
     cached = find_cached(name, repo, revision)
     whole = cached if cached and _is_whole(cached.names()) else None
     if whole and COMMIT.fullmatch(revision):
-        return _load(wanted, whole)
+        return _load(prefix, name, whole)
     try:
         files = ask_hub_or_keep(name, repo, revision, told, whole)
     except UnreachableError as error:
@@ -143,7 +135,7 @@ def find_score_model(
             f"`hf download {repo}` on a machine with a network and copy its cache here, or give a "
             "folder"
         ) from None
-    return _load(wanted, files)
+    return _load(prefix, name, files)
 
 
 def _is_whole(names: frozenset[str]) -> bool:
@@ -152,14 +144,14 @@ def _is_whole(names: frozenset[str]) -> bool:
     return needed <= names and bool(names & {*PROCESSORS})
 
 
-def _load(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
+def _load(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
     try:
-        return _read(wanted, place)
+        return _read(prefix, name, place)
     except OSError as error:
         raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
 
 
-def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
+def _read(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
     """Return the model in a folder or a repository.
 
     The configs are checked first, so that the weights of an unsuitable model are not downloaded.
@@ -170,20 +162,20 @@ def _read(wanted: NamedModel, place: ModelFiles) -> ScoreModel:
     indexes = [name for name in weights if name.endswith(".json")]
     folder = place.fetch([*jsons, *indexes])
     config = Config.read(folder / CONFIG)
-    for name in jsons:
-        check_part(Config.read(folder / name), remedy=ANOTHER)
+    for file in jsons:
+        check_part(Config.read(folder / file), remedy=ANOTHER)
     check_sizes(config)
     _check_processor(place.what, folder, names)
     with explain_load_errors(folder / CONFIG, "a config"):
         role = _role_of(place.what, config)
-        labels, activation = _labels_of(place.what, config) if role is Role.CLASSIFIER else ({}, "")
-    for name in indexes:
-        check_weight_index(Config.read(folder / name), "", frozenset(weights))
-    tokenizer = [name for name in TOKENIZER if name in names] if role is Role.DUAL else []
+        labels, activation = _labels_of(place.what, config) if role == CLASSIFIER else ({}, "")
+    for file in indexes:
+        check_weight_index(Config.read(folder / file), "", frozenset(weights))
+    tokenizer = [name for name in TOKENIZER if name in names] if role == DUAL else []
     files = tuple(sorted({*jsons, *weights, *tokenizer}))
     return ScoreModel(
-        name=wanted.place,
-        prefix=wanted.name,
+        name=name,
+        prefix=prefix,
         **fetch_files(place, files),
         role=role,
         labels=labels,
@@ -237,7 +229,7 @@ def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
             )
 
 
-def _role_of(what: str, config: Config) -> Role:
+def _role_of(what: str, config: Config) -> str:
     """Return the role of a model, by its class in transformers, or raise UsageError for others."""
     from transformers.models.auto import modeling_auto as auto
 
@@ -245,11 +237,11 @@ def _role_of(what: str, config: Config) -> Role:
     kind = kinds[0] if isinstance(kinds, list) and kinds else ""
     model_type = config.get("model_type", "")
     if kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.values():
-        return Role.CLASSIFIER
+        return CLASSIFIER
     if model_type in auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES:
-        return Role.DUAL
+        return DUAL
     if model_type in auto.MODEL_MAPPING_NAMES:
-        return Role.ENCODER
+        return ENCODER
     shown = shortened(str(kind or model_type or "of no class"))
     raise UsageError(
         f"{what} is {shown}, which the transformers here does not know as a classifier or an "
@@ -285,16 +277,20 @@ def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> 
     is named, it keeps all, in columns with names in lower case. Raise UsageError if a wanted label
     is in no classifier, or if all labels of a classifier are too many or cannot name columns.
     """
-    left = {each.label for each in wanted}
+    left = {label for label, _ in wanted}
     found = []
     for model in models:
-        own = {label.casefold(): number for number, label in model.labels.items()}
-        named = {own[w.label.casefold()]: w for w in wanted if w.label.casefold() in own}
-        left -= {each.label for each in named.values()}
-        columns = {number: each.column for number, each in named.items()} or model.labels
-        if model.role is Role.CLASSIFIER and not named:
+        numbers = {label.casefold(): number for number, label in model.labels.items()}
+        named = {
+            numbers[label.casefold()]: (label, column)
+            for label, column in wanted
+            if label.casefold() in numbers
+        }
+        left -= {label for label, _ in named.values()}
+        columns = {number: column for number, (_, column) in named.items()} or model.labels
+        if model.role == CLASSIFIER and not named:
             _check_labels(model)
-            columns = {n: label.lower() for n, label in columns.items()}
+            columns = {number: label.lower() for number, label in columns.items()}
         labels = {number: model.column(columns[number]) for number in sorted(columns)}
         found.append(replace(model, labels=labels))
     if left:

@@ -36,7 +36,7 @@ from wdsprep.encoding.models.load_networks import (
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import copy_planes, view_pixels
 from wdsprep.scoring.heads import LinearHead
-from wdsprep.scoring.models import PROCESSORS, Role, ScoreModel
+from wdsprep.scoring.models import CLASSIFIER, DUAL, PROCESSORS, ScoreModel
 from wdsprep.text import plural
 
 TOLERANCE = 1e-3
@@ -216,7 +216,7 @@ class ScoringNetwork:
         self._heads = [LinearHead(head, device) for head in model.heads]
         self._tokenizer: Any = None
         self.token_names: tuple[str, ...] = ()
-        if model.role is Role.DUAL:
+        if model.role == DUAL:
             with explain_load_errors(Path(model.folder), "a tokenizer"):
                 self._tokenizer = self._load_tokenizer()
                 self.token_names = tuple(self.tokens([""]))
@@ -224,7 +224,7 @@ class ScoringNetwork:
     def _load(self, dtype: str) -> Any:
         import transformers
 
-        is_classifier = self.model.role is Role.CLASSIFIER
+        is_classifier = self.model.role == CLASSIFIER
         kind = (
             transformers.AutoModelForImageClassification
             if is_classifier
@@ -272,11 +272,11 @@ class ScoringNetwork:
                 for name, each in inputs.items()
             }
         )
-        if self.model.role is Role.CLASSIFIER:
+        if self.model.role == CLASSIFIER:
             made = ACTIVATIONS[self.model.activation](output.logits.float())
             return [made[:, number] for number in self.model.labels], None
         columns = []
-        if self.model.role is Role.DUAL:
+        if self.model.role == DUAL:
             embeddings = functional.normalize(output.image_embeds.float(), dim=-1)
             texts = functional.normalize(output.text_embeds.float(), dim=-1)
             columns.append((embeddings * texts).sum(-1))

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.errors import UsageError
@@ -29,54 +29,38 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 """Matches the name of a column, or a prefix of such names."""
 
 
-class NamedModel(NamedTuple):
-    """A model as a user gives it, with the prefix of its columns' names."""
-
-    name: str
-    place: str
-
-
-class WantedLabel(NamedTuple):
-    """A label of a classifier to keep, and the name of its column."""
-
-    label: str
-    column: str
+WantedLabel = tuple[str, str]
+"""A label of a classifier to keep, and the name of its column."""
+WantedHead = tuple[str, str, str]
+"""The column that a head gives, the prefix of the model on whose embeddings it works, its file."""
 
 
-class WantedHead(NamedTuple):
-    """A head in a file: the column that it gives, and the model on whose embeddings it works."""
-
-    column: str
-    model: str
-    place: str
-
-
-def named_model(given: Any) -> NamedModel:
+def named_model(given: Any) -> tuple[str, str]:
     """Return the prefix and the model in NAME=MODEL, or an empty prefix for MODEL alone."""
     if isinstance(given, tuple):
-        return NamedModel(*given)
+        return given
     name, equals, place = os.fspath(given).partition("=")
     if not equals:
-        return NamedModel("", name)
+        return "", name
     _check_name(given, name, "NAME=MODEL, as clip=openai/clip-vit-large-patch14")
-    return NamedModel(name, place)
+    return name, place
 
 
 def wanted_label(given: Any) -> WantedLabel:
     """Return a label of a model and its column, given LABEL=COLUMN, or LABEL for both."""
     if isinstance(given, tuple):
-        return WantedLabel(*given)
+        return given
     label, equals, column = str(given).rpartition("=")
     if not equals:
         label, column = column, column
     _check_name(given, column, "LABEL=COLUMN, as 'tabby cat=cat'")
-    return WantedLabel(label, column)
+    return label, column
 
 
 def wanted_head(given: Any) -> WantedHead:
     """Return the column, the model and the file in COLUMN=FILE, or in MODEL.COLUMN=FILE."""
     if isinstance(given, tuple):
-        return WantedHead(*given)
+        return given
     name, equals, place = str(given).partition("=")
     model, dot, column = name.rpartition(".")
     example = "COLUMN=FILE, as aesthetic=head.safetensors, or MODEL.COLUMN=FILE"
@@ -87,7 +71,7 @@ def wanted_head(given: Any) -> WantedHead:
         _check_name(given, model, example)
     if not place.endswith(".safetensors"):
         raise UsageError(f"{brief(given)} is not a .safetensors file: give {example}")
-    return WantedHead(column, model, place)
+    return column, model, place
 
 
 def _check_name(given: Any, name: str, example: str) -> None:

@@ -8,7 +8,7 @@ a `ScoreWork`, and load what they need when they open it.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
@@ -49,7 +49,7 @@ from wdsprep.runners.track import RunTracking
 from wdsprep.scoring.heads import read_head
 from wdsprep.scoring.languages import COLUMNS, language_library
 from wdsprep.scoring.models import (
-    Role,
+    CLASSIFIER,
     ScoreModel,
     check_columns,
     check_here,
@@ -98,36 +98,19 @@ class ScoreWork(EncodeWork):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TriedModel:
-    """A model that has been loaded and tried once, with the findings."""
-
-    model: ScoreModel
-    processor: str
-    width: int
-    """The width of its embeddings; 0 for none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ScorePlan:
     """The plan of a run of `score`, made before anything is written."""
 
     out: str
     source: ImageShards
     wanted: tuple[ImageShard, ...]
-    tried: tuple[TriedModel, ...]
-    columns: Mapping[str, str]
-    fields: tuple[Field, ...]
+    tried: tuple[tuple[ScoreModel, str], ...]
+    """The models, each with the name and kind of its image processor."""
     settings: Settings
     by: EncodeWorkerOptions
     """The options of the workers, with the runner that was chosen."""
     worker_plan: EncodeWorkerPlan
     dtype: str
-
-    @property
-    def made_by(self) -> list[str]:
-        """Return the names of the models, and of the library that recognises languages."""
-        language = self.settings[SCORES]["language"]
-        return [*(each.model.name for each in self.tried), *([language] if language else [])]
 
 
 @takes_options(ScoreOptions)
@@ -160,6 +143,7 @@ def score(options: ScoreOptions) -> Outcome:
     for line in left.lines:
         listener.told(line)
     listener.begun(plan)
+    made_by = [*(model.name for model, _ in plan.tried), plan.settings[SCORES]["language"]]
     run = Run(
         edition,
         left.manifest,
@@ -167,7 +151,7 @@ def score(options: ScoreOptions) -> Outcome:
         samples=count_samples(left.shards),
         limit=options.limit if plan.wanted != plan.source.shards else 0,
         whole=plan.source.is_whole,
-        extra=partial(dict, model=", ".join(plan.made_by)),
+        extra=partial(dict, model=", ".join(filter(None, made_by))),
     )
     work = _work(plan, options, edition.mark)
     count, before = len(left.shards), manifest.samples
@@ -218,17 +202,16 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     worker_plan = plan_for_machines(by)
     usual = "fp32" if worker_plan.device == "cpu" else "fp16"
     dtype = usual if options.dtype == "auto" else options.dtype
-    tried = _tried(models)
-    fields = _fields(tried)
+    tried, fields = _try(models)
     settings = {
         "latents": "none",
         "layout": layout(fields),
         "max_area": options.max_area,
         "resolution": source.resolution,
         SCORES: {
-            "columns": dict(columns),
+            "columns": columns,
             "language": library,
-            "models": [settings_of(each.model, each.processor, dtype) for each in tried],
+            "models": [settings_of(model, processor, dtype) for model, processor in tried],
         },
         "text": "none",
     }
@@ -237,8 +220,6 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
         source=source,
         wanted=source.first(options.limit),
         tried=tuple(tried),
-        columns=columns,
-        fields=tuple(fields),
         settings=settings,
         by=by,
         worker_plan=worker_plan,
@@ -253,7 +234,7 @@ def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
         images=plan.source.url,
         targets=(target,),
         make_encoder=partial(
-            make_encoder, tuple(each.model for each in plan.tried), device, plan.dtype
+            make_encoder, tuple(model for model, _ in plan.tried), device, plan.dtype
         ),
         worker_plan=plan.worker_plan,
         max_area=options.max_area,
@@ -264,10 +245,10 @@ def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
 
 def _models(options: ScoreOptions, told: Callable[[str], None]) -> list[ScoreModel]:
     """Return all models that the options name, with their columns and heads."""
-    found = [find_score_model(each, told) for each in options.model]
-    found = with_labels(found, options.label)
-    found = [replace(each, processor=options.processor) for each in found]
-    return [_kept(each, options.embedding) for each in _with_heads(found, options.head)]
+    models = [find_score_model(prefix, place, told) for prefix, place in options.model]
+    models = with_labels(models, options.label)
+    models = [replace(model, processor=options.processor) for model in models]
+    return [_kept(model, options.embedding) for model in _with_heads(models, options.head)]
 
 
 def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> list[ScoreModel]:
@@ -276,23 +257,22 @@ def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> l
     That is the model that the head names, or the only one with embeddings. Raise UsageError if no
     model fits, or if several do.
     """
-    left = list(models)
-    for head in wanted:
+    found = list(models)
+    for column, prefix, place in wanted:
         able = [
             number
-            for number, each in enumerate(left)
-            if each.role is not Role.CLASSIFIER and head.model in ("", each.prefix)
+            for number, model in enumerate(found)
+            if model.role != CLASSIFIER and prefix in ("", model.prefix)
         ]
         if len(able) != 1:
             which = "choose one by MODEL.COLUMN=FILE" if able else "give a --model that has one"
             what = "more than one model has" if able else "no model of that name has"
             raise UsageError(
-                f"--head {head.column}={head.place} needs an embedding, and {what} an embedding: "
-                f"{which}"
+                f"--head {column}={place} needs an embedding, and {what} an embedding: {which}"
             )
-        own = left[able[0]]
-        left[able[0]] = replace(own, heads=(*own.heads, read_head(head)))
-    return left
+        model = found[able[0]]
+        found[able[0]] = replace(model, heads=(*model.heads, read_head(column, place)))
+    return found
 
 
 def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
@@ -300,7 +280,7 @@ def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
 
     `wanted` is the value of --embedding. Raise UsageError if nothing of the model would be kept.
     """
-    if model.role is Role.CLASSIFIER or wanted == "none":
+    if model.role == CLASSIFIER or wanted == "none":
         kept = ""
     elif wanted == "auto":
         kept = "" if model.columns else "fp32"
@@ -323,36 +303,24 @@ def _columns(models: Sequence[ScoreModel], *, has_captions: bool) -> dict[str, s
     return {**dict.fromkeys(names, NUMBER), **own}
 
 
-def _tried(models: Sequence[ScoreModel]) -> list[TriedModel]:
-    """Load and try each model, and return it with its processor and the width of kept embeddings.
+def _try(models: Sequence[ScoreModel]) -> tuple[list[tuple[ScoreModel, str]], list[Field]]:
+    """Load and try each model. Return it with its image processor, and the fields of all arrays.
 
-    The width is 0 if none are kept. Raise UsageError if the model cannot be used, or if one of its
-    heads does not fit.
+    These are the embeddings that are kept. Raise UsageError if a model cannot be used, or if one of
+    its heads does not fit.
     """
+    tried: list[tuple[ScoreModel, str]] = []
+    fields: list[Field] = []
     if not models:
-        return []
+        return tried, fields
     from wdsprep.scoring.networks import ScoreEncoder, check_heads, make_probes
 
-    found = []
     for model in models:
         bare = replace(model, heads=(), embedding="fp32")
         encoder = ScoreEncoder([bare], "cpu", "fp32")
         width = encoder.check(make_probes())
         check_heads(model, width)
-        found.append(
-            TriedModel(
-                model=model,
-                processor=str(encoder.processors[0]),
-                width=width if model.embedding else 0,
-            )
-        )
-    return found
-
-
-def _fields(tried: Sequence[TriedModel]) -> list[Field]:
-    """Return the fields for the arrays of a sample: the embeddings that are kept."""
-    return [
-        Field(name=each.model.member, dtype=STORED[each.model.embedding], shape=(each.width,))
-        for each in tried
-        if each.width
-    ]
+        tried.append((model, str(encoder.processors[0])))
+        if model.embedding:
+            fields.append(Field(name=model.member, dtype=STORED[model.embedding], shape=(width,)))
+    return tried, fields

@@ -32,7 +32,7 @@ from wdsprep.encoding.worker_plan import EncodeTarget
 from wdsprep.images.crop import NO_PIXELS, Crop, decode_image
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.run import RunProgress
-from wdsprep.scoring.languages import RepeatedCaptions, caption_columns
+from wdsprep.scoring.languages import caption_columns, count_captions, plain_caption
 from wdsprep.scoring.networks import DecodedImage, Prepared, ScoreEncoder
 
 BATCH_NBYTES = 256 << 20
@@ -184,9 +184,10 @@ class ScoreShard(LatentShard):
         self._entries.append(scored)
 
     def finish(self, files: Files) -> Receipt:
-        columns, repeats = columns_of(self.settings), RepeatedCaptions()
+        columns, counts = columns_of(self.settings), Counter[str]()
         if has_captions := bool(self.settings[SCORES]["language"]):
-            repeats.add(own.sample.caption for own in self._entries if not isinstance(own, Reject))
+            entries = (entry for entry in self._entries if not isinstance(entry, Reject))
+            counts = count_captions(entry.sample.caption for entry in entries)
         for entry in self._entries:
             if isinstance(entry, Reject):
                 super().refuse(entry)
@@ -195,7 +196,7 @@ class ScoreShard(LatentShard):
             facts: dict[str, Any] = dict(zip(columns, numbers, strict=False))  # captions' come last
             if has_captions:
                 facts |= caption_columns(entry.sample.caption)
-                facts["caption_repeats"] = repeats.of(entry.sample.caption)
+                facts["caption_repeats"] = counts[plain_caption(entry.sample.caption)]
             try:
                 self._write(entry, facts)
             except RejectedError as refused:

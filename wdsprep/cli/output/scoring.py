@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.cli.output.shared import LOADS_TORCH, CommandOutput
+from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.settings import columns_of
 from wdsprep.runners.run import Outcome
 from wdsprep.scoring.score import ScorePlan, example_condition
@@ -17,11 +18,12 @@ class ScoreOutput(CommandOutput[Outcome]):
     place_name = "scores"
 
     def begun(self, plan: ScorePlan) -> None:
-        for tried in plan.tried:
-            self.told(f"{tried.model.name}: {tried.model.role.value}, {tried.processor}")
+        for model, processor in plan.tried:
+            self.told(f"{model.name}: {model.role}, {processor}")
         samples = sum(shard.item.take or shard.item.samples for shard in plan.wanted)
         of = f"{plural(samples, 'image')} in {plural(len(plan.wanted), 'shard')}"
-        fields = [*plan.columns, *(f"{field.name} {field}" for field in plan.fields)]
+        arrays = (f"{field.name} {field}" for field in fields_of(plan.settings["layout"]))
+        fields = [*columns_of(plan.settings), *arrays]
         self.told(f"{self.options['images']}: {of}; each gets {', '.join(fields)}")
         self.start_counting()
 
