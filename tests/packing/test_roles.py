@@ -322,6 +322,21 @@ def test_tables_and_tars_refuse_roles_that_they_cannot_have(tmp_path: Path) -> N
     assert outcome(out) == {"a.tar/a": "no_role"}
 
 
+def test_targets_and_roles_are_told_apart_by_what_the_user_names(tmp_path: Path) -> None:
+    """Also where the role comes first, and where its fields follow `meta` in the json."""
+    members = [("a.after.jpg", jpeg(1)), ("a.before.jpg", jpeg(2)), ("a.json", b'{"n": {"m": 1}}')]
+    write_files(tmp_path, {"tars/a.tar": tar_bytes(members)})
+    write_table(tmp_path / "t/t.parquet", [{"before": jpeg(2), "after": jpeg(1), "n": {"m": 1}}])
+    columns = {"tars": ("after.jpg", "before.jpg"), "t": ("after", "before")}
+    for place, (target, before) in columns.items():
+        options = {"image_col": target, "limit": 1}
+        out = packed(tmp_path / place, tmp_path / f"out-{place}", f"net={before}", **options)
+        (sample,) = samples_of(out)
+        assert (sample["jpg"], sample["net.jpg"]) == (jpeg(1), jpeg(2))
+        assert sample["json"]["meta"] == {"n": {"m": 1}}
+        check_dataset(out)
+
+
 def test_other_roles_and_other_images_in_them_are_another_dataset(tmp_path: Path) -> None:
     source, roles = folders(tmp_path)
     out = packed(source, tmp_path / "out", *roles, optional_role="mask")

@@ -101,7 +101,8 @@ def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
     threads took 1.8 times as long as one. If a mounted folder is slow, more workers help: they
     read different slices at the same time.
     """
-    if shared_store(source.url).root is None:
+    places = (source.url, *(role.url for role in source.columns.roles if role.url))
+    if any(shared_store(place).root is None for place in places):
         return max(threads, REMOTE_READS)
     return threads if rules.full_check or rules.recode else 1
 

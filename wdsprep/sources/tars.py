@@ -5,8 +5,9 @@ They lie in a folder, or match a glob or a brace pattern, or there is a single o
 What img2dataset writes is one case: its json lies in the tar, and the Parquet table beside it says
 the same again, which is read only where a sample has no json of its own.
 
-Of a sample the first image, the json and the caption are read. The rest is passed over and counted
-by its kind, and so is any file that belongs to no sample. A link stands for the member it names.
+Of a sample the first image, those in roles, the json and the caption are read. The rest is passed
+over and counted by its kind, and so is any file that belongs to no sample. A link stands for the
+member it names.
 """
 
 import functools
