@@ -33,6 +33,7 @@ from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.nearest_shape import Shapes
+from wdsprep.loading.augmentation import finish
 from wdsprep.loading.batch_memory import Batch, BlockPool, Memory
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.sample_layout import SampleLayout, batch_name, layout_for
@@ -72,13 +73,13 @@ class Reader:
 
     def __init__(self, plan: LoadPlan, sources: Sources, *, keep: int) -> None:
         self.plan, self.sources = plan, sources
-        self.datasets, self.names, self.effects = plan.datasets, plan.names, plan.effects
+        self.datasets, self.names = plan.datasets, plan.names
         self.wanted = tuple(
-            find_wanted(dataset, plan.names, plan.effects.choices, raw=plan.raw)
+            find_wanted(dataset, plan.names, plan.choices, raw=plan.raw)
             for dataset in plan.datasets
         )
         self._slots = max(map(len, self.wanted))
-        self._flips = plan.effects.flip > 0 and batch_name(LATENT) in plan.names
+        self._flips = plan.flip > 0 and batch_name(LATENT) in plan.names
         self._memory = Memory(pin=plan.pinned, keep=keep)
         self._scratch = BlockPool(keep=SCRATCHES)  # that headers are read into
         self._substitutes = Substitutes(plan.datasets)
@@ -92,8 +93,8 @@ class Reader:
         """
         count = len(batch)
         batch.keys = [""] * count
-        if self.effects.captions:
-            batch.choice = self.effects.pick_captions(batch.step, batch.first, count).tolist()
+        if self.plan.captions:
+            batch.choice = self.plan.pick_captions(batch.step, batch.first, count).tolist()
         batch.joined_places = [np.zeros((2, count), np.int64) for _ in range(self._slots - 1)]
         self._locate_joined(batch, range(count))
         if self.plan.raw:
@@ -107,8 +108,8 @@ class Reader:
         for name, kind in dataset.columns.items():
             if name in self.names:
                 self._begin_tensor(batch, name, COLUMNS[kind], ())
-        if self.effects.pixels and "pixels" in self.names:
-            width, height = dataset.size or (self.effects.pixels,) * 2
+        if self.plan.pixels and "pixels" in self.names:
+            width, height = dataset.size or (self.plan.pixels,) * 2
             self._begin_tensor(batch, "pixels", torch.uint8, (3, height, width))
         for name in self.names:
             if name in LISTED:
@@ -171,7 +172,7 @@ class Reader:
         """
         if faults := self._read(batch, rows):
             self._replace(batch, faults)
-        self.effects.finish(batch, rows)
+        finish(self.plan, batch, rows)
 
     def fill_joined(self, batch: Batch, instead: PutSubstitute | None = None) -> None:
         """Read the arrays of joined datasets into a batch whose own rows are complete.
@@ -248,7 +249,7 @@ class Reader:
         self, batch: Batch, run: range, slot: int
     ) -> Iterator[tuple[WantedArrays, Sequence[int]]]:
         """Yield the wanted arrays of a slot, each with the rows that they are read for."""
-        nothing = (None,) * len(self.effects.choices)
+        nothing = (None,) * len(self.plan.choices)
         by_choice = {
             stream: wanted[slot] if slot < len(wanted := self.wanted[stream]) else nothing
             for stream in {*batch.stream[run.start : run.stop]}
@@ -268,7 +269,7 @@ class Reader:
 
     def _choice(self, batch: Batch, row: int) -> int:
         """Return the number of the text dataset that was picked for a row."""
-        return batch.choice[row] if len(self.effects.choices) > 1 else 0
+        return batch.choice[row] if len(self.plan.choices) > 1 else 0
 
     def _replace(
         self, batch: Batch, faults: dict[int, Fault], instead: PutSubstitute | None = None
@@ -379,7 +380,7 @@ class Reader:
         if "pixels" in self.names and image is not None:
             from wdsprep.images.crop import crop  # Pillow and pyarrow, which latents do not need
 
-            side, max_area = self.effects.pixels, self.effects.max_area
+            side, max_area = self.plan.pixels, self.plan.max_area
             try:
                 batch.out["pixels"][row] = crop(image, side, max_area=max_area).pixels
             except RejectedError as error:
@@ -418,10 +419,10 @@ class Reader:
             reject_of,
         )
 
-        shard, index, effects = batch.shard[row], batch.index[row], self.effects
+        shard, index, plan = batch.shard[row], batch.index[row], self.plan
         tar = self.datasets[batch.stream[row]].names[shard]
-        shapes = effects.cut or Shapes.square(effects.pixels)
-        limits = {"max_area": effects.max_area, "max_nbytes": effects.max_nbytes}
+        shapes = plan.cut or Shapes.square(plan.pixels)
+        limits = {"max_area": plan.max_area, "max_nbytes": plan.max_nbytes}
         try:
             prepared, crop = prepare_image(sample, tar, shapes=shapes, **limits)
         except RejectedError as refused:
@@ -516,8 +517,8 @@ class Reader:
 
         Log a warning when MANY samples had no text at a path, and none had one.
         """
-        if self.effects.paths:
-            path = self.effects.paths[batch.choice[row]]
+        if self.plan.paths:
+            path = self.plan.paths[batch.choice[row]]
             text = caption_at(parse_json(sample.fields.get("json", b"{}")), path)
             if text is not None:
                 self._lacking[path] = float("-inf")

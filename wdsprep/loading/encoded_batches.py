@@ -30,6 +30,7 @@ from wdsprep.encoding.sample_chain import EncodedSample, EncodingSample
 from wdsprep.errors import FormatError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
+from wdsprep.loading.augmentation import finish
 from wdsprep.loading.batch_memory import Arrays, Batch
 from wdsprep.loading.batch_reader import PutSubstitute, Reader
 from wdsprep.loading.load_plan import LoadPlan
@@ -89,7 +90,7 @@ class EncodingReader:
         """
         pixels, noises = batch.out["pixels"], list(batch.keys)
         if not self.encoder.flips:
-            for row in self.plan.effects.mirrored_rows(batch, range(len(batch))):
+            for row in self.plan.mirrored_rows(batch, range(len(batch))):
                 pixels[row] = pixels[row].flip(-1)
                 noises[row] = mirrored_noise_key(noises[row])
         part = {0: self.encoder.part}
@@ -148,9 +149,12 @@ def reading_plan(plan: LoadPlan) -> LoadPlan:
         if dataset.images is not None
     )
     settings = plan.datasets[0].settings
-    effects = replace(
-        plan.effects,
+    return replace(
+        plan,
         datasets=images,
+        names=READ,
+        pin=False,
+        device=None,
         drop_text=0.0,
         captions=(),
         pixels=settings["resolution"],
@@ -159,20 +163,18 @@ def reading_plan(plan: LoadPlan) -> LoadPlan:
         max_nbytes=settings.get("max_bytes", MAX_NBYTES),
         empty=(),
     )
-    return replace(plan, datasets=images, effects=effects, names=READ, pin=False, device=None)
 
 
 class BatchBuilder:
     """A builder of batches from encoded rows, equal to batches of stored latents."""
 
     def __init__(self, plan: LoadPlan) -> None:
-        self._effects = replace(plan.effects, flip=0.0)  # which is done here, or to the images
-        self._mirrored = plan.effects.mirrored_rows
-        self._pad = plan.pad
+        self._mirrored = plan.mirrored_rows
         self._fields = plan.datasets[0].fields
         sources = open_sources(plan) if any(d.joined for d in plan.datasets) else ()
-        plan = replace(plan, effects=self._effects, skip_missing=False)
-        self._reader = Reader(plan, sources, keep=2 * (READY + 4))
+        # mirrored here, or before they are encoded
+        self._plan = replace(plan, flip=0.0, skip_missing=False)
+        self._reader = Reader(self._plan, sources, keep=2 * (READY + 4))
         own = (each for of_all in self._reader.wanted for each in of_all[0] if each)
         self._own = {name for each in own for name in each.names}
         weakref.finalize(self, close_sources, sources)
@@ -212,8 +214,8 @@ class BatchBuilder:
                 self._put_row(batch, number, row, mirrored)
 
             self._read_joined(batch, put_substitute)
-        self._effects.finish(batch, range(len(batch)))
-        if self._pad == LONGEST:
+        finish(self._plan, batch, range(len(batch)))
+        if self._plan.pad == LONGEST:
             batch.shorten()
         return batch
 
@@ -270,9 +272,7 @@ class Session:
             lanes=usable_cpus(),
             kept=bool(tee_url),
         )
-        self._plan = with_empty_caption(
-            plan, self._encoder.empty() if plan.effects.drop_text else {}
-        )
+        self._plan = with_empty_caption(plan, self._encoder.empty() if plan.drop_text else {})
         self._tee = open_tee(tee_url, plan, encoding, self._encoder.empty)
         weakref.finalize(self, _close, self._encoder, self._tee)
 
@@ -327,7 +327,5 @@ def with_empty_caption(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> Loa
     Joined datasets keep the empty captions that they store.
     """
     arrays = {batch_name(name): array for name, array in empty.items()}
-    known = tuple(
-        tuple(arrays | joined for joined in by_choice) for by_choice in plan.effects.empty
-    )
-    return replace(plan, effects=replace(plan.effects, empty=known))
+    known = tuple(tuple(arrays | joined for joined in by_choice) for by_choice in plan.empty)
+    return replace(plan, empty=known)

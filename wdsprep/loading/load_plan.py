@@ -14,15 +14,20 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, text_fields
+from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
-from wdsprep.loading.augmentation import Effects
+from wdsprep.images.nearest_shape import Shapes
+from wdsprep.limits import MAX_NBYTES
+from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.options import LONGEST, LoadOptions
 from wdsprep.loading.order.global_order import Order
 from wdsprep.loading.order.mixing import StreamAmount
@@ -41,12 +46,22 @@ IMAGE_FIELDS = ("image", "txt", "key")
 COMMON_FIELDS = (*TEXTS, "json", "key")
 RESERVED = (*IMAGE_FIELDS, *COMMON_FIELDS, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
 """The names that columns of a table may not have."""
+Captions = tuple[tuple[str, float], ...]
+"""The names of captions, each with its share."""
+Empty = dict[str, torch.Tensor]
+"""The arrays of the empty caption."""
 _log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadPlan:
-    """The plan of a loader: its datasets, their order and how they are read, but not its step."""
+    """The plan of a loader: its datasets, their order and how they are read, but not its step.
+
+    Chance changes samples: `drop_text` is the rate at which captions are left out, and `flip` the
+    rate at which images are mirrored. `captions` has names of text datasets, or paths in the json;
+    one of them is picked for each sample. `empty` is by stream and choice of captions.
+    `pixels` is the side of a crop, and `cut` says how images are cropped for the models.
+    """
 
     datasets: tuple[Dataset, ...]
     order: Order
@@ -54,7 +69,14 @@ class LoadPlan:
     world: int
     epochs: int | None
     names: tuple[str, ...]
-    effects: Effects
+    drop_text: float
+    flip: float
+    pixels: int
+    cut: Shapes | None = None
+    max_area: int
+    max_nbytes: int = MAX_NBYTES
+    captions: Captions
+    empty: tuple[tuple[Empty, ...], ...] = ()
     raw: bool
     threads: int
     ahead: int
@@ -82,6 +104,58 @@ class LoadPlan:
         """Return the summary of this plan, followed by the rank, the step and the epoch."""
         rank = f"rank {self.rank} of {self.world}, " if self.world > 1 else ""
         return f"{self.summary}; {rank}at step {step:,}, epoch {self.order.epoch(step):,}"
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:
+        """The names of the text datasets from which one is picked for each sample.
+
+        They are ("",) if no captions are picked, or if they are picked by `paths`.
+        """
+        names = tuple(name for name, _ in self.captions)
+        return names if names and self._has_arrays else ("",)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The paths in the json to the captions from which one is picked for each sample.
+
+        They are () if datasets have arrays of text: then arrays are picked, by `choices`.
+        """
+        return () if self._has_arrays else tuple(name for name, _ in self.captions)
+
+    @property
+    def _has_arrays(self) -> bool:
+        return any(text_fields(dataset.served) for dataset in self.datasets)
+
+    def pick_captions(self, step: int, first: int, count: int) -> Ints:
+        """Return the number of the caption that is picked at random for each row.
+
+        The rows begin at place `first` of the global batch.
+        """
+        places = np.arange(count) + (step * self.order.global_batch + first)
+        chance = draw(key_of("captions", self.order.seed), places)
+        return np.searchsorted(self._bounds, chance, side="right")
+
+    @cached_property
+    def _bounds(self) -> Words:
+        """The 64-bit numbers at which one caption's share ends and the next begins."""
+        ends = np.cumsum([weight for _, weight in self.captions]).tolist()
+        words = [min(int(end / ends[-1] * 2.0**64), 2**64 - 1) for end in ends[:-1]]
+        return np.array(words, np.uint64)
+
+    def mirrored_rows(self, batch: Batch, rows: range) -> Sequence[int]:
+        return self.pick_rows("flip", self.flip, batch, rows) if self.flip else ()
+
+    def pick_rows(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
+        """Return the rows that are picked at random at this rate.
+
+        `what` names the change that they are picked for: each change picks rows of its own.
+        """
+        if rate == 1:  # no number is beyond the last one that may be drawn
+            return rows
+        first = batch.step * self.order.global_batch + batch.first
+        chance = draw(key_of(what, self.order.seed), np.arange(rows.start, rows.stop) + first)
+        hit: list[int] = np.flatnonzero(chance < np.uint64(rate * 2.0**64)).tolist()
+        return [rows.start + number for number in hit]
 
     @property
     def share(self) -> int:
@@ -194,6 +268,7 @@ def choose_fields(datasets: tuple[Dataset, ...], options: LoadOptions) -> tuple[
 
 def check_plan(plan: LoadPlan) -> None:
     """Raise UsageError if options do not fit each other, the datasets or this machine."""
+    _check_unique_arrays(plan)
     for part in (part for dataset in plan.datasets for part in dataset.with_joined):
         if plan.pad == LONGEST and part.settings.get("pipeline") in BY_ZEROS:
             raise UsageError(
@@ -220,9 +295,9 @@ def check_plan(plan: LoadPlan) -> None:
                 f"{dataset.store.url} has scores without embeddings, which are columns for "
                 "batches of other datasets: load images or latents, and give it to join="
             )
-        _check_flips(dataset, plan.names, flip=plan.effects.flip)
+        _check_flips(dataset, plan.names, flip=plan.flip)
         if not plan.raw:
-            _check_kind(plan.datasets[0], dataset, pixels=plan.effects.pixels)
+            _check_kind(plan.datasets[0], dataset, pixels=plan.pixels)
             if not plan.order.homogeneous:
                 _check_same_arrays(plan, dataset)
     _check_batch_size(plan)
@@ -230,28 +305,28 @@ def check_plan(plan: LoadPlan) -> None:
 
 def _check_captions(plan: LoadPlan) -> None:
     """Raise UsageError if captions cannot be dropped or picked, or if a batch needs two masks."""
-    effects, names, first = plan.effects, plan.names, plan.datasets[0]
+    names, first = plan.names, plan.datasets[0]
     has_texts = not {*TEXTS, "json"}.isdisjoint(names)
     has_texts = has_texts or any(text_fields(dataset.served) for dataset in plan.datasets)
-    if effects.drop_text and first.kind == "latents" and not has_texts:
+    if plan.drop_text and first.kind == "latents" and not has_texts:
         raise UsageError(
             f"{first.store.url} was made with --text none: leave out drop_text, or ask for "
             'the captions (fields=("latent", "txt"))'
         )
-    if effects.captions and plan.raw:
+    if plan.captions and plan.raw:
         raise UsageError(
             "captions= picks texts for batches, and raw=True makes none: leave out one of them"
         )
-    if effects.paths and first.kind == "latents":
+    if plan.paths and first.kind == "latents":
         raise UsageError(
             f"captions= cannot pick from {first.store.url}, which has neither arrays of "
             "texts nor the json of its images: join text datasets made with --caption-name"
         )
-    if effects.paths and {*TEXTS}.isdisjoint(names):
+    if plan.paths and {*TEXTS}.isdisjoint(names):
         raise UsageError('captions= picks texts, and batches hold none: ask for "txt" in fields=')
     for dataset in plan.datasets:
-        if any(effects.choices):
-            _check_choices(dataset, names, effects.choices)
+        if any(plan.choices):
+            _check_choices(dataset, names, plan.choices)
         lengths = [batch_name(field.name) for field in dataset.variable_fields(names)]
         if len(lengths) > 1:
             raise UsageError(
@@ -285,10 +360,10 @@ def _check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str
                 )
 
 
-def check_unique_arrays(datasets: tuple[Dataset, ...], effects: Effects) -> None:
+def _check_unique_arrays(plan: LoadPlan) -> None:
     """Raise UsageError if two joined datasets have the same array in one choice of captions."""
-    for dataset in datasets:
-        for choice in effects.choices:
+    for dataset in plan.datasets:
+        for choice in plan.choices:
             known: dict[str, str] = {}
             for part in dataset.with_joined[1:]:
                 is_served = not choice or caption_name(part.settings) == choice
@@ -340,7 +415,7 @@ def _check_same_arrays(plan: LoadPlan, dataset: Dataset) -> None:
     Their names and shapes are compared, of the arrays that batches hold.
     """
     first, names = plan.datasets[0], {*plan.names}
-    if plan.effects.flip:
+    if plan.flip:
         names.add(batch_name(FLIPPED))
     arrays, others = (_tensor_shapes(each, names) for each in (dataset, first))
     if differing := sorted(n for n in {*arrays, *others} if arrays.get(n) != others.get(n)):

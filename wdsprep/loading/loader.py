@@ -24,6 +24,7 @@ torchdata's StatefulDataLoader asks each worker for its state. It needs as many 
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +32,19 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.dataset.npy_arrays import FLIPPED
+from wdsprep.dataset.random_numbers import key_of
+from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
-from wdsprep.loading.augmentation import make_effects
+from wdsprep.loading.augmentation import normalise_weights, stored_empty_captions
 from wdsprep.loading.batch_memory import WholeBatch, copy_batches
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.load_plan import (
+    Captions,
     LoadPlan,
     check_plan,
     check_tee,
-    check_unique_arrays,
     choose_fields,
     default_threads,
     find_rank,
@@ -54,7 +57,7 @@ from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
 from wdsprep.loading.sample_cache import CacheDir, open_cache_dir
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams
-from wdsprep.loading.where import select_where
+from wdsprep.loading.where import select_where, shorten_for_state
 from wdsprep.options import takes_options
 from wdsprep.store import shared_store
 from wdsprep.text import brief, plural, whole_number
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from wdsprep.loading.encoded_batches import Session
 
 
+NAMED = 8  # joined datasets that a state lists one by one
 NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
 
 
@@ -120,8 +124,7 @@ def load(options: LoadOptions) -> "Loader":
     if encoding is not None and options.tee:
         check_tee(datasets, options.where)
     datasets = _select_samples(datasets, options, encoding, cached)
-    effects = make_effects(datasets, options)
-    check_unique_arrays(datasets, effects)
+    captions = normalise_weights({} if options.captions is None else options.captions)
     order = Order(
         streams=order_streams(datasets),
         global_batch=options.global_batch,
@@ -131,8 +134,8 @@ def load(options: LoadOptions) -> "Loader":
         homogeneous=options.homogeneous or any(dataset.size for dataset in datasets),
         shape_batch=options.shape_batch,
         epoch_steps=options.epoch_steps,
-        also=effects.parameters,
-        also_places={name: other.store.url for name, other in effects.joined.items()},
+        also=_state_parameters(datasets, options, captions),
+        also_places={name: d.store.url for name, d in _joined_datasets(datasets).items()},
     )
     names = choose_fields(datasets, options)
     names = () if options.raw else names
@@ -150,7 +153,11 @@ def load(options: LoadOptions) -> "Loader":
         world=world,
         epochs=options.epochs,
         names=names,
-        effects=effects,
+        drop_text=float(options.drop_text),
+        flip=float(options.flip),
+        pixels=options.pixels,
+        max_area=options.max_area,
+        captions=captions,
         raw=options.raw,
         threads=threads,
         ahead=ahead,
@@ -161,7 +168,42 @@ def load(options: LoadOptions) -> "Loader":
         cache=cached,
     )
     check_plan(plan)
+    if plan.drop_text:
+        plan = replace(plan, empty=stored_empty_captions(plan))
     return Loader(plan, step=options.step, encoding=encoding, tee=str(options.tee))
+
+
+def _state_parameters(
+    datasets: tuple[Dataset, ...], options: LoadOptions, captions: Captions
+) -> dict[str, Any]:
+    """Return the settings that a saved state must agree with, among them how latents were made."""
+    fingerprints = [fingerprint(d.settings) for d in datasets if d.kind == "latents"]
+    latents = {"latents": f"{key_of(*fingerprints):016x}"} if fingerprints else {}
+    max_area = options.max_area
+    area = {"max_area": max_area} if max_area != MAX_AREA else {}  # of pixels alone
+    flip = {"flip": float(options.flip)} if options.flip else {}
+    shown = ", ".join(f"{name} {share!r}" for name, share in captions)
+    picked = {"captions": shorten_for_state(shown)} if shown else {}
+    usual = {"drop_text": float(options.drop_text), "pixels": options.pixels}
+    conditions = [*{dataset.whole: dataset.where for dataset in datasets}.values()]
+    several = f"several, together {key_of(*conditions):016x}"
+    condition = conditions[0] if len({*conditions}) == 1 else several
+    where = {"where": condition} if condition else {}
+    lines = {
+        name: f"{key_of(fingerprint(d.settings), d.digest):016x}, {d.samples:,} samples"
+        for name, d in _joined_datasets(datasets).items()
+    }
+    tables = dict.fromkeys(table for d in datasets for table in d.tables)
+    lines |= {f"table {number}": table.digest[:16] for number, table in enumerate(tables)}
+    if len(lines) > NAMED:
+        lines = {"joined": f"{len(lines)}, together {key_of(*lines.values()):016x}"}
+    return usual | flip | latents | area | where | picked | lines
+
+
+def _joined_datasets(datasets: tuple[Dataset, ...]) -> dict[str, Dataset]:
+    """Return the joined datasets, by the names under which a saved state lists them."""
+    parts = dict.fromkeys(part.whole for d in datasets for part in d.with_joined[1:])
+    return {f"joined {number}": part for number, part in enumerate(parts)}
 
 
 def _select_samples(
@@ -316,7 +358,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         places = self.plan.order.places_with_other_samples(state)
         if lost := [url for url in places if removed_from(shared_store(url)).changes]:
             return f"samples were removed from {' and '.join(lost)}: "
-        where = self.plan.effects.parameters.get("where")
+        where = self.plan.order.also.get("where")
         if where and places and state.get("where") == where:
             return (
                 f"where={where!r} selects other samples than when the state was saved, since the "

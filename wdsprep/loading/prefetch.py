@@ -243,9 +243,9 @@ def _groups(
             others = (numbers < 0) | (numbers % places.step != 0)
             samples.stream[others.reshape(samples.stream.shape)] = NOBODY
         choice = None
-        if plan.effects.captions:
+        if plan.captions:
             first = plan.rank * plan.share
-            choice = np.stack([plan.effects.pick_captions(n, first, plan.share) for n in some])
+            choice = np.stack([plan.pick_captions(n, first, plan.share) for n in some])
         yield some, samples, choice
         done, count = done + count, min(2 * count, most)
 

@@ -103,7 +103,7 @@ def stream(options: StreamOptions) -> "Feed":
         first, end = (step * pieces.per_step for step in (loader.step, loader.end))
         pace, sent = new_pace(first, trainers, ahead), send_to_workers(pieces)
         encoded = _run_stages(Numbers(first, end, pace), sent, decoders, encoders, gpus=gpus)
-        needs_empty = loader.plan.effects.drop_text or tee
+        needs_empty = loader.plan.drop_text or tee
         empty = _encode_empty_caption(sent, gpus) if needs_empty else {}
         feed = [
             Trainer(
