@@ -12,7 +12,6 @@ ends does not wait for these.
 """
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -232,7 +231,6 @@ class Fetcher:
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._closed = False
-        self._submitted: list[tuple[str, Future[Fetched]]] = []
         opened: Future[Client] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(opened,), name="wdsprep-fetch", daemon=True
@@ -242,38 +240,10 @@ class Fetcher:
 
     def submit(self, url: str) -> "Future[Fetched]":
         """Begin to fetch a URL. Cancelling the future gives the request up."""
-        future: Future[Fetched] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError("the fetcher is closed")
-            self._submitted.append((url, future))
-            if len(self._submitted) == 1:
-                self._loop.call_soon_threadsafe(self._take_in)
-        return future
-
-    def _take_in(self) -> None:
-        with self._lock:
-            submitted, self._submitted = self._submitted, []
-        for url, future in submitted:
-            task = self._loop.create_task(self._serve(url, future))
-            future.add_done_callback(partial(self._give_up_if_cancelled, task))
-
-    async def _serve(self, url: str, future: "Future[Fetched]") -> None:
-        try:
-            fetched = await self._client.fetch(url)
-        except asyncio.CancelledError:
-            future.cancel()
-        except BaseException as error:  # noqa: BLE001 (a bug, told where the future is waited for)
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-        else:
-            if future.set_running_or_notify_cancel():
-                future.set_result(fetched)
-
-    def _give_up_if_cancelled(self, task: "asyncio.Task[None]", future: "Future[Fetched]") -> None:
-        if future.cancelled():
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
-                self._loop.call_soon_threadsafe(task.cancel)
+            return asyncio.run_coroutine_threadsafe(self._client.fetch(url), self._loop)
 
     def close(self) -> None:
         """Cancel the requests that are not done, and end the thread.
@@ -303,8 +273,6 @@ class Fetcher:
         return Client(self._rules)
 
     async def _give_up(self) -> None:
-        self._take_in()
-        await asyncio.sleep(0)  # let each begin, so that it cancels its future
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
