@@ -307,7 +307,8 @@ class WorkerBlocks:
         free = (b for b in unused if len(b.data) == size)
         block = next(free, None)
         if block is None:
-            new = _allocate_shared(size)
+            new = torch.empty(size, dtype=torch.uint8)
+            new.share_memory_()  # type: ignore[no-untyped-call]  # torch sends it without a copy
             if len(self._blocks) == MOST:
                 return new[WORD : WORD + nbytes]
             block = _Block(len(self._blocks), new, new.numpy())
@@ -351,22 +352,17 @@ def round_up(nbytes: int, least: int = 1) -> int:
     return -(-nbytes // step) * step
 
 
-def _allocate_shared(nbytes: int) -> torch.Tensor:
-    """Return memory that torch sends to another process without a copy."""
-    memory = torch.empty(nbytes, dtype=torch.uint8)
-    memory.share_memory_()  # type: ignore[no-untyped-call]
-    return memory
-
-
-_rings: list[WorkerBlocks] = []  # the one of this process, if it is a worker
 _received: dict[tuple[int, str], dict[int, Bytes]] = {}
+
+
+@lru_cache(1)
+def _blocks_of(_process: int) -> WorkerBlocks:
+    return WorkerBlocks()
 
 
 def worker_blocks() -> WorkerBlocks:
     """Return the blocks of this process. A forked process gets its own."""
-    if not _rings or _rings[0].worker[0] != os.getpid():
-        _rings[:] = [WorkerBlocks()]
-    return _rings[0]
+    return _blocks_of(os.getpid())
 
 
 def _reduce(batch: SharedBatch) -> tuple[Any, ...]:

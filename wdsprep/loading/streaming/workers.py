@@ -13,7 +13,7 @@ anyway.
 
 import asyncio
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -131,18 +131,14 @@ class Numbers(Datasource):  # type: ignore[misc]
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
         del parallelism
-        span, pace = self._span, self._pace
+        (first, end), pace = self._span, self._pace
 
         def read() -> Iterable[pa.Table]:
-            return _give_out(*span, pace)
+            allowed = first
+            for number in range(first, end):
+                if number >= allowed:
+                    allowed = ray.get(pace.wait_for.remote(number))
+                yield pa.table({"number": [number]})
 
         unknown = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
         return [ReadTask(read, unknown)]
-
-
-def _give_out(first: int, end: int, pace: Any) -> Iterator[pa.Table]:
-    allowed = first
-    for number in range(first, end):
-        if number >= allowed:
-            allowed = ray.get(pace.wait_for.remote(number))
-        yield pa.table({"number": [number]})
