@@ -40,15 +40,15 @@ def _put_columns(plan: LoadPlan, batch: Batch, rows: range) -> None:
     for number in {*batch.stream[rows.start : rows.stop]}:
         if not (tables := plan.datasets[number].tables):
             continue
-        some = batch.stream[rows.start : rows.stop]
-        is_all = some.count(number) == len(some)
-        own = rows if is_all else [row for row in rows if batch.stream[row] == number]
-        where = slice(rows.start, rows.stop) if is_all else own  # tensors are slow with lists
-        shards, indices = (select_rows(column, own) for column in (batch.shard, batch.index))
+        streams = batch.stream[rows.start : rows.stop]
+        is_all = streams.count(number) == len(streams)
+        of_stream = rows if is_all else [row for row in rows if batch.stream[row] == number]
+        where = slice(rows.start, rows.stop) if is_all else of_stream  # tensors are slow with lists
+        shards, indices = (select_rows(column, of_stream) for column in (batch.shard, batch.index))
         for table in tables:
             for name, values in table.values_of(np.array(shards), np.array(indices)).items():
                 if "samples" in batch.out:
-                    for row, value in zip(own, values.tolist(), strict=True):
+                    for row, value in zip(of_stream, values.tolist(), strict=True):
                         batch.out["samples"][row][name] = value
                 elif name in batch.out:
                     into = batch.out[name]
@@ -63,16 +63,16 @@ def _flip(plan: LoadPlan, batch: Batch, flipped: torch.Tensor, rows: range) -> N
 
 def _sample(plan: LoadPlan, batch: Batch, moments: torch.Tensor, rows: range) -> None:
     """Sample latents from the moments, as `encode` would have stored them."""
-    some = slice(rows.start, rows.stop)
-    mean, logvar = moments[some].float().chunk(2, dim=1)
-    names = [f"{batch.step}:{key}" for key in batch.keys[some]]
+    span = slice(rows.start, rows.stop)
+    mean, logvar = moments[span].float().chunk(2, dim=1)
+    names = [f"{batch.step}:{key}" for key in batch.keys[span]]
     noise = normal(noise_keys(plan.order.seed, names), tuple(mean.shape[1:]))
     z = noise.mul_((0.5 * logvar.clamp(-30, 20)).exp_()).add_(mean)
-    latent = batch.out[batch_name(LATENT)][some]
-    for number in set(batch.stream[some]):
+    latent = batch.out[batch_name(LATENT)][span]
+    for number in set(batch.stream[span]):
         settings = plan.datasets[number].latents.settings
-        own = torch.tensor([stream == number for stream in batch.stream[some]])
-        latent[own] = normalise(z[own], settings).to(latent.dtype)
+        is_of_stream = torch.tensor([stream == number for stream in batch.stream[span]])
+        latent[is_of_stream] = normalise(z[is_of_stream], settings).to(latent.dtype)
 
 
 def _drop(plan: LoadPlan, batch: Batch, rows: range) -> None:
@@ -121,14 +121,14 @@ def stored_empty_captions(plan: LoadPlan) -> tuple[tuple[Empty, ...], ...]:
     known: dict[Dataset, Empty] = {}
 
     def find_arrays(dataset: Dataset, choice: str) -> Empty:
-        found: Empty = {}
+        arrays: Empty = {}
         for name, slot in dataset.array_sources(choice)[0].items():
             part = dataset.with_joined[slot].whole
             if slot or not dataset.images:
                 if part not in known:
                     known[part] = read_empty_caption(part)
-                found |= {name: known[part][name]} if name in known[part] else {}
-        return found
+                arrays |= {name: known[part][name]} if name in known[part] else {}
+        return arrays
 
     return tuple(
         tuple(find_arrays(dataset, choice) for choice in plan.choices) for dataset in plan.datasets
@@ -141,7 +141,7 @@ def read_empty_caption(dataset: Dataset) -> Empty:
     Raise NotFoundError if an array is missing, and FormatError if its shape is not that of the
     captions' arrays.
     """
-    found = {}
+    arrays = {}
     for item in text_fields(dataset.fields):
         what = empty_name(item.name)
         try:
@@ -157,5 +157,5 @@ def read_empty_caption(dataset: Dataset) -> Empty:
                 f"{dataset.store.url}/{what} has another shape than the arrays of captions"
             )
         values = torch.frombuffer(bytearray(data), dtype=TENSORS[item.dtype], offset=len(header))
-        found[batch_name(item.name)] = values.view(-1, *item.shape[1:])
-    return found
+        arrays[batch_name(item.name)] = values.view(-1, *item.shape[1:])
+    return arrays

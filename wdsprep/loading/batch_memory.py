@@ -71,9 +71,9 @@ class PaddedRows:
 
     def open(self, rows: Sequence[int]) -> None:
         """Open rows to be filled: until they are closed, any of their bytes may be nonzero."""
-        some = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        self._dirty[some] = self._used[some]
-        self._used[some] = self.row_nbytes
+        index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        self._dirty[index] = self._used[index]
+        self._used[index] = self.row_nbytes
 
     def close(self, rows: Sequence[int], ends: Ints, come: Ints) -> None:
         """Close rows: keep the bytes of each row up to its end, and set those after it to zero.
@@ -184,9 +184,9 @@ class Batch:
     def mask(self, rows: range) -> None:
         """Write the mask of these rows, if the batch has one: true where there is no padding."""
         if self.variable and batch_name(MASK) in self.out:
-            some = slice(rows.start, rows.stop)
-            mask = self.out[batch_name(MASK)].numpy()[some]
-            np.take(_masks(mask.shape[1]), self.lengths[some], axis=0, out=mask)
+            span = slice(rows.start, rows.stop)
+            mask = self.out[batch_name(MASK)].numpy()[span]
+            np.take(_masks(mask.shape[1]), self.lengths[span], axis=0, out=mask)
 
     def shorten(self) -> None:
         """Cut the array of variable length, and its mask, to the longest row of the batch."""
@@ -234,14 +234,14 @@ class Memory:
         shape = count, field.array_nbytes
         used = np.full(count, field.array_nbytes)
         if self._pin or get_worker_info() is not None:
-            made = self.take(count * field.array_nbytes)
+            memory = self.take(count * field.array_nbytes)
         else:
             with torch.inference_mode(False):  # where versions are counted, whatever the trainer's
-                made = torch.from_numpy(self._padded.take(count * field.array_nbytes))
-                used = self._watch(made, shape, used)
-        return made, PaddedRows(field, made.numpy().reshape(shape), used)
+                memory = torch.from_numpy(self._padded.take(count * field.array_nbytes))
+                used = self._watch(memory, shape, used)
+        return memory, PaddedRows(field, memory.numpy().reshape(shape), used)
 
-    def _watch(self, made: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
+    def _watch(self, memory: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
         """Return how many of each row's first bytes may be nonzero, and note this use of a block.
 
         In fresh memory none is. `whole` is returned if the block had another shape before, or if
@@ -250,12 +250,12 @@ class Memory:
         memory has been replaced.
         """
         used = np.zeros_like(whole)
-        if last := self._last.get(made.data_ptr()):
+        if last := self._last.get(memory.data_ptr()):
             last_shape, version, probe, last_used = last
             used = last_used if (last_shape, version) == (shape, probe._version) else whole
-        probe = made.detach()
-        probe.data = torch.empty(0, dtype=made.dtype)
-        self._last[made.data_ptr()] = shape, probe._version, probe, used
+        probe = memory.detach()
+        probe.data = torch.empty(0, dtype=memory.dtype)
+        self._last[memory.data_ptr()] = shape, probe._version, probe, used
         return used
 
 

@@ -131,17 +131,17 @@ class Reader:
         """Find the samples that are joined to these rows, and set their `joined_places`."""
         if not batch.joined_places:
             return
-        some = slice(rows.start, rows.stop)
-        stream, *own = (
-            np.array(numbers[some], np.int64)
+        span = slice(rows.start, rows.stop)
+        stream, *shard_index = (
+            np.array(numbers[span], np.int64)
             for numbers in (batch.stream, batch.shard, batch.index)
         )
         for number in np.unique(stream).tolist():
             here = np.flatnonzero(stream == number)
             joined = self.datasets[number].joined
             for places, other in zip(batch.joined_places, joined, strict=False):
-                found = other.positions.locate(own[0][here], own[1][here])
-                places[:, some][:, here] = found
+                found = other.positions.locate(shard_index[0][here], shard_index[1][here])
+                places[:, span][:, here] = found
 
     def _begin_array(self, batch: Batch, item: Field) -> None:
         name, dtype = batch_name(item.name), TENSORS[item.dtype]
@@ -296,7 +296,7 @@ class Reader:
                 self._locate_joined(batch, range(row, row + 1))
             first = 0 if instead is None else 1
             again = [self._read(batch, range(row, row + 1), first=first) for row in faults]
-            faults = {row: fault for some in again for row, fault in some.items()}
+            faults = {row: fault for of_row in again for row, fault in of_row.items()}
 
     def read_substitute(
         self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int
@@ -455,8 +455,8 @@ class Reader:
         is_short = ends > left
         faults: dict[int, str] = {}
         if reads.rest or reads.errors or None in keys or is_short.any():
-            each = zip(rows, keys, lengths.tolist(), is_short.tolist(), strict=True)
-            for number, (row, key, length, lacks) in enumerate(each):
+            samples = zip(rows, keys, lengths.tolist(), is_short.tolist(), strict=True)
+            for number, (row, key, length, lacks) in enumerate(samples):
                 if number in reads.errors:
                     faults[row] = self._describe_fault(reads.errors[number])
                 elif key is None:

@@ -105,8 +105,8 @@ class EncodingReader:
 
     def encode_row(self, batch: Batch, row: int) -> EncodedRow:
         """Read and encode the sample whose shard and number a row has now."""
-        one = self.reader.read_single(batch, row, (batch.shard[row], batch.index[row]))
-        return self.collect_rows(one, self.begin(one))[0]
+        single = self.reader.read_single(batch, row, (batch.shard[row], batch.index[row]))
+        return self.collect_rows(single, self.begin(single))[0]
 
     def collect_rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
         """Return the encoded rows of a batch, waiting until the device has them.
@@ -125,10 +125,10 @@ class EncodingReader:
         wanted, (sample, _) = (batch.shard[row], batch.index[row]), batch.out["made"][row]
         batch.refused[wanted] = Reject(key=batch.keys[row], source=sample.source, code=code)
         for attempt in range(ATTEMPTS):
-            one = self.reader.read_substitute(batch, row, wanted, attempt)
-            (result,) = self.begin(one).results()
+            single = self.reader.read_substitute(batch, row, wanted, attempt)
+            (result,) = self.begin(single).results()
             if isinstance(result, EncodedSample):
-                return _make_row(one, 0, result)
+                return _make_row(single, 0, result)
         raise FormatError(
             f"{batch.keys[row]} and {ATTEMPTS} samples tried in its place have no finite latents: "
             'encode with dtype="fp32"'
@@ -175,8 +175,8 @@ class BatchBuilder:
         # mirrored here, or before they are encoded
         self._plan = replace(plan, flip=0.0, skip_missing=False)
         self._reader = Reader(self._plan, sources, keep=2 * (READY + 4))
-        own = (each for of_all in self._reader.wanted for each in of_all[0] if each)
-        self._own = {name for each in own for name in each.names}
+        wanted = (arrays for of_all in self._reader.wanted for arrays in of_all[0] if arrays)
+        self._own = {name for arrays in wanted for name in arrays.names}
         weakref.finalize(self, close_sources, sources)
 
     def build(

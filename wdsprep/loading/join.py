@@ -96,9 +96,9 @@ class DatasetPositions:
         unread[read] = False
         if not unread.any():
             return
-        there = {entry.name for entry in self.store.list()}
+        listed = {entry.name for entry in self.store.list()}
         names = self.names
-        missing = [n for n in np.flatnonzero(unread).tolist() if table_name(names[n]) not in there]
+        missing = [n for n in np.flatnonzero(unread).tolist() if table_name(names[n]) not in listed]
         read_each(self.read, missing[:1], self.store.readers)
 
 
@@ -169,9 +169,9 @@ class JoinPositions:
 
     def find_incomplete(self) -> Ints:
         """Return the shards of the first dataset with samples that the other dataset may lack."""
-        own, inputs = self.shards, self.other.inputs[self.shards]
-        is_less = (self.other.sizes[own] < inputs) | (inputs < self.first.inputs)
-        return np.flatnonzero((own < 0) | is_less)
+        others, inputs = self.shards, self.other.inputs[self.shards]
+        is_less = (self.other.sizes[others] < inputs) | (inputs < self.first.inputs)
+        return np.flatnonzero((others < 0) | is_less)
 
     def find_present(self, shard: int) -> NDArray[np.bool_]:
         """Return a mask of the samples of a shard that the other dataset has too."""
@@ -191,11 +191,11 @@ def join_datasets(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
     by_whole: dict[Dataset, list[Dataset]] = {}
     for dataset in datasets:
         by_whole.setdefault(dataset.whole, []).append(dataset)
-    found: list[Dataset] = []
+    joined: list[Dataset] = []
     for whole, parts in by_whole.items():
         places = [place for place in whole.join if not is_table(place)]
-        found += _join_one(whole, parts, places, opened) if places else parts
-    return tuple(found)
+        joined += _join_one(whole, parts, places, opened) if places else parts
+    return tuple(joined)
 
 
 def _join_one(
@@ -216,7 +216,7 @@ def _join_one(
     for place in places:
         store = open_store(place)
         url = store.url
-        others = whole, *(each.dataset for each in beside)
+        others = whole, *(joined.dataset for joined in beside)
         if _canonical_place(store) in {_canonical_place(other.store) for other in others}:
             raise UsageError(f"{place} is joined twice: name each dataset once")
         if url not in opened:
@@ -234,8 +234,8 @@ def _select_shape(
     size: Size | None, joined: JoinedDataset, shapes: tuple[Dataset, ...]
 ) -> JoinedDataset:
     """Return the samples of a joined dataset that have this shape; all if it has no shapes."""
-    own = (shape for shape in shapes if shape.size == size)
-    return JoinedDataset(next(own), joined.positions) if shapes else joined
+    of_size = (shape for shape in shapes if shape.size == size)
+    return JoinedDataset(next(of_size), joined.positions) if shapes else joined
 
 
 def _make_positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
@@ -313,8 +313,8 @@ def _match_shards(
     lacking = [name for name, unit in zip(whole.names, units, strict=True) if unit not in source]
     others = [
         name
-        for name, unit, made in zip(whole.names, units, whole.made_of, strict=True)
-        if unit in source and image_shard_digest(source[unit]) != image_shard_digest(made)
+        for name, unit, digest in zip(whole.names, units, whole.made_of, strict=True)
+        if unit in source and image_shard_digest(source[unit]) != image_shard_digest(digest)
     ]
     if others and len(others) + len(lacking) == len(whole.names):
         raise UsageError(
@@ -359,16 +359,16 @@ def _drop_lacking_samples(
 
     Raise UsageError if no sample is left.
     """
-    keep = _find_common([each.positions for each in beside])
+    keep = _find_common([other.positions for other in beside])
     if all(has.all() for has in keep.values()):
         return parts
     numbers = SampleSelection.from_numbers(
         np.flatnonzero(keep.get(shard, np.ones(size, np.bool_))).astype(np.uint32)
         for shard, size in enumerate(whole.files.sizes.tolist())
     )
-    left = [made for part in parts if (made := select(part, numbers)) is not None]
+    left = [selected for part in parts if (selected := select(part, numbers)) is not None]
     if not left:
-        places = " and ".join(each.dataset.store.url for each in beside)
+        places = " and ".join(other.dataset.store.url for other in beside)
         raise UsageError(f"no sample of {whole.store.url} is in {places}: all were rejected there")
     return _set_common_digests(whole, left)
 
@@ -380,15 +380,18 @@ def _find_common(beside: list[JoinPositions]) -> dict[int, NDArray[np.bool_]]:
     of these samples cannot be found.
     """
     keep: dict[int, NDArray[np.bool_]] = {}
-    lacks = [each.find_incomplete() for each in beside]
-    for each, shards in zip(beside, lacks, strict=True):
-        found = map_ahead(each.find_present, shards.tolist(), each.other.store.readers)
-        for shard, has in zip(shards.tolist(), found, strict=True):
+    lacks = [positions.find_incomplete() for positions in beside]
+    for positions, shards in zip(beside, lacks, strict=True):
+        masks = map_ahead(positions.find_present, shards.tolist(), positions.other.store.readers)
+        for shard, has in zip(shards.tolist(), masks, strict=True):
             keep[shard] = keep[shard] & has if shard in keep else has
-    read = [shards[each.shards[shards] >= 0] for each, shards in zip(beside, lacks, strict=True)]
+    read = [
+        shards[positions.shards[shards] >= 0]
+        for positions, shards in zip(beside, lacks, strict=True)
+    ]
     beside[0].first.check(np.concatenate(read))
-    for each, own in zip(beside, read, strict=True):
-        each.other.check(each.shards[own])
+    for positions, numbers in zip(beside, read, strict=True):
+        positions.other.check(positions.shards[numbers])
     return keep
 
 
@@ -398,18 +401,18 @@ def _set_common_digests(whole: Dataset, parts: list[Dataset]) -> list[Dataset]:
     The order is then that of a single dataset which holds just these samples.
     """
     counts = [np.zeros(len(whole.names), np.int32) for _ in parts]
-    for own, part in zip(counts, parts, strict=True):
-        own[part.selection.shards] = part.sizes
+    for of_part, part in zip(counts, parts, strict=True):
+        of_part[part.selection.shards] = part.sizes
     total = np.sum(counts, axis=0)
-    there = np.flatnonzero(total)
-    lines = ((whole.names[n], int(total[n]), whole.made_of[n]) for n in there.tolist())
+    filled = np.flatnonzero(total)
+    lines = ((whole.names[n], int(total[n]), whole.made_of[n]) for n in filled.tolist())
     digest = digest_of_shards(lines)
     return [
         replace(
             part,
             digest=digest
             if part.size is None
-            else digest_of_shape(digest, shape_name(part.size), own[there]),
+            else digest_of_shape(digest, shape_name(part.size), of_part[filled]),
         )
-        for own, part in zip(counts, parts, strict=True)
+        for of_part, part in zip(counts, parts, strict=True)
     ]

@@ -417,7 +417,7 @@ def _check_same_arrays(plan: LoadPlan, dataset: Dataset) -> None:
     first, names = plan.datasets[0], {*plan.names}
     if plan.flip:
         names.add(batch_name(FLIPPED))
-    arrays, others = (_tensor_shapes(each, names) for each in (dataset, first))
+    arrays, others = (_tensor_shapes(d, names) for d in (dataset, first))
     if differing := sorted(n for n in {*arrays, *others} if arrays.get(n) != others.get(n)):
         raise UsageError(
             f"the arrays of {dataset.store.url} and {first.store.url} differ in name or shape "

@@ -71,26 +71,26 @@ def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
 
 def join_places(join: Places) -> tuple[str, ...]:
     """Return the paths and URLs that `join` lists, as texts."""
-    given: list[Any] = [] if join is None else [join]
+    places: list[Any] = [] if join is None else [join]
     if isinstance(join, Iterable) and not isinstance(join, str | os.PathLike):
-        given = [*join]
-    if wrong := [e for e in given if not isinstance(e, str | os.PathLike) or not os.fspath(e)]:
+        places = [*join]
+    if wrong := [e for e in places if not isinstance(e, str | os.PathLike) or not os.fspath(e)]:
         raise UsageError(f"join={wrong[0]!r} is not a dataset: give paths or URLs")
-    return tuple(str(os.fspath(each)) for each in given)
+    return tuple(str(os.fspath(place)) for place in places)
 
 
 def as_streams(streams: Streams) -> list[Stream]:
-    given: list[Any] = [streams]
+    listed: list[Any] = [streams]
     if isinstance(streams, Iterable) and not isinstance(streams, str | bytes | Mapping):
-        given = list(streams)
-    if not given:
+        listed = list(streams)
+    if not listed:
         raise UsageError("nothing to load: give the path or URL of a dataset")
-    for each in given:
-        if not isinstance(each, str | os.PathLike | Stream):
+    for stream in listed:
+        if not isinstance(stream, str | os.PathLike | Stream):
             raise UsageError(
-                f"{each!r} is not a dataset: give paths, URLs, or Stream(url, weight=...)"
+                f"{stream!r} is not a dataset: give paths, URLs, or Stream(url, weight=...)"
             )
-    return [each if isinstance(each, Stream) else Stream(each) for each in given]
+    return [stream if isinstance(stream, Stream) else Stream(stream) for stream in listed]
 
 
 def open_stream(
@@ -136,21 +136,21 @@ def dataset_from_manifest(
 
     Raise UsageError if a bucket does not exist, or if there are no samples.
     """
-    there = {shard.name.partition("/")[0] for shard in manifest.shards}
+    folders = {shard.name.partition("/")[0] for shard in manifest.shards}
     made_of = _sources(manifest)
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
-    if not there:
+    if not folders:
         maker = f'the same "{maker_of(manifest.dataset, manifest.settings)}" again'
         if manifest.complete:
             rejected = f"holds no sample, as all were rejected: {store.url}/rejects/ says why"
             raise UsageError(f"{store.url} {rejected}; run {maker} with --overwrite")
         raise UsageError(f"{store.url} holds no shards yet: run {maker}, to its end")
-    lacking = sorted((buckets or frozenset()) - there)
+    lacking = sorted((buckets or frozenset()) - folders)
     if lacking or not shards:
         wrong = ", ".join(lacking) or "none"
         raise UsageError(
-            f"{store.url} has the buckets {', '.join(sorted(there))}: choose from these instead of "
-            f"{wrong}"
+            f"{store.url} has the buckets {', '.join(sorted(folders))}: choose from these instead "
+            f"of {wrong}"
         )
     if not any(shard.samples for shard in shards):
         raise UsageError(
@@ -178,11 +178,11 @@ def count_inputs(dataset: Dataset, manifest: Manifest) -> Ints:
     if dataset.kind != "latents":
         return dataset.sizes
     columns = map(manifest.ledger.column, ("unit", "inputs"))
-    found = dict(zip(*columns, strict=True))
-    if strays := [name for name in dataset.names if latent_unit(name) not in found]:
+    inputs = dict(zip(*columns, strict=True))
+    if strays := [name for name in dataset.names if latent_unit(name) not in inputs]:
         url = dataset.store.url
         raise FormatError(f"{url} has no receipt of {strays[0]}: run {command('rebuild', url)}")
-    return np.array([found[latent_unit(name)] for name in dataset.names], np.int64)
+    return np.array([inputs[latent_unit(name)] for name in dataset.names], np.int64)
 
 
 def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
@@ -213,13 +213,13 @@ def _sources(manifest: Manifest) -> dict[str, str]:
 
     For image shards, and if a receipt does not say it, that is the shard's own digest.
     """
-    found = {shard.name: shard.digest for shard in manifest.shards}
+    digests = {shard.name: shard.digest for shard in manifest.shards}
     if manifest.dataset == "latents":
         columns = map(manifest.ledger.column, ("input", "shards"))
         for source, shards in zip(*columns, strict=True):
             if source:
-                found.update((shard["name"], source) for shard in shards)
-    return found
+                digests.update((shard["name"], source) for shard in shards)
+    return digests
 
 
 def latents_of_images(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
@@ -246,9 +246,9 @@ def _select_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Datas
     wanted = set(map(str, buckets))
     chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in wanted]
     if not chosen:
-        there = ", ".join(sorted({name.partition("/")[0] for name in images.names}))
+        known = ", ".join(sorted({name.partition("/")[0] for name in images.names}))
         raise UsageError(
-            f"{images.store.url}: no bucket to load ({there}) is for {side} pixels: give a smaller "
+            f"{images.store.url}: no bucket to load ({known}) is for {side} pixels: give a smaller "
             "size, or load other buckets"
         )
     return select_shards(images, chosen)
@@ -318,8 +318,10 @@ def split_by_shape(
     """
     parts = (selection or whole.selection).split(counts)
     return tuple(
-        _with_selection(whole, part, digest_of_shape(whole.digest, shape_name(size), own), size)
-        for size, own, part in zip(shapes, counts.T, parts, strict=True)
+        _with_selection(
+            whole, part, digest_of_shape(whole.digest, shape_name(size), of_shape), size
+        )
+        for size, of_shape, part in zip(shapes, counts.T, parts, strict=True)
         if len(part.shards)
     )
 
@@ -356,17 +358,19 @@ def latents_without_rejects(
 
 def select_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
     """Return a dataset of these shards only."""
-    some = list(map(int, shards))
-    names, contents = (tuple(each[n] for n in some) for each in (dataset.names, dataset.contents))
-    made_of = tuple(dataset.made_of[n] for n in some) if dataset.made_of else ()
-    sizes = dataset.sizes[some]
+    numbers = list(map(int, shards))
+    names, contents = (
+        tuple(column[n] for n in numbers) for column in (dataset.names, dataset.contents)
+    )
+    made_of = tuple(dataset.made_of[n] for n in numbers) if dataset.made_of else ()
+    sizes = dataset.sizes[numbers]
     return replace(
         dataset,
         names=names,
         selection=SampleSelection.all_of(sizes),
         contents=contents,
         made_of=made_of,
-        inputs=dataset.inputs[some] if len(dataset.inputs) else dataset.inputs,
+        inputs=dataset.inputs[numbers] if len(dataset.inputs) else dataset.inputs,
         nbytes=round(dataset.nbytes * (int(sizes.sum()) / dataset.samples)),
         digest=digest_of_shards(zip(names, sizes.tolist(), contents, strict=True)),
     )
@@ -377,11 +381,11 @@ def select(dataset: Dataset, keep: SampleSelection) -> Dataset | None:
 
     `keep` has a run for each shard of `dataset.whole`, with the numbers of samples in the tar.
     """
-    own = dataset.selection
-    left = own.intersect(keep)
+    selection = dataset.selection
+    left = selection.intersect(keep)
     if not left.samples:
         return None
-    digest = digest_of_selected(dataset.digest, own, left, len(dataset.names))
+    digest = digest_of_selected(dataset.digest, selection, left, len(dataset.names))
     return _with_selection(dataset, left, digest, dataset.size)
 
 
@@ -416,10 +420,10 @@ def find_latent_shapes(
         return (latents,)  # every image is large enough for the square
     chosen, cut = latents.files, cut_of(settings)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
-    found = open_or_make(
+    kept = open_or_make(
         cache_folder(cache), what, lambda writer, path: _find_shapes(chosen, cut, writer, path)
     )
-    counts = found.arrays["counts"].reshape(-1, len(cut.sizes))
+    counts = kept.arrays["counts"].reshape(-1, len(cut.sizes))
     if not counts.any():
         raise UsageError(
             f"all images of {images.store.url} are too small or would lose too much: choose a "
@@ -434,9 +438,7 @@ def find_latent_shapes(
             f"{chosen.samples:,}",
         )
     sizes = cut.sizes if shapes else ()
-    return latents_without_rejects(
-        chosen, settings, sizes, counts, SampleSelection.from_file(found)
-    )
+    return latents_without_rejects(chosen, settings, sizes, counts, SampleSelection.from_file(kept))
 
 
 def _find_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
@@ -455,11 +457,11 @@ def _find_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -
     def group_by_shape() -> Iterator[ShardSamples]:
         for shard, table in enumerate(open_tables(images).columns(SIDES)):
             sides = ([length or 0 for length in table[side].to_pylist()] for side in SIDES)
-            found = np.array([*map(fit, zip(*sides, strict=True))], np.int16)
-            by_shape = np.argsort(found, kind="stable")
-            own = by_shape[found[by_shape] != NO_SHAPE].astype(np.uint32)
-            counts[shard] = np.bincount(found[own], minlength=len(cut.sizes))
-            yield ShardSamples(shard, own)
+            numbers = np.array([*map(fit, zip(*sides, strict=True))], np.int16)
+            by_shape = np.argsort(numbers, kind="stable")
+            shaped = by_shape[numbers[by_shape] != NO_SHAPE].astype(np.uint32)
+            counts[shard] = np.bincount(numbers[shaped], minlength=len(cut.sizes))
+            yield ShardSamples(shard, shaped)
 
     keep_selection(writer, len(images.names), group_by_shape())
     writer.add("counts", "<i4", [counts])

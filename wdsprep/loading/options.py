@@ -65,7 +65,7 @@ class Stream(Options):
 
     def __repr__(self) -> str:
         """Return the call that makes this stream."""
-        named = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
+        named = ((option.name, getattr(self, option.name)) for option in fields(self)[1:])
         parts = [f"{name}={value!r}" for name, value in named if value not in (None, ())]
         return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
 
@@ -73,50 +73,50 @@ class Stream(Options):
 Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]
 
 
-def _read_fields(given: Any) -> Iterable[str]:
-    if not isinstance(given, Iterable):
-        raise UsageError(f"{brief(given)}: give names, such as ('latent', 'txt')")
-    return given if isinstance(given, str) else check_texts(given)
+def _read_fields(value: Any) -> Iterable[str]:
+    if not isinstance(value, Iterable):
+        raise UsageError(f"{brief(value)}: give names, such as ('latent', 'txt')")
+    return value if isinstance(value, str) else check_texts(value)
 
 
-def _read_rate(given: Any) -> float:
-    if not 0 <= real_number("", given) <= 1:
-        raise UsageError(f"{brief(given)}: give a rate from 0 to 1")
-    return float(given)
+def _read_rate(value: Any) -> float:
+    if not 0 <= real_number("", value) <= 1:
+        raise UsageError(f"{brief(value)}: give a rate from 0 to 1")
+    return float(value)
 
 
-def _read_side(given: Any) -> int:
-    if (side := whole_number("", given)) < 0:
-        raise UsageError(f"{brief(given)}: give the side of a crop, or 0 for none")
+def _read_side(value: Any) -> int:
+    if (side := whole_number("", value)) < 0:
+        raise UsageError(f"{brief(value)}: give the side of a crop, or 0 for none")
     return side
 
 
-def _read_encode(given: Any) -> "Encode":
+def _read_encode(value: Any) -> "Encode":
     from wdsprep.encoding.options import Encode
 
-    if not isinstance(given, Encode):
-        raise UsageError(f"{brief(given)}: give wdsprep.Encode(resolution=...)")
-    return given
+    if not isinstance(value, Encode):
+        raise UsageError(f"{brief(value)}: give wdsprep.Encode(resolution=...)")
+    return value
 
 
-def _read_device(given: Any) -> "torch.device":
+def _read_device(value: Any) -> "torch.device":
     import torch
 
     try:
-        return torch.device(given)
+        return torch.device(value)
     except (RuntimeError, TypeError, ValueError):
         raise UsageError(
-            f"{brief(given)}: give a device of torch, such as cuda, cuda:1 or cpu"
+            f"{brief(value)}: give a device of torch, such as cuda, cuda:1 or cpu"
         ) from None
 
 
-def _read_pool(given: Any) -> Pool:
+def _read_pool(value: Any) -> Pool:
     try:
-        least, most = (whole_number("", number) for number in given)
+        least, most = (whole_number("", number) for number in value)
     except (TypeError, ValueError, UsageError):
         least, most = 1, 0
     if not 1 <= least <= most:
-        raise UsageError(f"{brief(given)}: give the least and the most workers, such as (1, 8)")
+        raise UsageError(f"{brief(value)}: give the least and the most workers, such as (1, 8)")
     return least, most
 
 

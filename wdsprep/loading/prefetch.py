@@ -168,8 +168,8 @@ def _plan_batches(
     fetches = any(shards.fetches for shards in chain.from_iterable(reader.sources))
     groups = _groups(plan, steps, places, fetches=fetches)
     if not fetches:
-        for some, samples, _ in groups:
-            yield from _make_batches(plan, some, samples)
+        for group_steps, samples, _ in groups:
+            yield from _make_batches(plan, group_steps, samples)
         return
     announced: Iterator[Batch] = iter(())
     group, is_first = next(groups, None), True
@@ -191,20 +191,20 @@ def wanted_by_source(
     `choice` has the number of each sample's caption, if captions are picked by chance. Slots before
     `first` are left out.
     """
-    found: dict[Shards, list[tuple[Ints, Ints, Ints]]] = {}
+    by_source: dict[Shards, list[tuple[Ints, Ints, Ints]]] = {}
     for number, (dataset, sources) in enumerate(zip(reader.datasets, reader.sources, strict=True)):
         here = np.flatnonzero(samples.stream.ravel() == number)
         if not len(here):
             continue
-        own = samples.shard.ravel()[here], samples.index.ravel()[here]
+        pairs = samples.shard.ravel()[here], samples.index.ravel()[here]
         for slot in range(first, len(sources)):
             takes = np.array([wanted is not None for wanted in reader.wanted[number][slot]])
-            some = takes[choice.ravel()[here]] if len(takes) > 1 and choice is not None else takes
-            some = np.broadcast_to(some, here.shape)
-            places = dataset.joined[slot - 1].positions.locate(*own) if slot else own
-            rows = here[some], places[0][some], places[1][some]
-            found.setdefault(sources[slot], []).append(rows)
-    return {shards: _sort_by_order(rows) for shards, rows in found.items()}
+            mask = takes[choice.ravel()[here]] if len(takes) > 1 and choice is not None else takes
+            mask = np.broadcast_to(mask, here.shape)
+            places = dataset.joined[slot - 1].positions.locate(*pairs) if slot else pairs
+            rows = here[mask], places[0][mask], places[1][mask]
+            by_source.setdefault(sources[slot], []).append(rows)
+    return {shards: _sort_by_order(rows) for shards, rows in by_source.items()}
 
 
 def _sort_by_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
@@ -231,31 +231,31 @@ def _groups(
         most = min(most, max(1, AHEAD_NBYTES // nbytes))
     done, count = 0, 1
     while done < len(steps):
-        some = steps[done : done + count]
-        every = plan.order.steps(some[0], some[-1] - some[0] + 1, rank=plan.rank, world=plan.world)
+        part = steps[done : done + count]
+        every = plan.order.steps(part[0], part[-1] - part[0] + 1, rank=plan.rank, world=plan.world)
         rows = slice(None, None, steps.step)
         samples = Samples(
             stream=every.stream[rows], shard=every.shard[rows], index=every.index[rows]
         )
         locate_in_tars(plan.datasets, samples)
         if places is not None:
-            numbers = np.arange(some.start * plan.share, some.stop * plan.share) - places.start
+            numbers = np.arange(part.start * plan.share, part.stop * plan.share) - places.start
             others = (numbers < 0) | (numbers % places.step != 0)
             samples.stream[others.reshape(samples.stream.shape)] = NOBODY
         choice = None
         if plan.captions:
             first = plan.rank * plan.share
-            choice = np.stack([plan.pick_captions(n, first, plan.share) for n in some])
-        yield some, samples, choice
+            choice = np.stack([plan.pick_captions(n, first, plan.share) for n in part])
+        yield part, samples, choice
         done, count = done + count, min(2 * count, most)
 
 
-def locate_in_tars(datasets: Sequence[Dataset], found: Samples) -> None:
+def locate_in_tars(datasets: Sequence[Dataset], samples: Samples) -> None:
     """Replace places in selections, as the order gives them, by places in the tars."""
     for number, dataset in enumerate(datasets):
-        if dataset.part_of is not None and (here := found.stream == number).any():
-            where = dataset.selection.locate(found.shard[here], found.index[here])
-            found.shard[here], found.index[here] = where
+        if dataset.part_of is not None and (here := samples.stream == number).any():
+            where = dataset.selection.locate(samples.shard[here], samples.index[here])
+            samples.shard[here], samples.index[here] = where
 
 
 def _make_batches(plan: LoadPlan, steps: range, samples: Samples) -> Iterator[Batch]:

@@ -84,9 +84,9 @@ class SampleLayout:
         good = np.ones(len(headers), np.bool_)
         names = []
         for place, kind in zip(self.headers, self._kinds, strict=True):
-            own = headers[:, place.stop - kind.nbytes : place.stop]
-            good &= kind.are_valid(own)
-            names.append(_names(own))
+            field_headers = headers[:, place.stop - kind.nbytes : place.stop]
+            good &= kind.are_valid(field_headers)
+            names.append(_names(field_headers))
         ends = [f".{item.name}".encode() for item in self.fields]
         stems = [name[: -len(ends[0])] for name in names[0]]
         for own_names, end in zip(names, ends, strict=True):
@@ -148,11 +148,11 @@ class _FieldHeaders:
 
     def lengths(self, headers: Bytes) -> Ints:
         """Return the length that the size and the shape in each header agree on, or 0."""
-        own = headers[:, -self.nbytes :]
-        nbytes = (own[:, _SIZE][:, :11].astype(np.int64) - ord("0")) @ _SIZE_DIGITS
+        field_headers = headers[:, -self.nbytes :]
+        nbytes = (field_headers[:, _SIZE][:, :11].astype(np.int64) - ord("0")) @ _SIZE_DIGITS
         lengths = (nbytes - len(self._item.header)) // self._item.row_nbytes
         lengths[(lengths < 1) | (lengths > len(self._sizes))] = 0
-        lengths[~self._fit(own, lengths - 1)] = 0
+        lengths[~self._fit(field_headers, lengths - 1)] = 0
         return lengths
 
     def _fit(self, headers: Bytes, number: "int | Ints") -> NDArray[np.bool_]:

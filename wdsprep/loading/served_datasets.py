@@ -118,12 +118,12 @@ class Dataset:
     @cached_property
     def served(self) -> tuple[Field, ...]:
         """The arrays of a sample in a batch: its own, then those of joined datasets."""
-        given, _ = self.array_sources()
+        slots, _ = self.array_sources()
         return tuple(
             field
             for slot, part in enumerate(self.with_joined)
             for field in part.fields
-            if given.get(batch_name(field.name)) == slot
+            if slots.get(batch_name(field.name)) == slot
         )
 
     def variable_fields(self, names: Sequence[str]) -> list[Field]:
@@ -139,15 +139,15 @@ class Dataset:
         later dataset replaces one of the same name. If captions are picked by chance,
         each choice has its own dataset for everything that is made of captions.
         """
-        given: dict[str, int] = {}
+        slots: dict[str, int] = {}
         of_texts = 0
-        for slot, own in enumerate(_served_text_fields(self.with_joined, choice)):
+        for slot, texts in enumerate(_served_text_fields(self.with_joined, choice)):
             fields = self.with_joined[slot].fields
-            left_out = {*text_fields(fields)} - {*own}
-            given |= {batch_name(field.name): slot for field in fields if field not in left_out}
-            if own:
+            left_out = {*text_fields(fields)} - {*texts}
+            slots |= {batch_name(field.name): slot for field in fields if field not in left_out}
+            if texts:
                 of_texts = slot
-        return given, of_texts
+        return slots, of_texts
 
     @property
     def columns(self) -> dict[str, str]:
@@ -235,16 +235,16 @@ def _served_text_fields(parts: Sequence[Dataset], choice: str = "") -> list[tupl
     have a text array of the same name, the later one replaces all text arrays of the earlier.
     Otherwise a sample would have arrays of two captions.
     """
-    found: list[tuple[Field, ...]] = []
+    by_part: list[tuple[Field, ...]] = []
     later: set[str] = set()
     for part in reversed(parts):
-        own = text_fields(part.fields)
+        texts = text_fields(part.fields)
         is_other = bool(choice) and caption_name(part.settings) != choice
-        if is_other or not later.isdisjoint(field.name for field in own):
-            own = ()
-        later |= {field.name for field in own}
-        found.append(own)
-    return found[::-1]
+        if is_other or not later.isdisjoint(field.name for field in texts):
+            texts = ()
+        later |= {field.name for field in texts}
+        by_part.append(texts)
+    return by_part[::-1]
 
 
 def caption_name(settings: Mapping[str, object]) -> str:
@@ -333,7 +333,7 @@ class Substitutes:
             drawn += 1
             if place[0] not in missing:
                 return drawn, place
-        joined = " and ".join(each.dataset.store.url for each in dataset.joined)
+        joined = " and ".join(other.dataset.store.url for other in dataset.joined)
         what = f"each of its shards is missing, here or in {joined}" if joined else ALL_MISSING
         raise NotFoundError(f"{dataset.place}: {what}")
 
@@ -355,7 +355,7 @@ class Substitutes:
     def make_error(self, stream: int, fault: Fault) -> FormatError:
         """Return the error for a dataset with too many damaged samples."""
         datasets = self._datasets[stream].with_joined
-        damaged = next(each for each in datasets if fault.tar.startswith(f"{each.store.url}/"))
+        damaged = next(part for part in datasets if fault.tar.startswith(f"{part.store.url}/"))
         next_step = "" if damaged.kind == "tars" else verify_step(damaged.store.url)
         what = f"{ATTEMPTS} samples in a row cannot be served, the last ({fault.reason})"
         return FormatError(f"{damaged.place}: {what}").with_next_step(next_step)

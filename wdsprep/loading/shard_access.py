@@ -284,8 +284,8 @@ def read_samples(wanted: Sequence[SampleReads]) -> None:
         bounds.append(len(opened))
     indices = chain.from_iterable(reads.indices for reads in wanted)
     places = [
-        (one.fd, one.nbytes, one.offsets[index], one.offsets[index + 1]) if one else NO_PLACE
-        for one, index in zip(opened, indices, strict=True)
+        (tar.fd, tar.nbytes, tar.offsets[index], tar.offsets[index + 1]) if tar else NO_PLACE
+        for tar, index in zip(opened, indices, strict=True)
     ]
     if not places:
         return

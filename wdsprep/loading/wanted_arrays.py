@@ -43,12 +43,12 @@ class WantedArrays:
     is_whole: bool
     yields: bool
 
-    def merge_json(self, others: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    def merge_json(self, others: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return a sample's own json merged with the json of the samples joined so far.
 
         If both have a value, the sample's own is taken, unless this dataset yields.
         """
-        return {**own, **others} if self.yields else {**others, **own}
+        return {**facts, **others} if self.yields else {**others, **facts}
 
 
 _make_wanted = lru_cache(512)(WantedArrays)
@@ -70,7 +70,7 @@ def find_wanted(
     texts = tuple(name for name in TEXT_FIELDS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
     by_choice = [dataset.array_sources(choice) for choice in choices]
-    found = []
+    by_slot = []
     for slot, part in enumerate(dataset.with_joined):
         row: list[WantedArrays | None] = []
         for slots, text_slot in by_choice:
@@ -78,10 +78,10 @@ def find_wanted(
             kept = tuple(name for name in arrays if raw or name in wanted)
             kept_texts = texts if slot == text_slot else facts if arrays or not slot else ()
             is_whole = raw or not part.fields
-            made = _make_wanted(part.fields, kept, kept_texts, is_whole, slot > text_slot)
-            row.append(made if slot == 0 or kept or kept_texts else None)
-        found.append(tuple(row))
-    return tuple(found)
+            arrays_wanted = _make_wanted(part.fields, kept, kept_texts, is_whole, slot > text_slot)
+            row.append(arrays_wanted if slot == 0 or kept or kept_texts else None)
+        by_slot.append(tuple(row))
+    return tuple(by_slot)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

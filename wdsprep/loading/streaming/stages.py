@@ -150,8 +150,8 @@ class DecodeStage:
 
     def _read(self, step: int, rank: int, rows: range) -> Batch:
         share = self._share(step, rank)
-        some = slice(rows.start, rows.stop)
-        stream, shard, index = share.stream[some], share.shard[some], share.index[some]
+        span = slice(rows.start, rows.stop)
+        stream, shard, index = share.stream[span], share.shard[span], share.index[span]
         batch = Batch(
             step=step,
             first=rank * self._pieces.plan.share + rows.start,

@@ -145,12 +145,12 @@ class Trainer:
 
     def close(self) -> None:
         """Stop the iteration. With a tee, list the complete latent shards in their manifest."""
-        made = vars(self)
+        opened = vars(self)
         with ExitStack() as stack:  # from the last one on, whatever fails
-            if tee := made.get("_tee"):
+            if tee := opened.get("_tee"):
                 stack.callback(tee.close)
                 stack.callback(tee.publish)
-            if "_made" in made:
+            if "_made" in opened:
                 atexit.unregister(self._at_exit)
                 stack.callback(self._made.close)
 
@@ -225,8 +225,8 @@ class Trainer:
         return new_trainer, (__version__,), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_made", "_at_exit", "_builder", "_tee")
-        return {name: value for name, value in vars(self).items() if name not in made}
+        opened = ("_made", "_at_exit", "_builder", "_tee")
+        return {name: value for name, value in vars(self).items() if name not in opened}
 
 
 def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
