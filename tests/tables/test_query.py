@@ -378,6 +378,7 @@ def nested(depth: int) -> str:
         f"caption not in ({', '.join(repr(f'{n:012}') for n in range(6_000))})",
         f"like(caption, '{'%a' * 40_000}%')",
         f"like(caption, '{'%a_a' * 20_000}%') or like(caption, '{'a_' * 9_000}')",
+        f"like(caption, '%a{'_' * 180}b')",
         f"caption == '{'x' * 90_000}'",
     ],
     ids=lambda text: text[:20],

@@ -4,8 +4,8 @@
 
 A text is parsed and checked against a short list of what may stand in it; it is never run as code.
 It is compiled to closures, which take the values of its names, one sample at a time: linear in the
-length of the condition, and quicker than columns in NumPy, whose numbers would all be floats. What
-it means:
+length of the condition, with whole numbers of any size. Of many samples, `tables.column_conditions`
+decides most from columns, and leaves the others to the closures. What it means:
 
 - A name is a path into what is known (`width`, `meta.aesthetic`, `meta["a name"]`, `captions[0]`);
   a name that is not there is looked for in `meta`.
