@@ -87,7 +87,7 @@ from wdsprep.store import open_store
 from wdsprep.store.base import absolute
 from wdsprep.text import NotebookTable, command, plural
 
-NOTHING: Mapping[str, Mapping[str, ShardSuccessor]] = {}
+NO_SUCCESSORS: Mapping[str, Mapping[str, ShardSuccessor]] = {}
 UNITS_AT_ONCE = 4
 """The number of units that are changed at a time: one waits for the disk while another hashes."""
 
@@ -391,7 +391,7 @@ class _RemovalJob:
         self,
         datasets: Sequence[_Dataset],
         finder: Finder | None = None,
-        successors: Mapping[str, Mapping[str, ShardSuccessor]] = NOTHING,
+        successors: Mapping[str, Mapping[str, ShardSuccessor]] = NO_SUCCESSORS,
     ) -> None:
         self._images = [dataset for dataset in datasets if dataset.has_images]
         self._latents = [dataset for dataset in datasets if not dataset.has_images]
