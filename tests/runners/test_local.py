@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.kit.runner_work import (
+    Deafened,
     Endless,
     Multiplies,
     Square,
@@ -40,6 +41,15 @@ def test_a_worker_that_gets_sigterm_leaves_no_temporary_file(count: int, tmp_pat
         assert not is_running(first)
         assert list(tmp_path.glob(f"*.tmp.{first}")) == []
         assert closed(tmp_path) == {first: "0"}
+
+
+def test_a_worker_ends_though_python_drops_what_its_signal_raises(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    _, finished, (quarantined,) = run("local", Deafened(), numbers(1), max_attempts=1)
+    assert finished == []
+    assert quarantined.reason == "worker exited with code 143"
+    assert "Exception ignored" not in capfd.readouterr().err
 
 
 def test_workers_see_the_gpus_in_turn() -> None:

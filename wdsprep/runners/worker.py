@@ -206,6 +206,7 @@ def _make_picklable(error: WdsprepError) -> WdsprepError:
 # --- the life of a local worker process
 def main(fd: int, units_at_once: int) -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _terminate_again
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the driver blocked it for us
     os.set_inheritable(fd, False)
@@ -363,6 +364,15 @@ def _work_aside(worker: Worker, channel: _Channel, order: int, unit: Unit) -> No
 def _terminate(_signum: int, _frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # cleaning up is not interrupted again
     raise SystemExit(128 + signal.SIGTERM)
+
+
+def _terminate_again(lost: sys.UnraisableHookArgs) -> None:
+    """End this worker a moment later if Python has dropped its end, as `wdsprep.__main__` says."""
+    if issubclass(lost.exc_type, SystemExit):
+        signal.signal(signal.SIGTERM, _terminate)
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _end_with_driver(fd: int) -> None:
