@@ -222,7 +222,7 @@ def test_a_stream_has_the_actor_that_its_pipeline_runs_in() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_ray_data_has_the_setting_that_turns_its_own_bounds_off() -> None:
-    """Else a stream may stand for ever: mend `_tune` in streaming/works.py."""
+    """Else a stream may stand for ever: mend `_tune` in streaming/stream.py."""
     from ray.data import DataContext
     from ray.data._internal.execution import backpressure_policy as policies
 

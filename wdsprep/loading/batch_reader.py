@@ -132,16 +132,13 @@ class Reader:
         if not batch.joined_places:
             return
         span = slice(rows.start, rows.stop)
-        stream, *shard_index = (
-            np.array(numbers[span], np.int64)
-            for numbers in (batch.stream, batch.shard, batch.index)
-        )
+        columns = (batch.stream, batch.shard, batch.index)
+        stream, shard, index = (np.array(numbers[span], np.int64) for numbers in columns)
         for number in np.unique(stream).tolist():
             here = np.flatnonzero(stream == number)
             joined = self.datasets[number].joined
             for places, other in zip(batch.joined_places, joined, strict=False):
-                found = other.positions.locate(shard_index[0][here], shard_index[1][here])
-                places[:, span][:, here] = found
+                places[:, span][:, here] = other.positions.locate(shard[here], index[here])
 
     def _begin_array(self, batch: Batch, item: Field) -> None:
         name, dtype = batch_name(item.name), TENSORS[item.dtype]

@@ -171,13 +171,14 @@ def too_short() -> BadSampleError:
 class SampleReads:
     """Samples to read, and what was read of them.
 
-    Each sample has its `shards`, the number of its shard in these and its own number in that, and
-    the row of the columns to which its first bytes go, one column after another. With `rest`, its
-    remaining bytes are wanted too; without columns these are all bytes. A sample may be shorter
-    than the columns by up to `spare` bytes, which the last column then lacks.
+    For each sample, `sources` has the shards of its dataset, `shards` the number of its shard among
+    them, `indices` its own number in that shard, and `rows` the row of the columns to which its
+    first bytes go, one column after another. With `rest`, its remaining bytes are wanted too;
+    without columns these are all bytes. A sample may be shorter than the columns by up to `spare`
+    bytes, which the last column then lacks.
 
-    `read_samples` sets the size of each sample, its bytes after those in the columns, and, by
-    number, the reason why a sample could not be read.
+    `read_samples` sets the rest: the size of each sample, its bytes after those in the columns, and
+    by number the reason why a sample could not be read.
     """
 
     sources: Sequence[Shards]
