@@ -39,17 +39,21 @@ def samples_of(
 def read(join: KeyJoin, columns: Sequence[str] = ()) -> list[tuple[object, ...]]:
     return [
         row
-        for some in join.read(columns, 7)
+        for samples, rows, found in join.read(columns, 7)
         for row in zip(
-            some.samples.tolist(),
-            some.rows.tolist(),
-            *(some.columns[name].to_pylist() for name in columns),
+            samples.tolist(),
+            rows.tolist(),
+            *(found[name].to_pylist() for name in columns),
             strict=True,
         )
     ]
 
 
-def test_each_sample_gets_the_first_row_with_its_name_byte_by_byte() -> None:
+@pytest.mark.parametrize("rows_at_once", [key_join.ROWS_AT_ONCE, 7])
+def test_each_sample_gets_the_first_row_with_its_name_byte_by_byte(
+    rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_join, "ROWS_AT_ONCE", rows_at_once)
     rng = random.Random(5)
     rows = [*NAMES, *rng.choices([*NAMES, None, b""], k=60)]
     samples = rng.choices([*NAMES, None, b"", b"lacking"], k=200)
@@ -130,10 +134,10 @@ def test_what_has_no_room_waits_in_a_folder_that_is_deleted(folder: Path) -> Non
         (own,) = folder.iterdir()
         assert sum(file.stat().st_size for file in own.iterdir()) > 4_000_000
         at = 0
-        for some in join.read(["double"]):
-            assert some.samples.tolist() == [*range(at, at + len(some.samples))]
-            assert some.columns["double"].to_numpy().tolist() == (some.samples * 2).tolist()
-            at += len(some.samples)
+        for samples, _, columns in join.read(["double"]):
+            assert samples.tolist() == [*range(at, at + len(samples))]
+            assert columns["double"].to_numpy().tolist() == (samples * 2).tolist()
+            at += len(samples)
         assert at == 100_000
     assert not [*folder.iterdir()]
 

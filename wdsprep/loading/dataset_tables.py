@@ -160,12 +160,11 @@ class SelectedSamples(NamedTuple):
     lacking: int
 
 
-class _ShardRows(NamedTuple):
-    """The columns of the samples of a shard, in tables that stand side by side, and two masks."""
+_ShardRows = tuple[Sequence[pa.Table], Mask, Mask]
+"""The columns of the samples of a shard, in tables that stand side by side, and two masks.
 
-    sides: Sequence[pa.Table]
-    is_sound: Mask
-    has_rows: Mask
+These are of the samples with a readable json, and of those with a row in all that is laid out.
+"""
 
 
 class SampleSearch:
@@ -233,7 +232,7 @@ class SampleSearch:
             known = pa.table({**columns, "": has_rows})
             lacking = lacking_names(lacking, known.filter(known[""]))
             if not (lacking or is_foreign):
-                return _ShardRows([*sides, known.select([""])], is_sound, has_rows)
+                return [*sides, known.select([""])], is_sound, has_rows
         read = partial(read_named, names=lacking)
         own, rest = self.tables.read_shard(
             lambda file: (read(file), file.read([REST]) if is_foreign else pa.table({})),
@@ -246,7 +245,7 @@ class SampleSearch:
             read = partial(read_named, names=lacking)
             beside = (others.read(read, number, count) for others in self._beside)
             sides += [rows for rows in beside if rows is not None]
-        return _ShardRows(sides, is_sound, has_rows)
+        return sides, is_sound, has_rows
 
     def _unknown_name(self, path: PathParts) -> UsageError:
         tables = [self.tables, *(others.tables for others in self._beside)]

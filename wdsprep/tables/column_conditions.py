@@ -99,12 +99,6 @@ class Values(NamedTuple):
 MISSING = Values()
 
 
-class _Constant(Condition):
-    """A part of a condition without names."""
-
-    option = ""
-
-
 class RowsOfSource:
     """What one source of values, such as a table of samples, says of all rows."""
 
@@ -370,7 +364,7 @@ def _is_constant(node: ast.expr) -> bool:
 def _constant_of(node: ast.expr) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
-    return _Constant(ast.unparse(node)).evaluate(())
+    return Condition(ast.unparse(node)).evaluate(())
 
 
 def _constant_values(value: int | float | str | None) -> Values:

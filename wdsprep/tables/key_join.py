@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -45,12 +45,8 @@ FULL = "No space left on device", "Disk quota exceeded", "max_temp_directory_siz
 """What DuckDB says where a disk is full: it has no class for these errors."""
 
 
-class Matches(NamedTuple):
-    """Samples that have a row: their numbers, the numbers of their rows, and columns of these."""
-
-    samples: Ints
-    rows: Ints
-    columns: dict[str, pa.Array]
+Matches = tuple[Ints, Ints, dict[str, pa.Array]]
+"""Samples that have a row: their numbers, the numbers of their rows, and columns of these."""
 
 
 class KeyJoin:
@@ -153,8 +149,8 @@ class KeyJoin:
             with self._report_full_disk():
                 for batch in self._engine.sql(asked).to_arrow_reader(rows):
                     samples, numbers, *values = batch.columns
-                    own_values = dict(zip(columns, values, strict=True))
-                    yield Matches(samples.to_numpy(), numbers.to_numpy(), own_values)
+                    found = dict(zip(columns, values, strict=True))
+                    yield samples.to_numpy(), numbers.to_numpy(), found
 
     def digest(self, column: str) -> str:
         """Return a digest of all names, each with the text that its first row has in a column.

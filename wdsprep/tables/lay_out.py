@@ -94,7 +94,7 @@ def lay_out_table(
             join.match(_number_names(samples.read_names(by)))
 
             def read(names: Sequence[str]) -> Iterator[JoinedRows]:
-                return ((match.samples, match.columns) for match in join.read(names))
+                return ((places, columns) for places, _, columns in join.read(names))
 
             _write(writer, samples.sizes, rows.numbers, rows.texts, read)
             writer.facts |= {"digest": rows.digest, "offered": sorted(rows.offered)}

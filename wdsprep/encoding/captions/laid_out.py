@@ -224,7 +224,7 @@ class CaptionLayout:
     def _laid_out(self) -> Iterator[tuple[ImageShard, pa.Table]]:
         """Yield the keys and captions of the samples of each shard."""
         assert self._join is not None  # noqa: S101  for mypy: `put` has looked
-        found = ((some.samples, some.columns[CAPTION]) for some in self._join.read([CAPTION]))
+        found = ((samples, own[CAPTION]) for samples, _, own in self._join.read([CAPTION]))
         numbers, texts = next(found, NOTHING)
         start = 0
         for shard, place in self._units:
