@@ -53,7 +53,7 @@ def parse_object(data: bytes | str) -> dict[str, Any] | None:
 
 
 META = "meta"
-ROLE = r"[a-z][a-z0-9]*"
+ROLE = r"[a-z][a-z0-9]{0,29}"
 """What the name of a role matches."""
 MAPPING = (dict, Mapping)  # the first is told sooner, and is what nearly all are
 _NUMBERED = re.compile(r"\[(\d+)\]")

@@ -6,7 +6,7 @@ their own, as in `300,source=256`.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -118,15 +118,14 @@ class ImageOptions(Options):
     )
     max_area: int | Mapping[str, int] = field(
         default=MAX_AREA,
-        metadata=about(
-            "Reject images of more pixels than this.",
-            HEADING,
-            read=partial(_read_limit, kind=int, least=1),
-            metavar="N",
-            usual=True,
-            code=Code.TOO_LARGE,
-            remedy="--overwrite with a larger --max-area takes larger images",
-        ),
+        metadata={
+            "about": replace(
+                AREA["about"],
+                least=None,
+                read=partial(_read_limit, kind=int, least=1),
+                metavar="N",
+            )
+        },
     )
     max_aspect_ratio: float | Mapping[str, float] = field(
         default=0.0,

@@ -5,7 +5,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -88,7 +88,7 @@ def _role(given: Any) -> str:
 
 def _role_name(given: Any) -> str:
     if not (isinstance(given, str) and re.fullmatch(ROLE, given)):
-        raise UsageError(f"{brief(given)}: give the name of a role, in a-z and 0-9")
+        raise UsageError(f"{brief(given)}: give the name of a role, short and of a-z, 0-9")
     return given
 
 
@@ -343,17 +343,15 @@ class PackRules(ShardSizes, ImageOptions):
                 f"--role {twice} is given twice: give each role once, and several images of one "
                 "role as numbered files or a list"
             )
-        for option, named in (("optional-role", self.optional_role), *self._limited_roles()):
-            if other := next((name for name in named if name not in names), ""):
-                raise UsageError(f"--{option} names {other}, and there is no --role {other}=WHERE")
+        limited = {role: next(iter(limits)) for role, limits in self.role_limits().items()}
+        named = {**limited, **dict.fromkeys(self.optional_role, "optional_role")}
+        if other := next((name for name in named if name not in names), ""):
+            option = named[other].replace("_", "-")
+            raise UsageError(f"--{option} names {other}, and there is no --role {other}=WHERE")
         if self.max_side and not self.reencode:
             raise UsageError(
                 "--max-side needs --reencode, such as jpg:95: a smaller image is a new image"
             )
-
-    def _limited_roles(self) -> Iterator[tuple[str, Iterable[str]]]:
-        for role, limits in self.role_limits().items():
-            yield next(iter(limits)).replace("_", "-"), (role,)
 
     @cached_property
     def roles(self) -> "tuple[Role, ...]":

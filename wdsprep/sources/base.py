@@ -233,7 +233,7 @@ class Role:
         name, _, where = text.partition("=")
         if not re.fullmatch(ROLE, name) or not where:
             raise UsageError(
-                f"{brief(text)}: write NAME=WHERE, as source=edits/, with a name of a-z and 0-9"
+                f"{brief(text)}: write NAME=WHERE, as source=edits/, with a short name of a-z, 0-9"
             )
         if name in TAKEN_NAMES:
             raise UsageError(f"{name} is the name of something else: give the role another")
