@@ -290,15 +290,6 @@ def recipes_for(
     return latents + [how(resolution=min(resolutions), **alone)] * texts
 
 
-def check_makes_latents(encode: Encode) -> None:
-    """Raise UsageError if a recipe makes no latents, but text alone."""
-    if encode.is_of_text:
-        raise UsageError(
-            'encode= makes latents of images: leave latents="none" out, or make text first, with '
-            'wdsprep.encode(latents="none")'
-        )
-
-
 def _check_resolutions(latents: str, resolutions: Sequence[int]) -> None:
     """Check that latents have a resolution, and that text alone has at most one."""
     if latents != "none":

@@ -19,9 +19,10 @@ from wdsprep.encoding.models.find_model import (
     check_shapes,
     find_model,
 )
-from wdsprep.encoding.options import Encode, check_makes_latents
+from wdsprep.encoding.options import Encode
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.errors import UsageError
 from wdsprep.images.crop import Crop, crop
 from wdsprep.images.nearest_shape import Shapes
 from wdsprep.sources.base import Columns
@@ -58,7 +59,11 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
     Files of the model are downloaded if they are missing; no weights are loaded. `device` is the
     device of the trainer or of the cluster, and is used unless the `Encode` names one.
     """
-    check_makes_latents(encode)
+    if encode.is_of_text:
+        raise UsageError(
+            'encode= makes latents of images: leave latents="none" out, or make text first, with '
+            'wdsprep.encode(latents="none")'
+        )
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)

@@ -17,20 +17,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 from wdsprep.dataset.damage import naming_next_step, verify_step
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, refresh_manifest, write_manifest
-from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
+from wdsprep.encoding.image_shards import ImageShard, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import (
     LatentShard,
     facts_of,
@@ -56,13 +54,9 @@ WRITING = 4  # whole shards that wait to be written, at most: beyond that, `add`
 _log = logging.getLogger("wdsprep")
 
 
-@dataclass(frozen=True, slots=True)
-class GatheredShard:
-    """The encoded samples of a latent shard that have come so far, by their number in it."""
-
-    spool: Spool = field(default_factory=Spool)
-    come: dict[int, tuple[Place, str] | Reject] = field(default_factory=dict)
-    """The place of each sample in the spool, and its shape; or its reject."""
+Entries = dict[int, tuple[Place, str] | Reject]
+"""The samples of a shard that have come so far, by their number in it: the place of each in a spool
+and its shape, or its reject."""
 
 
 class LatentWriter:
@@ -108,7 +102,7 @@ class LatentWriter:
         self._fields = fields(encoding.model, encoding.recipe)
         self._shapes = fields_by_shape(encoding.settings)
         self._empty = write_empty(self._edition, self._fields, empty)
-        self._gathered: dict[int, GatheredShard] = {}
+        self._gathered: dict[int, tuple[Spool, Entries]] = {}
         self._writer = ThreadPoolExecutor(1, "wdsprep-tee")
         self._writing: deque[Future[None]] = deque()
         self._is_listed = True
@@ -121,13 +115,15 @@ class LatentWriter:
         one.
         """
         self._await_writes(WRITING)
-        come = self._gather(shard)
-        if come is None or index in come.come:
+        if shard not in self._left:
+            return
+        spool, entries = self._gather(shard)
+        if index in entries:
             return
         shape = shape_of(encoded) if self._shapes else ""
         arrays = self._shapes.get(shape, self._fields)
         members = members_of(arrays, facts_of(encoded, is_packed=True), encoded)
-        come.come[index] = spool_sample(come.spool, encoded.key, members), shape
+        entries[index] = spool_sample(spool, encoded.key, members), shape
         self._write_if_whole(shard)
 
     def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
@@ -136,32 +132,33 @@ class LatentWriter:
         None in place of a reject gives up the shard, which is damaged: `encode` reports the damage.
         """
         for (shard, index), reject in refused.items():
-            come = self._gather(shard)
-            if come is None:
+            if shard not in self._left:
                 continue
+            _, entries = self._gather(shard)
             if reject is None:
                 self._drop(shard)
             else:
-                come.come[index] = reject
+                entries[index] = reject
                 self._write_if_whole(shard)
 
-    def _gather(self, shard: int) -> GatheredShard | None:
-        if shard not in self._left:
-            return None
-        come = self._gathered.pop(shard, None) or GatheredShard()
-        self._gathered[shard] = come  # the last one: the first is the one to give up
+    def _gather(self, shard: int) -> tuple[Spool, Entries]:
+        gathered = self._gathered.pop(shard, None) or (Spool(), {})
+        self._gathered[shard] = gathered  # the last one: the first is the one to give up
         if len(self._gathered) > GATHERED:
             self._drop(next(iter(self._gathered)))
-        return come
+        return gathered
 
     def _drop(self, shard: int) -> None:
         del self._left[shard]
-        self._gathered.pop(shard).spool.close()
+        spool, _ = self._gathered.pop(shard)
+        spool.close()
 
     def _write_if_whole(self, shard: int) -> None:
-        if len(self._gathered[shard].come) == self._sizes[shard]:
-            made = self._gathered.pop(shard)
-            self._writing.append(self._writer.submit(self._write, self._left.pop(shard), made))
+        spool, entries = self._gathered[shard]
+        if len(entries) == self._sizes[shard]:
+            del self._gathered[shard]
+            writing = self._writer.submit(self._write, self._left.pop(shard), spool, entries)
+            self._writing.append(writing)
 
     def _await_writes(self, left: int) -> None:
         """Wait until at most `left` shards are being written; raise the error of a failed one."""
@@ -169,49 +166,46 @@ class LatentWriter:
             self._is_listed = False
             self._writing.popleft().result()
 
-    def _write(self, shard: ImageShard, made: GatheredShard) -> None:
-        try:
-            settings = self._encoding.settings
-            if find_receipt(self._edition.store, shard.name, shard.input, settings) is None:
-                self._write_anew(shard, made)
-        finally:
-            made.spool.close()
-
-    def _write_anew(self, shard: ImageShard, made: GatheredShard) -> None:
+    def _write(self, shard: ImageShard, spool: Spool, entries: Entries) -> None:
         """Write a latent shard, or log a warning if the image shard's bytes have changed."""
-        if not self._is_unchanged(shard):
-            _log.warning("%s is not what was packed: its latents are not kept", shard.item.name)
-            return
-        with naming_next_step(verify_step(self._source.url)):
-            come = made.come | self._find_size_rejects(shard, made.come)
         settings = self._encoding.settings
-        with (
-            Draft(self._edition, shard.name) as draft,
-            closing(LatentShard(draft, shard, settings)) as output,
-        ):
-            for _, entry in sorted(come.items(), key=itemgetter(0)):
-                if isinstance(entry, Reject):
-                    output.rejects.add(entry)
-                    continue
-                place, shape = entry
-                key, members = unspool_sample(made.spool, place)
-                try:
-                    facts = parse_json(dict(members)["json"])
-                    output.add_members(key, members, facts, shape=shape)
-                except RejectedError as error:
-                    output.rejects.add(Reject(key=key, source="", code=error.code))
-            output.finish(self._empty)
+        with closing(spool):
+            if find_receipt(self._edition.store, shard.name, shard.input, settings) is not None:
+                return
+            with HashedTape(open_store(self._source.url), shard.item) as tape:
+                if tape.digest() != shard.digest:
+                    what = "%s is not what was packed: its latents are not kept"
+                    _log.warning(what, shard.item.name)
+                    return
+            with naming_next_step(verify_step(self._source.url)):
+                entries = {**entries, **self._find_size_rejects(shard, entries)}
+            with (
+                Draft(self._edition, shard.name) as draft,
+                closing(LatentShard(draft, shard, settings)) as output,
+            ):
+                for _, entry in sorted(entries.items(), key=itemgetter(0)):
+                    if isinstance(entry, Reject):
+                        output.rejects.add(entry)
+                        continue
+                    place, shape = entry
+                    key, members = unspool_sample(spool, place)
+                    try:
+                        facts = parse_json(dict(members)["json"])
+                        output.add_members(key, members, facts, shape=shape)
+                    except RejectedError as error:
+                        output.rejects.add(Reject(key=key, source="", code=error.code))
+                output.finish(self._empty)
 
-    def _find_size_rejects(self, shard: ImageShard, come: Collection[int]) -> dict[int, Reject]:
-        """Return, by number, rejects for the samples of a shard that are missing in `come`.
+    def _find_size_rejects(self, shard: ImageShard, there: Collection[int]) -> dict[int, Reject]:
+        """Return, by number, rejects for the samples of a shard that are not `there`.
 
         No shape takes their images, so the loader has left them out. Raise DamageError if `encode`
         would take such a sample.
         """
-        found: dict[int, Reject] = {}
-        missing = [index for index in range(shard.item.samples) if index not in come]
+        rejects: dict[int, Reject] = {}
+        missing = [index for index in range(shard.item.samples) if index not in there]
         if not missing:
-            return found
+            return rejects
         name, recipe = shard.item.name, self._encoding.recipe
         reader = ShardReader(open_store(self._source.url), shard.item)
         for index, sample in zip(missing, reader.samples(missing), strict=True):
@@ -224,40 +218,30 @@ class LatentWriter:
                     max_nbytes=int(recipe.max_bytes),
                 )
             except RejectedError as refused:
-                found[index] = reject_of(sample, name, refused)
+                rejects[index] = reject_of(sample, name, refused)
             else:
                 what = "its json lacks the size of its image"
                 raise DamageError(reader.place, what, sample.key)
-        return found
-
-    def _is_unchanged(self, shard: ImageShard) -> bool:
-        """Read the image shard again, and return whether it still has its digest."""
-        with HashedTape(open_store(self._source.url), shard.item) as tape:
-            return tape.digest() == shard.digest
+        return rejects
 
     def close(self) -> None:
         """Finish the writes, and drop the shards that lack samples, which are left to `encode`."""
         self._writer.shutdown(wait=True)
-        for made in self._gathered.values():
-            made.spool.close()
+        for spool, _ in self._gathered.values():
+            spool.close()
 
     def publish(self) -> None:
         """Wait for the shards that are being written, and list them in the manifest."""
         self._await_writes(0)
-        if not self._is_listed:
-            self._manifest = _publish_manifest(
-                self._edition, self._manifest, self._source, self._encoding.model.name
+        if self._is_listed:
+            return
+        with self._edition.holding_manifest():
+            manifest = refresh_manifest(self._edition.store, self._manifest)
+            done, names = {*manifest.ledger.units()}, {shard.name for shard in self._source.shards}
+            self._manifest = replace(
+                manifest,
+                complete=self._source.is_whole and done >= names,
+                extra={"model": self._encoding.model.name},
             )
-            self._is_listed = True
-
-
-def _publish_manifest(
-    edition: Edition, manifest: Manifest, source: ImageShards, model: str
-) -> Manifest:
-    with edition.holding_manifest():
-        found = refresh_manifest(edition.store, manifest)
-        done = set(found.ledger.units())
-        complete = source.is_whole and done >= {shard.name for shard in source.shards}
-        found = replace(found, complete=complete, extra={"model": model})
-        write_manifest(edition.store, found)
-    return found
+            write_manifest(self._edition.store, self._manifest)
+        self._is_listed = True
