@@ -27,7 +27,7 @@ from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_
 from tests.kit.latent_sets import array_of, field, flat, keys
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
-from wdsprep.encoding.on_the_fly.step_batches import StepBegun
+from wdsprep.encoding.on_the_fly.encode_steps import StepBegun
 from wdsprep.errors import (
     DamageError,
     FingerprintError,

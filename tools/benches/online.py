@@ -133,7 +133,7 @@ def wide_model(*arguments: Any, **options: Any) -> Any:
 
 def set_encoder(make: Any) -> None:
     from wdsprep.encoding import encode as encoding
-    from wdsprep.encoding.on_the_fly import image_preparation as online
+    from wdsprep.encoding.on_the_fly import encode_steps as online
 
     encoding.make_encoder, online.find_model = make, wide_model
 

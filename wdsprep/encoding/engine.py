@@ -148,7 +148,6 @@ class Engine:
         self._unfinished: deque[Block] = deque()
         self._turn = threading.Lock()
         self._feeders = 0
-        self._feeders_lock = threading.Lock()
         self.fed: queue.SimpleQueue[Block | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._pool = ThreadPoolExecutor(decoders, "decode", torch.set_num_threads, (1,))
@@ -196,12 +195,12 @@ class Engine:
         The context is entered before the shard's tar is opened. When no shard is feeding and all
         that was fed has been collected, batches that are not full are computed too.
         """
-        with self._feeders_lock:
+        with self._finishing:
             self._feeders += 1
         try:
             yield
         finally:
-            with self._feeders_lock:
+            with self._finishing:
                 self._feeders -= 1
             self.fed.put(None)  # perhaps nobody is left to fill the last batch
 

@@ -27,12 +27,7 @@ from wdsprep.encoding.image_shards import (
     find_image_shards,
     tars_of,
 )
-from wdsprep.encoding.models.find_model import (
-    Model,
-    check_resolution,
-    check_shapes,
-    find_model,
-)
+from wdsprep.encoding.models.find_model import Model, check_resolution, check_shapes, find_model
 from wdsprep.encoding.options import Encode, EncodeOptions, EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import PackedShards, count_units, pending_shards
 from wdsprep.encoding.recipe_defaults import choices_for, settings_of, settle_recipe

@@ -15,7 +15,7 @@
    is none. `write` gives it to the dataset's `latent_shard`, or a reject.
 
 `score` takes the same way, with other crops and other shards (`scoring.worker`). A trainer that
-encodes on the fly takes it from the third step on (`on_the_fly.step_batches`), as its loader has
+encodes on the fly takes it from the third step on (`on_the_fly.encode_steps`), as its loader has
 read and cut the images.
 
 Blocks save time: threads that hand over one sample at a time spend more time on that than on the

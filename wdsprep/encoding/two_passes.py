@@ -15,12 +15,11 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wdsprep.dataset.npy_arrays import Field, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.encoding.models.base import Encoder, Part
@@ -29,11 +28,6 @@ from wdsprep.store.spool import Spool, spool_folder
 
 if TYPE_CHECKING:
     from wdsprep.encoding.engine import Engine
-
-
-def text_nbytes(fields: Sequence[Field]) -> int:
-    """Return the most bytes that the arrays of one caption can have."""
-    return sum(field.array_nbytes for field in text_fields(fields))
 
 
 class TextPass:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import captions_name
-from wdsprep.dataset.npy_arrays import fields_of
+from wdsprep.dataset.npy_arrays import fields_of, text_fields
 from wdsprep.dataset.receipts import Receipt, gpu_count
 from wdsprep.dataset.rejects import Refusal, Reject
 from wdsprep.dataset.samples import Sample
@@ -40,15 +40,8 @@ from wdsprep.encoding.models.base import Part, limit_memory
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.progress import EncodeProgress
-from wdsprep.encoding.sample_chain import (
-    Block,
-    CaptionFinder,
-    EncodingSample,
-    Output,
-    begin,
-    write,
-)
-from wdsprep.encoding.two_passes import TextPass, Turns, Visit, text_nbytes
+from wdsprep.encoding.sample_chain import Block, CaptionFinder, EncodingSample, Output, begin, write
+from wdsprep.encoding.two_passes import TextPass, Turns
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import JointUnit, RunProgress
@@ -117,6 +110,10 @@ class EncodeWorker:
         if plan.gpu_share < 1:
             require_gpu("cuda")
             limit_memory(plan.gpu_share)
+        if not (threads := plan.threads):
+            from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
+
+            threads = max(1, int(node_share(plan.gpus_per_worker)))
         self._encoder = work.make_encoder()
         self._parts = [self._part_of(target) for target in work.targets]
         self._engine = self.engine_class(
@@ -126,7 +123,7 @@ class EncodeWorker:
             seed=work.targets[0].settings.get("seed", 0),
             batch_size=work.batch_size,
             max_area=work.max_area,
-            decoders=plan.threads or _count_cores(plan.gpus_per_worker),
+            decoders=threads,
             threads=max(1, plan.threads),
         )
         self._turns = Turns(
@@ -205,24 +202,21 @@ class EncodeWorker:
             images = {n: output for n, output in outputs.items() if parts[n] is not Part.TEXT}
             for number in joint:
                 outputs[number].texts = waiting
-            if texts:
-                if joint:
-                    waiting.nbytes = shard.likely_samples * text_nbytes(self._encoder.fields)
-                first = Content(is_kept=False) if images else content
-                with self._turns.visit(Part.TEXT, waiting) as visit:
-                    yield from self._wait_for_turn(visit)
-                    yield from self._encode_pass(shard, texts, first, Part.TEXT)
+            if joint:
+                texts_nbytes = (field.array_nbytes for field in text_fields(self._encoder.fields))
+                waiting.nbytes = shard.likely_samples * sum(texts_nbytes)
+            passes: list[tuple[Part, Mapping[int, Output], TextPass | None]] = []
+            passes += [(Part.TEXT, texts, waiting)] if texts else []
+            passes += [(Part.IMAGE, images, None)] if images else []
+            for part, pass_outputs, left_texts in passes:
+                is_last = part is passes[-1][0]
+                with self._turns.visit(part, left_texts) as visit:
+                    while not self._turns.enter(visit, PROGRESS_S):
+                        self._engine.check()
+                        yield
+                    marks = content if is_last else Content(is_kept=False)
+                    yield from self._encode_pass(shard, pass_outputs, marks, part)
                     waiting.settle()
-            if images:
-                with self._turns.visit(Part.IMAGE) as visit:
-                    yield from self._wait_for_turn(visit)
-                    yield from self._encode_pass(shard, images, content, Part.IMAGE)
-
-    def _wait_for_turn(self, visit: Visit) -> Iterator[None]:
-        """Wait until a shard may begin its pass, and yield from time to time."""
-        while not self._turns.enter(visit, PROGRESS_S):
-            self._engine.check()
-            yield
 
     def _encode_pass(
         self, shard: ImageShard, outputs: Mapping[int, Output], content: Content, part: Part
@@ -296,12 +290,6 @@ class EncodeWorker:
             batch_size=stats.batch_size,
             exact=stats.exact,
         )
-
-
-def _count_cores(gpus: float) -> int:
-    from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
-
-    return max(1, int(node_share(gpus)))
 
 
 class Feeder:

@@ -411,7 +411,7 @@ class Reader:
 
     def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
         """Decode and crop an image for the models; return its fault, or "" if it has none."""
-        from wdsprep.encoding.on_the_fly.image_preparation import (  # Pillow, too
+        from wdsprep.encoding.on_the_fly.encode_steps import (  # Pillow, too
             prepare_image,
             reject_of,
         )

@@ -23,9 +23,8 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.encoding.latent_shard import arrays_of, facts_of
 from wdsprep.encoding.models.noise import mirrored_noise_key
-from wdsprep.encoding.on_the_fly.image_preparation import Encoding
+from wdsprep.encoding.on_the_fly.encode_steps import BatchEncoder, Encoding, StepBegun
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
-from wdsprep.encoding.on_the_fly.step_batches import BatchEncoder, StepBegun
 from wdsprep.encoding.sample_chain import EncodedSample, EncodingSample
 from wdsprep.errors import FormatError
 from wdsprep.images.nearest_shape import cut_of

@@ -38,7 +38,7 @@ from wdsprep.loading.wanted_arrays import TEXTS
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_fly.image_preparation import Encoding
+    from wdsprep.encoding.on_the_fly.encode_steps import Encoding
 
 
 THREADS = 3
@@ -178,7 +178,7 @@ def make_encoding(options: LoadOptions) -> "Encoding | None":
         raise UsageError("encode= makes latents: leave out raw= and pixels=")
     # all that encoding needs, which stored latents do not
     from wdsprep.encoding.gpus import visible_gpus
-    from wdsprep.encoding.on_the_fly.image_preparation import find_encoding
+    from wdsprep.encoding.on_the_fly.encode_steps import find_encoding
 
     device = str(options.device or options.encode.device)
     if device == "auto":

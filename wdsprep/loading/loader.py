@@ -63,7 +63,7 @@ from wdsprep.store import shared_store
 from wdsprep.text import brief, plural, whole_number
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_fly.image_preparation import Encoding
+    from wdsprep.encoding.on_the_fly.encode_steps import Encoding
     from wdsprep.loading.encoded_batches import Session
 
 

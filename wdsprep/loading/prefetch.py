@@ -28,7 +28,7 @@ from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_fly.image_preparation import Encoding
+    from wdsprep.encoding.on_the_fly.encode_steps import Encoding
 
 ROWS_AT_ONCE = 64  # rows that a thread reads at a time
 SMALL_AT_ONCE = 256  # rows of small latents, which together take no more than the next line

@@ -18,12 +18,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.sealed_json import Hex, Nbytes, Text, hex_digest, make_record, read_record
-from wdsprep.encoding.captions.options import (
-    OWN,
-    CaptionOptions,
-    CaptionSource,
-    replace_surrogates,
-)
+from wdsprep.encoding.captions.options import OWN, CaptionOptions, CaptionSource, replace_surrogates
 from wdsprep.encoding.image_shards import ImageShard, read_rows
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES

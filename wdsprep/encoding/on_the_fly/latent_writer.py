@@ -38,7 +38,7 @@ from wdsprep.encoding.latent_shard import (
     unspool_sample,
     write_empty,
 )
-from wdsprep.encoding.on_the_fly.image_preparation import Encoding, prepare_image, reject_of
+from wdsprep.encoding.on_the_fly.encode_steps import Encoding, prepare_image, reject_of
 from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.sample_chain import EncodedSample

@@ -1,27 +1,111 @@
-"""The encoding of training steps on one device, several of them under way.
+"""The encoding of training steps, as a worker of `encode` does it.
 
-The samples of a step have been read and cropped. From there on they go the way that they go in
-`encode` (`sample_chain`): into batches of one fixed size, the last one of a step padded, and on a
-CPU each is computed by one core alone. So a sample gets the arrays that `encode` makes. On a GPU
-the batches run on a separate stream, beside the trainer's.
+`find_encoding` finds the model that an `Encode` names, and `prepare_image` decodes and crops the
+image of a sample for it. `reject_of` makes the reject of a sample that cannot be encoded.
+
+`BatchEncoder` encodes the samples of a step on one device, several steps at a time. From their
+crops on they go the way that they go in `encode` (`sample_chain`): into batches of one fixed size,
+the last one of a step padded, and on a CPU each is computed by one core alone. So a sample gets the
+arrays that `encode` makes. On a GPU the batches run on a separate stream, beside the trainer's.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
+from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.tar.read import TarSample
+from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.batching import Batcher, DeviceBatches, Rows
 from wdsprep.encoding.models.base import Encoder, Part, auto_batch_size, limit_for_trainer
 from wdsprep.encoding.models.device import DeviceBatch, Stats
+from wdsprep.encoding.models.find_model import Model, check_resolution, check_shapes, find_model
+from wdsprep.encoding.options import Encode
+from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
+from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.sample_chain import EncodedSample, EncodingSample, Row
-from wdsprep.errors import WorkError
+from wdsprep.errors import UsageError, WorkError
+from wdsprep.images.crop import Crop, crop
+from wdsprep.images.nearest_shape import Shapes
+from wdsprep.sources.base import Columns
+from wdsprep.sources.folder import check_nbytes
+from wdsprep.sources.tars import TarsSource
+from wdsprep.text import shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """The model and the recipe of an `Encode`, picklable, so that workers can load the model."""
+
+    model: Model
+    recipe: Recipe
+    device: str
+    batch_size: int = 0
+    make: Callable[[Model, Recipe, str], Encoder]
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """Return the settings of the dataset that `encode` would write."""
+        return settings_of(self.model, self.recipe)
+
+    def load(self) -> Encoder:
+        return self.make(self.model, self.recipe, self.device)
+
+
+def find_encoding(encode: Encode, device: str) -> Encoding:
+    """Return the model and the recipe of an `Encode`, or raise an error if they cannot be used.
+
+    Files of the model are downloaded if they are missing; no weights are loaded. `device` is the
+    device of the trainer or of the cluster, and is used unless the `Encode` names one.
+    """
+    if encode.is_of_text:
+        raise UsageError(
+            'encode= makes latents of images: leave latents="none" out, or make text first, with '
+            'wdsprep.encode(latents="none")'
+        )
+    device = device if encode.device == "auto" else encode.device
+    model = find_model(encode.model, text=encode.text)
+    check_resolution(model, encode.resolution)
+    check_shapes(model, encode.sizes)
+    recipe, model = settle_recipe(encode, model, device.partition(":")[0])
+    return Encoding(
+        model=model,
+        recipe=recipe,
+        device=device,
+        batch_size=int(encode.batch_size),
+        make=encoding.make_encoder,
+    )
+
+
+_SOURCE = TarsSource(url="", pattern="*", columns=Columns())  # knows what members make a sample
+
+
+def prepare_image(
+    found: TarSample, tar: str, *, shapes: Shapes, max_area: int, max_nbytes: int
+) -> tuple[Sample, Crop]:
+    """Return a sample without its image, and the crop of that.
+
+    Raise RejectedError if `encode` would reject the image.
+    """
+    row = next(_SOURCE.rows(found, tar))
+    if isinstance(row, Refusal):
+        raise RejectedError(row.code, row.detail)
+    check_nbytes("the image", len(row.image), max_nbytes)
+    return replace(row, image=b""), crop(row.image, shapes, max_area=max_area)
+
+
+def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
+    """Return the reject that `encode` would write for a sample."""
+    return refused.to_reject(found.key, shown(f"{tar}/{found.key}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +164,8 @@ class BatchEncoder:
         size = batch_size or auto_batch_size(encoder)
         if is_cuda and not batch_size:
             size = even_size(limit_for_trainer(size, encoder.resolution), most)
-        self._stream = _make_stream(encoder.device) if is_cuda else None
+        stream: Any = torch.cuda.Stream  # which torch declares without types
+        self._stream = stream(encoder.device) if is_cuda else None
         self._batches = DeviceBatches(encoder, size, lanes=lanes, enter=self._enter)
         self._batcher = Batcher(encoder, self._batches, seed=seed, flips=self.flips)
         self._filling = threading.Lock()
@@ -120,10 +205,6 @@ class BatchEncoder:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
             torch.cuda.set_stream(self._stream)
-
-
-def _make_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def even_size(size: int, most: int) -> int:
