@@ -368,7 +368,7 @@ class Engine:
                 self._launchable.release()
                 self._store_results(rows, [Code.NO_TOKENS] * len(rows))
 
-    def _hand_out(self, rows: Sequence[Row], batch: DeviceBatch, made: "Future[Rows]") -> None:
+    def _hand_out(self, rows: Sequence[Row], batch: DeviceBatch, future: "Future[Rows]") -> None:
         """Give the samples of a batch their results, once the device has finished it.
 
         A row of which the device made no arrays is rejected as not finite. If the batch failed, its
@@ -376,9 +376,9 @@ class Engine:
         """
         with self._guarded():
             self._launchable.release()
-            if made.cancelled():
+            if future.cancelled():
                 return
-            results = made.result()
+            results = future.result()
             self._batcher.keep_memory(batch)
             self._store_results(rows, [Code.NOT_FINITE if row is None else row for row in results])
 

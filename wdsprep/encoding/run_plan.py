@@ -1,7 +1,7 @@
 """The plan of a run of `encode`: what it makes, from which images and with which model.
 
 All is looked up and checked before anything is written. `make_plan` finds, in this order, the
-images for each dataset (`_find_phases`), the model and with it the settings (`_choose_model`), the
+images for each dataset (`_find_phases`), the model and with it the settings (`_find_model`), the
 captions (`_find_captions`), and what lies in the places of the datasets, with the image shards that
 are missing there (`_plan_dataset`). These, perhaps a million, are kept pickled in the plan, and are
 handed out one after another.
@@ -153,18 +153,18 @@ def make_plan(
     recipe = _joint_recipe([phase.recipe for phase in phases])
     worker_options = settle_runner(options.part(EncodeWorkerOptions), told)
     table = find_table(options.of_captions)  # before a model is fetched for what cannot be
-    found = _find_model(phases, recipe, told)
+    incomplete = _find_model(phases, recipe, told)
     worker_plan = plan_for_machines(worker_options)
-    models = {_needs_of(recipe): found}
-    recipe, model = settle_recipe(recipe, found, worker_plan.device)
+    models = {_needs_of(recipe): incomplete}
+    recipe, model = settle_recipe(recipe, incomplete, worker_plan.device)
     settings = _find_settings(phases, recipe, models, worker_plan.device)
     with ExitStack() as closing:
         sources, layout = _find_captions(phases, options, table, recipe, told)
         if layout:
             closing.callback(layout.close)
         datasets = tuple(
-            _plan_dataset(phase, own, captions, options, compared)
-            for phase, own, captions in zip(phases, settings, sources, strict=True)
+            _plan_dataset(*parts, options, compared)
+            for parts in zip(phases, settings, sources, strict=True)
         )
         if layout:
             layout.match(
@@ -261,10 +261,10 @@ def _find_settings(
         if needs not in settled:
             settled[needs] = settle_recipe(recipe, models[needs], device)[1]
         model = settled[needs]
-        own = replace(recipe, **choices_for(recipe, model, device))
+        completed = replace(recipe, **choices_for(recipe, model, device))
         if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
-            own = replace(own, dtype="fp32")
-        settings.append(settings_of(model, own))
+            completed = replace(completed, dtype="fp32")
+        settings.append(settings_of(model, completed))
     return settings
 
 
@@ -280,12 +280,13 @@ def _find_captions(
     The caller closes these. If text is stored apart, only the datasets of text get captions. A
     table is read again if datasets are started over.
     """
-    own = [phase for phase in phases if phase.recipe.is_of_text] or phases  # or latents with text
-    source = own[0].source
+    of_text = [phase for phase in phases if phase.recipe.is_of_text]
+    captioned = of_text or phases  # latents with their text
+    source, wanted = captioned[0].source, captioned[0].wanted
     tars, layout = tars_of(source.url, int(recipe.max_bytes)), None
     sources = options.of_captions.sources
     for captions in sources:
-        if captions.field and (warning := warn_of_field(captions.field, tars, own[0].wanted)):
+        if captions.field and (warning := warn_of_field(captions.field, tars, wanted)):
             told(warning)
     if table:
         from wdsprep.encoding.captions.laid_out import CaptionLayout  # DuckDB, which few need
@@ -293,7 +294,7 @@ def _find_captions(
         layout = CaptionLayout(
             table,
             tars,
-            [phase.place for phase in own],
+            [phase.place for phase in captioned],
             is_kept=not options.overwrite,
             hashed_by=source.hashed_by,
             told=told,
@@ -301,8 +302,8 @@ def _find_captions(
         sources = tuple(
             replace(captions, by=table.by, digest=layout.digest) for captions in sources
         )
-    sources *= len(own) // len(sources)  # the same for all resolutions
-    return [CaptionSource()] * (len(phases) - len(own)) + list(sources), layout
+    sources *= len(captioned) // len(sources)  # the same for all resolutions
+    return [CaptionSource()] * (len(phases) - len(captioned)) + list(sources), layout
 
 
 def _plan_dataset(

@@ -251,7 +251,7 @@ class Row:
         self.sample.crops[self.cut] = crop.without_pixels()
         return crop.pixels.nbytes
 
-    def take(self, made: "Arrays | Code") -> int:
+    def take(self, result: "Arrays | Code") -> int:
         """Give the sample the arrays that were made of the row, or the code of its reject.
 
         Return the bytes of the arrays, or 0 for a code. The latent of a mirrored row becomes
@@ -259,13 +259,13 @@ class Row:
         """
         sample = self.sample
         sample.missing -= 1
-        if isinstance(made, Code):
-            sample.refused[self.cut] = made
+        if isinstance(result, Code):
+            sample.refused[self.cut] = result
             return 0
         if self.is_mirrored:
-            made = {FLIPPED: made[LATENT]}
-        sample.arrays.setdefault(self.cut, {}).update(made)
-        return sum([array.nbytes for array in made.values()])
+            result = {FLIPPED: result[LATENT]}
+        sample.arrays.setdefault(self.cut, {}).update(result)
+        return sum([array.nbytes for array in result.values()])
 
 
 class Output(Protocol):
