@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 import wdsprep
+from tests.kit.encodes import encode_here
 from tests.kit.mds import write_mds
 from tests.kit.packs import (
     check_dataset,
@@ -33,6 +34,7 @@ from tests.kit.reports import Page
 from tests.kit.webserver import WebServer, ok, status
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FingerprintError, SourceError, UsageError
+from wdsprep.sources.base import LeftOut
 
 SIZE = (48, 40)
 FETCHING = {"allow_private_hosts": True, "retries": 0, "per_host": 64}
@@ -408,6 +410,18 @@ def test_exports_have_the_targets_and_image_folders_all_images(tmp_path: Path) -
     first, *_, last = samples_of(again)
     assert (first["jpg"], first["source.jpg"]) == (TARGETS[0], SOURCES[0][0])
     assert (last["more.jpg"], last["mask.png"]) == (SOURCES[3][1], MASKS[3])
+
+
+def test_latents_are_those_of_the_targets_alone(tmp_path: Path) -> None:
+    source, roles = folders(tmp_path)
+    pairs = packed(source, tmp_path / "pairs", *roles, optional_role="mask")
+    singles = packed(source, tmp_path / "singles")
+    latents = [tmp_path / "latents", tmp_path / "of singles"]
+    for images, out in zip((pairs, singles), latents, strict=True):
+        encode_here(images, out, resolution=32)
+    assert not LeftOut.among(manifest_of(latents[0]).counts)
+    tars = [{n: data for n, data in tree(out).items() if ".tar" in n} for out in latents]
+    assert tars[0] == tars[1]
 
 
 def test_a_report_shows_the_images_of_a_sample_side_by_side(tmp_path: Path) -> None:

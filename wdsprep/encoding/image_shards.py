@@ -21,7 +21,7 @@ from wdsprep.dataset.file_names import RECEIPTS, index_name, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
-from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.samples import Sample, roles_of
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import Size, buckets_encoded, least_side_of
 from wdsprep.dataset.shard_reader import LARGE_NBYTES, ShardReader
@@ -41,7 +41,7 @@ from wdsprep.errors import (
     UsageError,
 )
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources.base import Columns, Content, Item, LeftOut
+from wdsprep.sources.base import Columns, Content, Item, LeftOut, ignore_left_out
 from wdsprep.sources.patterns import tar_stem
 from wdsprep.sources.recognise import UnclearSourceError, recognise
 from wdsprep.sources.tars import TarsSource
@@ -138,6 +138,8 @@ class ImageShards:
     """The resolution of a text dataset with the captions of all these images, of any shape."""
     hashed_by: str | None = None
     """The digest that pack gave each image, if any; None if it is not known."""
+    roles: tuple[str, ...] = ()
+    """The roles in which samples have further images."""
 
     @property
     def is_foreign(self) -> bool:
@@ -200,6 +202,7 @@ def find_image_shards(
         max_area=manifest.settings["max_area"],
         count=lambda item: item.samples,
         hashed_by=manifest.settings.get("compute_hash", ""),
+        roles=roles_of(manifest.settings),
     )
 
 
@@ -297,10 +300,10 @@ def read_rows(
     """Yield each sample of an image shard with its key; raise HopelessError if it is damaged.
 
     The digest of the shard is compared at the end, unless the shard is foreign or cut to some
-    samples. `content` collects a mark of each sample, and `left_out` the files that are no input.
-    Without `has_images` the bytes of images are skipped, except in foreign tars, whose marks depend
-    on them. If the shard is read in parts, its size and its headers are checked in place of its
-    digest.
+    samples. `content` collects a mark of each sample, and `left_out` the files of a foreign tar
+    that are no input. Without `has_images` the bytes of images are skipped, except in foreign tars,
+    whose marks depend on them. If the shard is read in parts, its size and its headers are checked
+    in place of its digest.
     """
     item, store = shard.item, shared_store(source.url)
     if not (has_images or shard.is_foreign):
@@ -317,7 +320,8 @@ def read_rows(
         return
     digest = blake3()
     watch = None if shard.is_foreign else digest.update
-    rows = source.read_keyed(item, watch=watch, left_out=left_out.note)
+    note = left_out.note if shard.is_foreign else ignore_left_out  # images in roles are no strays
+    rows = source.read_keyed(item, watch=watch, left_out=note)
     for key, row in islice(rows, item.take or None):
         if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
             raise HopelessError(_damage_message(store, shard, "is not there"))

@@ -82,6 +82,8 @@ class EncodePlan:
     """True if the manifest of the images says that they are completely packed."""
     packed_area: int
     """The `--max-area` with which the images were packed, in pixels; 0 if it is not known."""
+    roles: tuple[str, ...]
+    """The roles in which the samples have further images, which are not encoded."""
     model: Model
     recipe: Encode
     """The recipe by which a worker encodes for all datasets, with the defaults filled in."""
@@ -105,6 +107,8 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
     yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {device}"
     if plan.model.note:
         yield plan.model.note
+    if plan.roles and not plan.recipe.is_of_text:
+        yield f"latents are of targets alone: images in roles ({', '.join(plan.roles)}) have none"
     if not plan.is_whole:
         yield f"{plan.images} is not completely packed: run the same command again after pack"
 
@@ -181,6 +185,7 @@ def make_plan(
         url=source.url,
         is_whole=source.is_whole,
         packed_area=source.max_area,
+        roles=source.roles,
         model=model,
         recipe=recipe,
         worker_plan=worker_plan,
