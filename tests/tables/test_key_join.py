@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from wdsprep.errors import FullError, SourceError
+from wdsprep.errors import FullError, SourceError, WorkError
 from wdsprep.tables import key_join, query
 from wdsprep.tables.key_join import KeyJoin, open_join
 
@@ -158,6 +158,16 @@ def test_a_full_disk_is_one_line(
         f"{folder} is full, where rows of a table are joined, which takes three times their size: "
         "make room there, or set TMPDIR to another folder"
     )
+    assert not [*folder.iterdir()]
+
+
+def test_a_table_that_memory_cannot_hold_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(query.CONFIG, "memory_limit", "1500KB")
+    line = "rows or more cannot be joined in the 1500KB that DuckDB may take: give one with fewer"
+    with pytest.raises(WorkError, match=line), open_join() as join:
+        join_many(join, 100_000)
     assert not [*folder.iterdir()]
 
 

@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.errors import FullError
+from wdsprep.errors import FullError, WorkError
 from wdsprep.store.spool import spool_folder
-from wdsprep.tables.query import open_engine
+from wdsprep.tables.query import CONFIG, open_engine
 
 NAME, SAMPLE, CHOICE = "name", "sample", "choice"
 """The columns of samples that are joined: a name, a number, and the rank of the name if any."""
@@ -43,6 +43,8 @@ YOUNG_S = 60
 """Until a folder is so old, it may have no lock yet."""
 FULL = "No space left on device", "Disk quota exceeded", "max_temp_directory_size"
 """What DuckDB says where a disk is full: it has no class for these errors."""
+OUT_OF_MEMORY = "memory_limit"
+"""The setting that DuckDB advises to raise, in errors of several classes."""
 
 
 Matches = tuple[Ints, Ints, dict[str, pa.Array]]
@@ -146,7 +148,7 @@ class KeyJoin:
         for start in range(0, last + 1, ROWS_AT_ONCE):
             some = f"p.sample BETWEEN {start} AND {start + ROWS_AT_ONCE - 1}"
             asked = f"SELECT p.sample, p.row{own} FROM pairs p{joined} WHERE {some} ORDER BY 1"
-            with self._report_full_disk():
+            with self._explain_limits():
                 for batch in self._engine.sql(asked).to_arrow_reader(rows):
                     samples, numbers, *values = batch.columns
                     found = dict(zip(columns, values, strict=True))
@@ -189,17 +191,22 @@ class KeyJoin:
             self._engine.unregister("registered")
 
     def _ask(self, sql: str) -> list[Any]:
-        with self._report_full_disk():
+        with self._explain_limits():
             return self._engine.execute(sql).fetchall()
 
     @contextmanager
-    def _report_full_disk(self) -> Iterator[None]:
+    def _explain_limits(self) -> Iterator[None]:
         try:
             yield
         except duckdb.Error as error:
-            if not any(words in str(error) for words in FULL):
-                raise
-            raise _full_error(self._folder) from error
+            if any(words in str(error) for words in FULL):
+                raise _full_error(self._folder) from error
+            if OUT_OF_MEMORY in str(error):
+                raise WorkError(
+                    f"a table with {self.rows:,} rows or more cannot be joined in the "
+                    f"{CONFIG['memory_limit']} that DuckDB may take: give one with fewer rows"
+                ) from error
+            raise
 
 
 def _cast_samples(
