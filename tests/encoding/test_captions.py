@@ -27,7 +27,7 @@ from wdsprep.checks.verify import verify
 from wdsprep.dataset.file_names import CAPTION_TABLE
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.sample_table import open_writer
-from wdsprep.encoding.captions import laid_out
+from wdsprep.encoding.captions import join_captions
 from wdsprep.encoding.captions.table import CaptionReport, CaptionTable
 from wdsprep.errors import FingerprintError, SourceError, UsageError, WdsprepError
 from wdsprep.runners.job import JobListener
@@ -306,7 +306,7 @@ def test_tables_of_foreign_tars_spare_reading_them(
     for by in ("key", "source", "url"):
         text_here(tars, tmp_path / by, resolution=64, captions=table, captions_by=by)
     index(str(tars))
-    monkeypatch.setattr(laid_out, "_read_tar", None)
+    monkeypatch.setattr(join_captions, "_read_tar", None)
     for by, number in (("key", 1), ("source", 2), ("url", 0)):
         out = tmp_path / f"{by}-2"
         text_here(tars, out, resolution=64, captions=table, captions_by=by)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from wdsprep.tables.laid_out import LaidOut
-from wdsprep.tables.lay_out import JoinedSamples, lay_out_table
+from wdsprep.tables.join_columns import JoinedSamples, lay_out_table
+from wdsprep.tables.joined_columns import LaidOut
 from wdsprep.tables.other_tables import WantedColumns, encode_names
 
 

@@ -103,8 +103,8 @@ def pack() -> None:
 
     SOURCE is a folder of images with .txt or .json beside them, WebDataset tars (a folder, a glob,
     a {000..099} pattern), Parquet tables with image bytes, or tables of URLs to download (.parquet,
-    .csv, .tsv, .jsonl, .txt); it and IMAGES may be URLs (s3://, gs://, az://), it also
-    hf://datasets/, and a table https://. After a kill or an interrupt, the same command goes on
+    .csv, .tsv, .jsonl, .txt). SOURCE and IMAGES may be URLs (s3://, gs://, az://). SOURCE may also
+    be hf://datasets/, and a table https://. After a kill or an interrupt, the same command goes on
     where it was.
     """
 

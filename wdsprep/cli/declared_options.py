@@ -16,7 +16,7 @@ from wdsprep.options import Option, options_of
 class Value(click.ParamType):  # type: ignore[type-arg]
     """The type of a declared option.
 
-    It converts a word of the command line, and refuses it with the same message as Python.
+    It converts a word of the command line. A wrong one raises the error of a call from Python.
     """
 
     name = "text"

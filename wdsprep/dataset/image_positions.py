@@ -103,10 +103,10 @@ def keys_may_tell(receipt: Receipt) -> bool:
 def positions_from_keys(
     receipt: Receipt, keys: Sequence[str], rejected: Sequence[str]
 ) -> ImagePositions | None:
-    """Return the positions of samples with these keys, or None if keys do not tell them.
+    """Return the place of each sample in its image shard, or None if the keys do not tell it.
 
-    Keys tell the positions if pack made the keys: such keys rise in the image shard, and here
-    within each shape. `rejected` are the keys of the image shard's other samples.
+    They do if pack made them: such keys rise in the image shard, and here within each shape.
+    `rejected` are the keys of the image shard's other samples.
     """
     both = [*keys, *rejected]
     numbers = {key: number for number, key in enumerate(sorted(both, key=key_order))}

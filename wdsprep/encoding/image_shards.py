@@ -67,7 +67,7 @@ class ImageShard:
 
     @property
     def input(self) -> str:
-        """Return the input that a receipt records: a digest, and the number of samples if limited.
+        """Return what a receipt records as its input: a digest, and `:N` after it for the first N.
 
         The digest is that of the shard, or of a foreign tar's name, size and date.
         """

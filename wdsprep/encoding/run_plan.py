@@ -40,7 +40,7 @@ from wdsprep.store.base import Store, absolute, check_apart
 from wdsprep.text import plural
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.captions.laid_out import CaptionLayout
+    from wdsprep.encoding.captions.join_captions import CaptionLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,7 +294,7 @@ def _find_captions(
         if captions.field and (warning := warn_of_field(captions.field, tars, wanted)):
             told(warning)
     if table:
-        from wdsprep.encoding.captions.laid_out import CaptionLayout  # DuckDB, which few need
+        from wdsprep.encoding.captions.join_captions import CaptionLayout  # DuckDB, which few need
 
         layout = CaptionLayout(
             table,

@@ -5,7 +5,7 @@
    an `EncodingSample`. Consecutive ones make a `Block`, which a thread of the `worker` feeds to its
    `engine`.
 2. Decode and crop: `EncodingSample.crop_image`, in a pool of threads of the engine. The image is
-   cut for each dataset that gets it.
+   cut for each dataset that gets it, by `images.crop`, which rejects what is too small or large.
 3. Batch: each crop is a `Row` of a batch of its shape, and so is its mirror image; the caption is a
    row of another batch. `batching` says which rows share one.
 4. VAE and text encoders: `models.device` computes a batch. `Row.take` gives each sample its arrays.

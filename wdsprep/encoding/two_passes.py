@@ -84,7 +84,7 @@ POLL_S = 0.05
 
 @dataclass(slots=True, eq=False)
 class Visit:
-    """The visit of a shard to the pass over captions or images, waiting for its turn or in it."""
+    """One shard in the pass over captions or over images, from when it waits until it leaves."""
 
     part: Part
     texts: TextPass | None

@@ -221,8 +221,8 @@ class UnitReader:
     def _join(self, sample: ReadSample, others: Sequence[TarSample]) -> ExportSample:
         """Join a sample with those of other datasets.
 
-        Its caption is that of the last dataset with arrays made of captions. Raise UsageError if
-        the keys differ.
+        Its caption is that of the last dataset with arrays made of captions, or its own if there is
+        none. Its facts win over those of joined scores. Raise UsageError if the keys differ.
         """
         first = self._first
         files = {name: data for name, data in sample.fields.items() if name not in TEXTS}

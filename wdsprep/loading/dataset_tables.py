@@ -1,9 +1,10 @@
 """Read and search the tables of samples of opened datasets, and of what is joined to one.
 
 `open_tables` opens them shard by shard, and `lay_out_joined` lays out the columns of tables and
-scores that are joined to a dataset (`tables.lay_out`). `SampleSearch` finds the samples that meet a
-condition. A name in a condition has the value that the first of these has for a sample: the columns
-that are laid out, the rows of the dataset, and those of joined datasets, in the order of `join=`.
+scores that are joined to a dataset (`tables.join_columns`). `SampleSearch` finds the samples that
+meet a condition. A name in a condition has the value that the first of these has for a sample: the
+columns that are laid out, the rows of the dataset, and those of joined datasets, in the order of
+`join=`.
 """
 
 from collections import Counter, deque
@@ -33,9 +34,9 @@ from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE
 from wdsprep.tables.column_conditions import Mask, mask_of, whole_numbers
+from wdsprep.tables.join_columns import JoinedSamples, lay_out_scores, lay_out_table
+from wdsprep.tables.joined_columns import LaidOut
 from wdsprep.tables.key_join import NAMES
-from wdsprep.tables.laid_out import LaidOut
-from wdsprep.tables.lay_out import JoinedSamples, lay_out_scores, lay_out_table
 from wdsprep.tables.other_tables import WantedColumns, encode_names
 from wdsprep.tables.query import Query, lacking_names, open_engine, read_named, read_texts
 from wdsprep.tables.stored_tables import ForeignTables, ShardTables, StoredTables

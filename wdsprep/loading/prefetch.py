@@ -259,7 +259,7 @@ def locate_in_tars(datasets: Sequence[Dataset], samples: Samples) -> None:
 
 
 def _make_batches(plan: LoadPlan, steps: range, samples: Samples) -> Iterator[Batch]:
-    """Yield the batches of these steps, each made when it is its turn, so that none is kept."""
+    """Yield the batches of these steps one at a time, without positions that have no sample."""
     for row, step in enumerate(steps):
         wanted = samples.stream[row] != NOBODY
         yield Batch(

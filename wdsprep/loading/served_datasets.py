@@ -41,7 +41,7 @@ from wdsprep.text import command
 
 if TYPE_CHECKING:
     from wdsprep.loading.join import JoinPositions
-    from wdsprep.tables.laid_out import LaidOut
+    from wdsprep.tables.joined_columns import LaidOut
 
 
 SHAPE = "shape"
@@ -168,7 +168,7 @@ class Dataset:
 
     @property
     def whole(self) -> "Dataset":
-        """The opened dataset that these samples were selected from."""
+        """The opened dataset that these samples were selected from, or this one if it is whole."""
         return self.part_of or self
 
     @property

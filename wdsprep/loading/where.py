@@ -26,7 +26,7 @@ from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
     from wdsprep.loading.dataset_tables import SampleSearch
-    from wdsprep.tables.laid_out import LaidOut
+    from wdsprep.tables.joined_columns import LaidOut
 
 SHOWN = 200
 """The longest condition, in characters, that a state has in full; a longer one is shortened."""

@@ -59,7 +59,7 @@ def check_samples(
     """Yield the number of each input of a slice, with its sample and pictures, or its refusal.
 
     Inputs that another slice has taken over are skipped. None is yielded while downloads are
-    awaited. `content` collects a mark of each input that was read.
+    awaited. `content` collects a fingerprint of each row that was read.
     """
     check, judge = partial(_check_facts, rules, removed), partial(_check_sample, rules, removed)
     if source.kind == "folder":  # one sample an item: reading goes into the threads with it

@@ -225,8 +225,8 @@ def spectrum_of(samples: Sequence[ReadSample], settings: Settings) -> dict[str, 
 def _channel(values: Any) -> dict[str, Any]:
     """Return the distribution of the values in one channel of latents.
 
-    `far` and `very_far` are the shares of values whose size is above 3 and above 5, and `shares`
-    those in each bin from -5 to 5.
+    `far` and `very_far` are the shares of values whose absolute value is above 3 and above 5.
+    `shares` are those in each bin from -5 to 5; the outer bins also have all values beyond.
     """
     wide = values.astype(np.float64)
     counts, _ = np.histogram(wide.clip(-SIDES, SIDES), bins=BINS, range=(-SIDES, SIDES))

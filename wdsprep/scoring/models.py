@@ -139,7 +139,7 @@ def find_score_model(
 
 
 def _is_whole(names: frozenset[str]) -> bool:
-    """Return whether a folder of the hub's cache has what every model needs."""
+    """Return whether files of these names are all of a model: config, weights and a processor."""
     needed = {CONFIG, *weight_files(names, "model")}
     return needed <= names and bool(names & {*PROCESSORS})
 

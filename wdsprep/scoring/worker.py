@@ -222,5 +222,5 @@ class ScoreWorker(EncodeWorker):
 
 
 def short_number(value: Tensor) -> float:
-    """Return the number with the fewest digits that is equal to a value in fp32."""
+    """Return a value in fp32 as the shortest number that rounds to it: 0.1, not 0.10000000149."""
     return float(str(value.numpy()))

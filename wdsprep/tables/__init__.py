@@ -6,6 +6,6 @@ columns, `query` asks it of tables, or which rows have one of a list of texts, a
 reads the tables beside the shards. `relation` is all of them for whoever asks by himself.
 
 Columns of others are joined to the samples of a dataset: `other_tables` reads a table, `key_join`
-finds its rows by names that samples have, and `lay_out` keeps their columns in the order of the
-samples, as `laid_out`.
+finds its rows by names that samples have, and `join_columns` keeps their columns in the order of
+the samples, as `joined_columns`.
 """

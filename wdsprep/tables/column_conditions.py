@@ -113,9 +113,10 @@ class RowsOfSource:
         self._names, self._engine = names, engine
 
     def value(self, path: PathParts) -> Values:
-        """Return the values at a path: from a column, else from `rest`, else from `meta`.
+        """Return the values at a path: from the column of its first name, else `rest`, else `meta`.
 
-        Where a row has the first name of the path, it is not looked for elsewhere.
+        A row that has the first name in one of them is not looked up in the next. A path that
+        begins with `meta` is looked up there alone.
         """
         name, *inside = path
         if name == META:

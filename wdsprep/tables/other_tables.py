@@ -1,4 +1,4 @@
-"""Read the rows of a table that others made, for `laid_out`: a name, numbers and texts.
+"""Read the rows of a table that others made, for `join_columns`: a name, numbers and texts.
 
 Numbers become whole numbers of 64 bits, floats or booleans. Parquet says what types its columns
 have. In a table that is text, all values together decide: a column is one of whole numbers until

@@ -1,8 +1,8 @@
 """The options that choose the captions to encode, and the sources of captions that follow.
 
 `CaptionSource` says where a dataset has its captions from, if not from its samples. `table` reads a
-table of captions, `laid_out` joins it with the samples of each unit, and `unit_captions` finds them
-there for a worker.
+table of captions, `join_captions` joins it with the samples of each unit, and `unit_captions` finds
+them there for a worker.
 """
 
 import os

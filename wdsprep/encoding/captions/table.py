@@ -32,7 +32,7 @@ from wdsprep.store.base import Entry, Store
 from wdsprep.text import human_bytes, list_columns, plural
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.captions.laid_out import CaptionLayout
+    from wdsprep.encoding.captions.join_captions import CaptionLayout
 
 
 ROWS_AT_ONCE = 4_096
@@ -113,7 +113,10 @@ class CaptionTable:
                 first += len(names)
 
     def _check_row(self, file: str, number: int, row: tuple[Any, Any]) -> tuple[str, str] | None:
-        """Return the name and the caption in a row, or None if it lacks one of them."""
+        """Return the name and the caption in a row, or None if it lacks one of them.
+
+        Raise SourceError if one cannot be read or is no text, or if the caption is too long.
+        """
         name, caption = row
         if isinstance(name, int) and not isinstance(name, bool):
             name = str(name)

@@ -117,7 +117,7 @@ class PromptCall:
             )
 
     def _is_per_prompt(self, name: str) -> bool:
-        """Return whether an argument of `__call__` is made of each prompt and is not an embedding.
+        """Return whether an argument of `__call__` is computed from each prompt, but no embedding.
 
         Such an argument has a name like prompt_x, and there is a negative_prompt_x too. Arguments
         like prompt_2 are further prompts.

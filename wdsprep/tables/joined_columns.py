@@ -1,8 +1,8 @@
 """Columns that are joined to the samples of a dataset, laid out in the order of these samples.
 
-They are those of a table of others or of a dataset of scores. `lay_out` reads them once, and keeps
-them in a file that is mapped (`kept_file`): for each column of numbers an array with a value for
-each sample, and a mask of the samples that have a row. Batches take numbers from there, by the
+They are those of a table of others or of a dataset of scores. `join_columns` reads them once, and
+keeps them in a file that is mapped (`kept_file`): for each column of numbers an array with a value
+for each sample, and a mask of the samples that have a row. Batches take numbers from there, by the
 places of samples, and conditions the columns that they name, also those of texts.
 """
 

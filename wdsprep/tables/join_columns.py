@@ -25,8 +25,8 @@ from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.sources.captions import first_of
 from wdsprep.sources.tables.text import BY, open_table
 from wdsprep.store import did_you_mean_place, split_url
+from wdsprep.tables.joined_columns import HAS_ROW, STARTS, LaidOut
 from wdsprep.tables.key_join import NAME, SAMPLE, open_join
-from wdsprep.tables.laid_out import HAS_ROW, STARTS, LaidOut
 from wdsprep.tables.other_tables import TEXT, WantedColumns, open_other_table, text_bytes
 from wdsprep.text import examples, plural
 
