@@ -257,6 +257,72 @@ def test_a_sample_without_an_image_or_with_a_damaged_one_is_a_reject_that_names_
     assert manifest_of(out).settings["role_limits"] == {"source": {"min_size": 64}}
 
 
+def test_an_image_that_metadata_names_and_that_is_not_there_makes_its_sample_a_reject(
+    tmp_path: Path,
+) -> None:
+    """No image takes the number of another, and an optional role does not lose one unseen."""
+    named = {
+        "a": ["s/a.jpg", "s/b.jpg"],
+        "b": ["s/none.jpg", "s/b.jpg"],
+        "c": ["../c.jpg"],
+        "d": [],
+    }
+    files: dict[str, bytes | str] = {f"in/{name}.jpg": jpeg(1, SIZE) for name in named}
+    lines = [json.dumps({"file_name": f"{name}.jpg", "media": named[name]}) for name in named]
+    files |= {"in/s/a.jpg": jpeg(2), "in/s/b.jpg": jpeg(3), "in/metadata.jsonl": "\n".join(lines)}
+    write_files(tmp_path, {**files, "c.jpg": jpeg(4)})
+    out = packed(tmp_path / "in", tmp_path / "out", "source=media", optional_role="source")
+    assert {reject["source"]: (reject["code"], reject["detail"]) for reject in rejects_of(out)} == {
+        "b.jpg": ("no_image", "source: s/none.jpg is no image of the folder"),
+        "c.jpg": ("no_image", "source: ../c.jpg is no image of the folder"),
+    }
+    assert [sample["json"]["source"] for sample in samples_of(out)] == ["a.jpg", "d.jpg"]
+
+
+def test_a_target_may_be_the_source_of_another(tmp_path: Path) -> None:
+    """As where one edit begins with what another made."""
+    lines = [
+        f'{{"file_name": "{n}.jpg", "text": "edit {n}", "from": "{n - 1}.jpg"}}' for n in (1, 2)
+    ]
+    files: dict[str, bytes | str] = {f"in/{number}.jpg": TARGETS[number] for number in range(3)}
+    write_files(tmp_path, {**files, "in/metadata.jsonl": "\n".join(lines)})
+    out = packed(tmp_path / "in", tmp_path / "out", "source=from")
+    stored = [(sample["txt"], sample["jpg"], sample["source.jpg"]) for sample in samples_of(out)]
+    assert stored == [(f"edit {n}", TARGETS[n], TARGETS[n - 1]) for n in (1, 2)]
+    assert not rejects_of(out)
+
+
+@pytest.mark.parametrize("kind", ["folder", "metadata", "tars", "table"])
+def test_a_sample_with_more_images_in_a_role_than_it_may_have_is_a_reject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("wdsprep.sources.base.MOST_IMAGES", 3)
+    images = {"a": 3, "b": 4}
+    files: dict[str, bytes | str] = {f"{name}.jpg": jpeg(1, SIZE) for name in images}
+    for name, number in itertools.product(images, range(4)):
+        if number < images[name]:
+            files[f"{name}.source_{number}.jpg"] = jpeg(number, (9, 9))
+    role, source = "source=.source", tmp_path / "in"
+    if kind == "metadata":
+        role = "source=media"
+        media = {name: [f"{name}.source_{n}.jpg" for n in range(images[name])] for name in images}
+        lines = [json.dumps({"file_name": f"{name}.jpg", "media": media[name]}) for name in media]
+        files["metadata.jsonl"] = "\n".join(lines)
+    if kind == "tars":
+        write_files(source, {"a.tar": tar_bytes(sorted(files.items()))})
+    elif kind == "table":
+        role = "source=before"
+        rows = [{"image": jpeg(1, SIZE), "before": [jpeg(2)] * images[name]} for name in images]
+        write_table(source / "t.parquet", rows)
+    else:
+        write_files(source, files)
+    out = packed(source, tmp_path / "out", role)
+    (reject,) = rejects_of(out)
+    assert reject["detail"] == "source_3: more than 3 images in one role"
+    (sample,) = samples_of(out)
+    assert "source_2.jpg" in sample
+
+
 def test_images_in_roles_are_converted_as_targets_are_and_masks_keep_their_greys(
     tmp_path: Path,
 ) -> None:

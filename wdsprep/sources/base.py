@@ -26,7 +26,7 @@ from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, LATENT_COLUMNS
-from wdsprep.dataset.samples import MAPPING, ROLE, RoleImage, Sample, image_name
+from wdsprep.dataset.samples import MAPPING, ROLE, RoleImage, Sample, image_name, role_of
 from wdsprep.dataset.sealed_json import Nbytes, hex_digest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
@@ -298,11 +298,17 @@ def role_images(role: Role, images: Sequence[tuple[bytes, str]]) -> Iterator[Rol
 
     Raise RejectedError if they are too many.
     """
-    if len(images) > MOST_IMAGES:
-        what = f"{role.name}: {len(images):,} images, more than {MOST_IMAGES}"
-        raise RejectedError(Code.UNREADABLE, what)
     for number, (data, url) in enumerate(images):
-        yield RoleImage(image_name(role.name, number), data, url)
+        name = image_name(role.name, number)
+        with naming_role(name):
+            check_number(name)
+        yield RoleImage(name, data, url)
+
+
+def check_number(name: str) -> None:
+    """Raise RejectedError if this name of an image says that its role has too many."""
+    if role_of(name)[1] >= MOST_IMAGES:
+        raise RejectedError(Code.UNREADABLE, f"more than {MOST_IMAGES} images in one role")
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from wdsprep.sources.base import (
     Item,
     Role,
     Told,
+    check_number,
     field_values,
     ignore_left_out,
     make_or_refuse,
@@ -51,6 +52,9 @@ from wdsprep.store.base import Entry, Store, is_hidden, stream
 from wdsprep.text import list_columns, shown
 
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
+
+NOT_THERE = "not there"
+"""The stamp of an image that metadata names for a role, if the folder has no such image."""
 
 
 class MetadataFound(SourceError):  # noqa: N818 (seldom an error: the survey lists once more)
@@ -88,7 +92,7 @@ class FolderSource:
                     item = replace(item, extra=row) if row else item
                     if not self.columns.roles:
                         yield item
-                    elif not metadata.is_in_role(item.name):
+                    elif row or not metadata.is_in_role(item.name):
                         yield metadata.with_roles(item, group, folder)
             if tuple(tables) != self.tables:
                 raise MetadataFound(replace(self, tables=tuple(tables)))
@@ -129,14 +133,17 @@ class FolderSource:
                 captions = captions_of(found, self.columns.caption) or captions
             elif not self.columns.caption:
                 captions = apply_caption_file(decode_text(_read(store, name), name), captions)
-        images = tuple(self._in_role(path, nbytes) for path, nbytes, _ in in_roles)
+        images = tuple(self._in_role(*part) for part in in_roles)
         return Sample(source=source, image=data, captions=captions, facts=facts, images=images)
 
-    def _in_role(self, path: str, nbytes: int) -> RoleImage:
+    def _in_role(self, path: str, nbytes: int, stamp: str) -> RoleImage:
         """Read the image in a role that the part of an item stands for."""
         _, name, file = path.split("/", 2)
         urls = {role.name: role.url for role in self.columns.roles}
         with naming_role(name):
+            check_number(name)
+            if stamp == NOT_THERE:
+                raise RejectedError(Code.NO_IMAGE, f"{shown(file)} is no image of the folder")
             check_nbytes(file, nbytes, self.max_nbytes)
             return RoleImage(name, _read(shared_store(urls[role_of(name)[0]] or self.url), file))
 
@@ -286,7 +293,8 @@ class Metadata:
                 files = self._files_named(role, group.stem)
             else:
                 files = self._files_in_field(role, item, folder)
-            self._counts[role.name] += bool(files and item.samples)
+            has_image = any(stamp != NOT_THERE for _, _, stamp in files)
+            self._counts[role.name] += bool(has_image and item.samples)
             for number, (name, nbytes, stamp) in enumerate(files):
                 parts.append((f"/{image_name(role.name, number)}/{name}", nbytes, stamp))
         if item.samples:
@@ -308,11 +316,14 @@ class Metadata:
         return [(os.fsdecode(file), nbytes, stamp) for file, nbytes, stamp in files]
 
     def _files_in_field(self, role: Role, item: Item, folder: str) -> list[tuple[str, int, str]]:
-        files = []
+        """Return the images that the item's metadata names for a role, be they there or not."""
+        files: list[tuple[str, int, str]] = []
         for name in _paths(role, parse_object(item.extra) or {}, folder):
             question = "SELECT file, nbytes, stamp FROM files WHERE role = '' AND stem = ?"
-            files += self._query(question, name)
-        return [(os.fsdecode(file), nbytes, stamp) for file, nbytes, stamp in files]
+            rows = self._query(question, name)
+            files += [(os.fsdecode(file), nbytes, stamp) for file, nbytes, stamp in rows]
+            files += [] if rows else [(name, 0, NOT_THERE)]
+        return files
 
     def check_roles(self, url: str) -> None:
         """Raise SourceError if there are images, and none of them has one of the roles."""

@@ -30,6 +30,7 @@ from wdsprep.sources.base import (
     Columns,
     Item,
     Told,
+    check_number,
     ignore_left_out,
     make_or_refuse,
     naming_role,
@@ -219,7 +220,7 @@ class TarsSource:
         """Return the members of a sample that are images in roles, by their names as such.
 
         They are in the order of the roles, and of the numbers in their names. Raise RejectedError
-        for one that is too large.
+        for one that is too large, and if there are too many.
         """
         members: dict[str, str] = {}
         for role in self.columns.roles:
@@ -230,6 +231,7 @@ class TarsSource:
                 members[image_name(role.name, number)] = name
                 nbytes = (found.unread or {}).get(name)
                 with naming_role(image_name(role.name, number)):
+                    check_number(image_name(role.name, number))
                     check_nbytes(name, int(nbytes or 0), self.max_nbytes)
         return members
 
