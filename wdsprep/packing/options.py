@@ -343,6 +343,15 @@ class PackRules(ShardSizes, ImageOptions):
                 f"--role {twice} is given twice: give each role once, and several images of one "
                 "role as numbered files or a list"
             )
+        places = {self.image_col.lstrip("."): "--image-col", self.url_col: "--url-col"}
+        for role in self.roles:
+            where = role.where.lstrip(".") if role.is_ending else role.where.rstrip("/")
+            if where and (other := places.get(where)):
+                raise UsageError(
+                    f"--role {role.name} and {other} both take {role.where}: give each a place of "
+                    "its own"
+                )
+            places[where] = f"--role {role.name}"
         limited = {role: next(iter(limits)) for role, limits in self.role_limits().items()}
         named = {**limited, **dict.fromkeys(self.optional_role, "optional_role")}
         if other := next((name for name in named if name not in names), ""):
