@@ -23,8 +23,7 @@ from wdsprep.images.nearest_shape import DECODES
 from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about
-from wdsprep.runners.options import WORKERS
-from wdsprep.text import parse_auto
+from wdsprep.runners.options import WORKERS, batch_size
 
 MODEL, IMAGES = "Model", "Images"
 UPSCALE, MOST_UPSCALE = 1.5, 16
@@ -194,15 +193,9 @@ class RecipeOptions(Options):
     )
     batch_size: int | str = field(
         default="auto",
-        metadata=about(
+        metadata=batch_size(
             "Encode this number of images at once; auto chooses it by the memory of the GPU.",
-            WORKERS,
-            read=parse_auto,
-            metavar="AUTO|N",
-            usual=True,
-            order=-2,
-            example="auto|N",
-            page="images at once; auto is what fits into the GPU's free memory, fewer of a shape "
+            "images at once; auto is what fits into the GPU's free memory, fewer of a shape "
             "that is larger than the square. Too large a batch is halved",
         ),
     )

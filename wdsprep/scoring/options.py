@@ -11,8 +11,15 @@ from wdsprep.errors import UsageError
 from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import about
-from wdsprep.runners.options import OUTPUT, TRACK, WORKERS, ListenedOptions, limit, overwrite
-from wdsprep.text import brief, parse_auto
+from wdsprep.runners.options import (
+    OUTPUT,
+    TRACK,
+    ListenedOptions,
+    batch_size,
+    limit,
+    overwrite,
+)
+from wdsprep.text import brief
 
 MODEL, CAPTIONS, IMAGES = "Model", "Captions", "Images"
 PRESETS = {
@@ -198,15 +205,9 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     )
     batch_size: int | str = field(
         default="auto",
-        metadata=about(
+        metadata=batch_size(
             "Score this number of images at once; auto is 16 on a CPU and 64 on a GPU.",
-            WORKERS,
-            read=parse_auto,
-            metavar="AUTO|N",
-            usual=True,
-            order=-2,
-            example="auto|N",
-            page="images at once; auto is 16 on a CPU and 64 on a GPU. A size that does not fit "
+            "images at once; auto is 16 on a CPU and 64 on a GPU. A size that does not fit "
             "into memory is halved, and stays so",
         ),
     )
