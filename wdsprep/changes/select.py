@@ -154,7 +154,7 @@ def parse_split(split: "str | Mapping[str, float]") -> Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Selection:
-    """Which samples are selected from which datasets, and how they are put into shards."""
+    """The samples that are selected from each dataset, and how they are put into shards."""
 
     options: SelectOptions
     keys: WantedKeys | None

@@ -54,7 +54,7 @@ json. It returns None if the sample keeps its own."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedSample:
-    """What a dataset gets of a sample: its arrays, by field and in the dtype that is stored."""
+    """The arrays that a dataset gets of a sample, by field and in the dtype that is stored."""
 
     key: str
     sample: Sample
@@ -269,7 +269,7 @@ class Row:
 
 
 class Output(Protocol):
-    """What takes the encoded samples and the rejects of a dataset, such as its latent shard."""
+    """A receiver of the encoded samples and the rejects of a dataset, such as its latent shard."""
 
     counts: Counter[str]
 

@@ -50,7 +50,7 @@ Out = TypeVar("Out")
 
 @dataclass(slots=True)
 class DownloadTurns:
-    """What the slices of a worker share: a lock to ask in turn, and the mean size of what came.
+    """The state that slices of a worker share: a lock to ask in turn, the mean size of images.
 
     Only a few URLs are asked for at first, because the size of the images decides how many may be
     under way at a time. The number grows with the answers, and with time if answers take long.

@@ -91,7 +91,7 @@ class PackWorker:
 
 
 class PackedSlice:
-    """What a slice is packed into: an open shard for each bucket, finished ones, and rejects."""
+    """The shards and rejects that a slice is packed into: a shard is open for each bucket."""
 
     def __init__(self, work: "PackWork", part: Slice, draft: Draft) -> None:
         self._work, self._part, self._draft, self._rules = work, part, draft, work.rules

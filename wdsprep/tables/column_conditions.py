@@ -100,7 +100,7 @@ MISSING = Values()
 
 
 class RowsOfSource:
-    """What one source of values, such as a table of samples, says of all rows."""
+    """The values that one source, such as a table of samples, has for all rows."""
 
     def __init__(
         self,
