@@ -79,7 +79,7 @@ def test_a_variable_array_begins_at_one_place_whatever_its_length() -> None:
     assert fields_of(record) == (latent, emb)
     with pytest.raises(FormatError, match="whose length varies"):
         layout((emb, latent))
-    mask = Field(name="mask.npy", dtype="|u1", shape=(512,))
+    mask = Field(name="emb_mask.npy", dtype="|u1", shape=(512,))
     with pytest.raises(FormatError, match="layout"):
         fields_of(layout((mask, emb)))
     for shape in ((512,), (1, 2, 3, 4), (0, 7), (10**60, 8)):

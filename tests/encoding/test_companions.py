@@ -176,9 +176,9 @@ def test_captions_with_and_without_quotes_meet_in_one_step_of_training(
     encode_here(images, tmp_path / "stored", model=model, resolution=SIDE)
     stored = latents_of(tmp_path / "stored")
     assert {*batch["key"]} == {*stored}
-    assert {bool(sample["mask_2.npy"].any()) for sample in stored.values()} == {False, True}
-    for key, mask in zip(batch["key"], batch["mask_2"], strict=True):
-        assert mask.tolist() == stored[key]["mask_2.npy"].tolist()
+    assert {bool(sample["emb_2_mask.npy"].any()) for sample in stored.values()} == {False, True}
+    for key, mask in zip(batch["key"], batch["emb_2_mask"], strict=True):
+        assert mask.tolist() == stored[key]["emb_2_mask.npy"].tolist()
 
 
 def test_a_token_of_several_vectors_is_still_written_out(family: Family, tmp_path: Path) -> None:

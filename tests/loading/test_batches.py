@@ -161,7 +161,7 @@ def test_raw_samples_may_be_put_together_by_torch(tmp_path: Path) -> None:
     assert len(batch["__key__"]) == 8
 
 
-FIELDS = (field("mask", (3, 5), "|u1"), field("latent", (4, 8, 8)), field("emb", (7, 16)))
+FIELDS = (field("emb_mask", (3, 5), "|u1"), field("latent", (4, 8, 8)), field("emb", (7, 16)))
 VARIABLE = (*FIELDS[:2], field("emb", (7, 16), "bfloat16", is_variable=True))
 Make = Callable[[str, int], bytes]
 

@@ -23,7 +23,7 @@ from wdsprep.sources.captions import caption_at
 BATCH = 8
 IMAGES = Images()
 WEIGHTS = {"caption": 0.2, "long": 0.5, "alt": 0.3}
-FIELDS = ("latent", "pooled", "emb", "mask", "txt", "json", "key")
+FIELDS = ("latent", "pooled", "emb", "emb_mask", "txt", "json", "key")
 
 
 def load(url: Any, **options: Any) -> Any:
@@ -69,7 +69,7 @@ def test_each_sample_has_one_caption_with_all_that_is_made_of_it(
             found = batch["emb"][row].view(torch.int16).numpy().view("<u2")
             assert np.array_equal(found[: len(wanted)], wanted)
             assert not found[len(wanted) :].any()
-            assert batch["mask"][row].sum() == len(wanted)
+            assert batch["emb_mask"][row].sum() == len(wanted)
     total = seen.total()
     for name, weight in WEIGHTS.items():
         share = seen["own" if name == "caption" else name] / total

@@ -43,7 +43,8 @@ from wdsprep.tables import stored_tables
 BATCH = 8
 IMAGES = Images()
 SHAPED = Images(shapes=((48, 80), (64, 64), (80, 48)), sizes=(40, 33, 50))
-ALL = ("latent", "pooled", "emb", "mask", "txt", "json", "key")
+ALL = ("latent", "pooled", "emb", "emb_mask", "txt", "json", "key")
+USUAL = ["pooled", "emb", "latent", "emb_mask", "key"]
 LOST = {0: (0, 7, 59), 2: (3,), 3: (58, 59)}
 LOST_TEXT = {1: (5,), 2: (3, 4), 4: tuple(range(60))}
 LOST_BOTH = {0: LOST[0], 1: (5,), 2: (3, 4), 3: LOST[3], 4: tuple(range(60))}
@@ -109,7 +110,7 @@ def test_the_first_gives_the_order_and_text_may_be_the_first(plain: Three) -> No
     _, latents, texts = plain
     found = list(load(texts, join=latents, fields=ALL))
     assert_same(found, load(latents, join=texts, fields=ALL))
-    assert [*next(iter(load(texts, join=latents)))] == ["pooled", "emb", "latent", "mask", "key"]
+    assert [*next(iter(load(texts, join=latents)))] == USUAL
 
 
 def test_every_sample_that_all_have_comes_once(rejected: Three) -> None:
@@ -159,13 +160,13 @@ def test_each_stream_of_a_mixture_has_its_own(rejected: Three, tmp_path: Path) -
     mixture = [Stream(latents, join=texts, weight=1), Stream(rest, weight=1)]
     seen = set()
     turned = load([Stream(texts, join=latents, weight=1), Stream(rest, weight=1)])
-    assert [*next(iter(turned))] == ["pooled", "emb", "latent", "mask", "key"]
-    for batch in load(mixture, fields=("latent", "emb", "mask", "txt", "key")):
+    assert [*next(iter(turned))] == USUAL
+    for batch in load(mixture, fields=("latent", "emb", "emb_mask", "txt", "key")):
         for row, key in enumerate(batch["key"]):
             tag = batch["txt"][row].partition(" ")[0]
             seen.add(tag)
             wanted = array_of(key + tag, VARIED[1])
-            count = int(batch["mask"][row].sum())
+            count = int(batch["emb_mask"][row].sum())
             found = batch["emb"][row, :count].view(torch.int16).numpy().view("<u2")
             assert np.array_equal(found, wanted)
             assert np.array_equal(batch["latent"][row].numpy(), array_of(key, LATENTS[0]))
@@ -410,12 +411,12 @@ def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
     assert "both have pooled, emb" in refused(latents, texts, both)
     assert "was not made by wdsprep" in refused(latents, str(tmp_path / "nothing"))
     second = made("second", fields=(field("t5", (9, 4), "bfloat16", is_variable=True),))
-    assert "one mask: ask for one of them in fields=" in refused(latents, texts, second)
+    assert "one emb_mask: ask for one of them in fields=" in refused(latents, texts, second)
     for name, join in itertools.product(("t5", "emb"), ([texts, second], [second, texts])):
-        batch = next(iter(load(latents, join=join, fields=(name, "mask"))))
-        assert [*batch] == [name, "mask"]
-        assert batch["mask"].shape == batch[name].shape[:2]
-        assert (batch["mask"].any(dim=1) & (batch[name][~batch["mask"]] == 0).all()).all()
+        batch = next(iter(load(latents, join=join, fields=(name, "emb_mask"))))
+        assert [*batch] == [name, "emb_mask"]
+        assert batch["emb_mask"].shape == batch[name].shape[:2]
+        assert (batch["emb_mask"].any(dim=1) & (batch[name][~batch["emb_mask"]] == 0).all()).all()
     tars = shutil.copytree(latents, tmp_path / "tars")
     (tars / "wdsprep.json").unlink()
     assert "without a manifest" in refused(str(tars), texts)

@@ -63,14 +63,15 @@ def test_a_batch_is_of_one_shape_and_holds_what_the_tar_has(data: ShapeSet) -> N
 def test_captions_of_true_length_are_padded_in_every_shape(tmp_path: Path) -> None:
     emb = field("emb", (9, 16), "bfloat16", is_variable=True)
     made = write_shapes(str(tmp_path), fields=(FIELDS[0], emb))
-    for batch in load(made.url, pad="longest", drop_text=0.3, fields=("emb", "mask", "key", "txt")):
-        assert batch["emb"].shape[1] == batch["mask"].sum(1).max()
+    names = ("emb", "emb_mask", "key", "txt")
+    for batch in load(made.url, pad="longest", drop_text=0.3, fields=names):
+        assert batch["emb"].shape[1] == batch["emb_mask"].sum(1).max()
         for row, key in enumerate(batch["key"]):
             wanted = array_of(key, emb)
             is_dropped = bool((batch["emb"][row, :2] == 9).all())
             assert not (is_dropped and batch["txt"][row])
             count = 2 if is_dropped else len(wanted)
-            assert batch["mask"][row].sum() == count
+            assert batch["emb_mask"][row].sum() == count
             if not is_dropped:
                 found = batch["emb"][row, :count].view(torch.int16).numpy().view("<u2")
                 assert np.array_equal(found, wanted)

@@ -29,7 +29,7 @@ FIELDS = (
     field("pooled", (32,), "bfloat16"),
     EMB,
 )
-USUAL = ("latent", "time_ids", "pooled", "emb", "mask", "key")
+USUAL = ("latent", "time_ids", "pooled", "emb", "emb_mask", "key")
 ALL = (*USUAL, "txt", "json")
 
 
@@ -50,14 +50,14 @@ def bits(tensor: torch.Tensor) -> Any:
 def assert_right(batch: dict[str, Any], length: int = LENGTH) -> None:
     """Padded to this length, and what NumPy would read, to the bit."""
     assert batch["emb"].dtype == batch["pooled"].dtype == torch.bfloat16
-    assert batch["mask"].dtype == torch.bool
+    assert batch["emb_mask"].dtype == torch.bool
     assert batch["emb"].shape == (len(batch["key"]), length, 24)
     for row, key in enumerate(batch["key"]):
         wanted = array_of(key, EMB)
         count = len(wanted)
         assert np.array_equal(bits(batch["emb"][row, :count]), wanted)
         assert not bits(batch["emb"][row, count:]).any()
-        assert batch["mask"][row].tolist() == [n < count for n in range(length)]
+        assert batch["emb_mask"][row].tolist() == [n < count for n in range(length)]
         assert np.array_equal(bits(batch["pooled"][row]), array_of(key, FIELDS[2]))
 
 
@@ -97,7 +97,7 @@ def test_arrays_of_three_axes_and_of_half_precision_vary_too(tmp_path: Path) -> 
             wanted = array_of(key, item)
             assert np.array_equal(batch["emb"][row, : len(wanted)].numpy(), wanted)
             assert not batch["emb"][row, len(wanted) :].any()
-            assert int(batch["mask"][row].sum()) == len(wanted)
+            assert int(batch["emb_mask"][row].sum()) == len(wanted)
 
 
 @pytest.mark.parametrize("names", [None, ALL])
@@ -142,8 +142,9 @@ def test_a_caption_that_is_dropped_has_the_mask_of_the_empty_one(data: str, pad:
         for row, text in enumerate(batch["txt"]):
             is_empty = bool((batch["pooled"][row] == 9).all())
             dropped += is_empty
-            count = 2 if is_empty else int(whole["mask"][row].sum())
-            assert batch["mask"][row].tolist() == [n < count for n in range(batch["emb"].shape[1])]
+            count = 2 if is_empty else int(whole["emb_mask"][row].sum())
+            words = [n < count for n in range(batch["emb"].shape[1])]
+            assert batch["emb_mask"][row].tolist() == words
             wanted = torch.full((2, 24), 9.0) if is_empty else whole["emb"][row, :count]
             assert torch.equal(batch["emb"][row, :count], wanted.bfloat16())
             assert not batch["emb"][row, count:].any()
@@ -152,7 +153,7 @@ def test_a_caption_that_is_dropped_has_the_mask_of_the_empty_one(data: str, pad:
     assert 250 < dropped < 450
     (found,) = load(data, drop_text=1, pad="longest", global_batch=300)
     assert found["emb"].shape == (300, 2, 24)
-    assert bool(found["mask"].all())
+    assert bool(found["emb_mask"].all())
 
 
 def test_streams_of_other_lengths_keep_to_themselves(data: str, tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_streams_of_other_lengths_keep_to_themselves(data: str, tmp_path: Path) 
     assert lengths == {(LENGTH, False), (LENGTH + 1, True)}
     fixed = write_latents(str(tmp_path / "fixed"), [64], base=10**7)
     for batch in load([data, fixed], homogeneous=True):
-        assert ("mask" in batch) is (int(batch["key"][0]) < 10**7)
+        assert ("emb_mask" in batch) is (int(batch["key"][0]) < 10**7)
     with pytest.raises(UsageError, match="pad 'short': give one of full, longest"):
         load(data, pad="short")
     with pytest.raises(UsageError, match="leave out the other options"):

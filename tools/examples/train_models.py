@@ -87,7 +87,7 @@ class Denoising:
 class Flow:
     def __init__(self, channels: int, length: int, text_width: int, *, has_mask: bool) -> None:
         self.channels, self.length, self.text_width = channels, length, text_width
-        self.arrays = ("latent", "emb", "mask") if has_mask else ("latent", "emb")
+        self.arrays = ("latent", "emb", "emb_mask") if has_mask else ("latent", "emb")
 
     def new_model(self, width: int) -> Lumina2Transformer2DModel:
         hidden = 4 * width
@@ -107,7 +107,7 @@ class Flow:
     def text(self, batch: dict[str, Any]) -> Text:
         """Without a mask all of it counts, as with Flux."""
         emb = batch["emb"].float().flatten(2)
-        mask = batch.get("mask", torch.ones(emb.shape[:2], dtype=torch.bool, device=emb.device))
+        mask = batch.get("emb_mask", torch.ones(emb.shape[:2], dtype=torch.bool, device=emb.device))
         return {"encoder_hidden_states": emb, "encoder_attention_mask": mask}
 
     def times(self, count: int, random: torch.Generator) -> Tensor:

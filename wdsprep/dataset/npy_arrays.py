@@ -39,7 +39,7 @@ NUMBERS = "numbers.npy"
 OF_IMAGES = frozenset((LATENT, FLIPPED, NUMBERS, *OF_SIZES))
 IMAGE_EMB = "image_emb.npy"
 """An image's embedding, among scores; the name of its model may stand before it."""
-MASK = "mask.npy"
+MASK = "emb_mask.npy"
 """The loader tells lengths by this name, so no array beside a variable one may be called so."""
 BFLOAT16 = "bfloat16"
 """NumPy lacks it: `.npy` files hold its bits, as unsigned integers."""

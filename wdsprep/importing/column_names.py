@@ -9,7 +9,7 @@ from wdsprep.errors import SourceError, UsageError
 from wdsprep.text import check_one_of, list_columns
 
 LATENT, MEAN, LOGVAR, MEAN_STD = "latent", "mean", "logvar", "mean_std"
-EMB, POOLED, MASK = "emb", "pooled", "mask"
+EMB, POOLED, MASK = "emb", "pooled", "emb_mask"
 TEXT = (EMB, POOLED, MASK)
 ROLES = (LATENT, MEAN, LOGVAR, MEAN_STD, *TEXT)
 DTYPES = {
@@ -109,7 +109,7 @@ TRAINERS = (
             LATENT: r"(image_|vae_|img_)?latents?(\.npy|\.pth|\.pt)?",
             EMB: r"(prompt|text|caption)_emb(ed(ding)?)?s?(\.npy|\.pth|\.pt)?|emb(\.npy)?",
             POOLED: r"pooled(_prompt_embeds)?(\.npy|\.pth|\.pt)?",
-            MASK: r"(prompt_|text_)?(attention_)?mask(\.npy|\.pth|\.pt)?",
+            MASK: r"(prompt_|text_|emb_)?(attention_)?mask(\.npy|\.pth|\.pt)?",
             MEAN: MEAN,
             LOGVAR: LOGVAR,
         },

@@ -54,7 +54,7 @@ class ImportOptions(WorkerOptions, ListenedOptions):
         default="",
         metadata=about(
             "Import these columns, such as latent=z,emb=t5; roles are latent, mean, logvar, "
-            "mean_std, emb, pooled and mask. For bare bytes: latent=z:float16:4x32x32.",
+            "mean_std, emb, pooled and emb_mask. For bare bytes: latent=z:float16:4x32x32.",
             COLUMNS,
             metavar="ROLE=NAME,...",
             usual="recognised",

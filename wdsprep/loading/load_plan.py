@@ -331,7 +331,7 @@ def _check_captions(plan: LoadPlan) -> None:
         if len(lengths) > 1:
             raise UsageError(
                 f"{dataset.place} and the datasets joined to it have {' and '.join(lengths)} of "
-                "varying length, and a batch has one mask: ask for one of them in fields="
+                "varying length, and a batch has one emb_mask: ask for one of them in fields="
             )
 
 

@@ -85,7 +85,7 @@ def load(options: LoadOptions) -> "Loader":
     `fields` lists what a batch holds: the arrays, `key`, `txt` (or `caption`) and `json`; for
     images, `image` or, with `pixels=256`, `pixels`. An image of more than `max_area` pixels
     counts as damaged. `raw` gives samples one by one, as webdataset gives them. Arrays that are
-    as long as their captions come with a `mask`, and are filled with zeros: to a length that is
+    as long as their captions come with a `emb_mask`, and are filled with zeros: to a length that is
     the same for all batches, or with `pad="longest"` to the longest of each batch.
 
     `where` is a condition on the json of samples, such as "aesthetic >= 6 and width >= 768":

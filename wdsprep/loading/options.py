@@ -176,8 +176,8 @@ class ServingOptions(Options):
             read=_read_fields,
             also=("columns", "keys"),
             example='("latent", "emb", "txt", "json", "key")',
-            page="what a batch holds. By default, of latents: the arrays, `key`, `mask` if there "
-            "is one, and `shape` if there are several. By default, of image shards: `image` "
+            page="what a batch holds. By default, of latents: the arrays, `key`, `emb_mask` if "
+            "there is one, and `shape` if there are several. By default, of image shards: `image` "
             "(bytes), `txt` and `key`",
         ),
     )

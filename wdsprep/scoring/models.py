@@ -59,7 +59,7 @@ RESERVED = frozenset(
         "json",
         "latent",
         "made",
-        "mask",
+        "emb_mask",
         "pixels",
         "pooled",
         "samples",

@@ -67,7 +67,7 @@ def member_name(name: str, first: str) -> str:
     if name == first:
         return "emb.npy"
     if is_mask(name):
-        return f"mask{_number(name)}.npy"
+        return f"emb{_number(name)}_mask.npy"
     if name.startswith("pooled_"):
         return f"pooled{_number(name)}.npy"
     if number := _number(name):
