@@ -212,11 +212,7 @@ def test_a_run_that_was_stopped_goes_on_and_a_second_one_does_nothing(made: Path
     for after in (0, 1, 3, 5, 8, 2, 13):
         try:
             wdsprep.select(
-                datasets,
-                "cut/{name}",
-                count=40,
-                samples_per_shard=7,
-                listener=interrupting(after),
+                datasets, "cut/{name}", count=40, samples_per_shard=7, listener=interrupting(after)
             )
         except KeyboardInterrupt:
             stops += 1

@@ -12,14 +12,7 @@ import pytest
 from pyarrow import parquet as pq
 
 import wdsprep
-from tests.kit.damaged import (
-    check,
-    findings,
-    flip,
-    pack_here,
-    restore,
-    source_of_photos,
-)
+from tests.kit.damaged import check, findings, flip, pack_here, restore, source_of_photos
 from tests.kit.encodes import in_this_process
 from tests.kit.packs import BUCKETS, SCRIPT, check_tables, manifest_of, packing_here, photos, tree
 from wdsprep.checks.findings import Kind

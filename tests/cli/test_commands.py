@@ -267,9 +267,7 @@ def test_a_bug_is_reported_as_one(
 
 
 @pytest.mark.usefixtures("downloads")
-def test_a_damaged_manifest_is_one_line_with_the_way_out(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_damaged_manifest_is_one_line_with_the_way_out(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["pack"]) == 0
     manifest = Path("shards/images/wdsprep.json")
     whole = manifest.read_bytes()

@@ -25,13 +25,7 @@ from wdsprep.cli import main
 from wdsprep.cli.output.changes import DuplicatesOutput, SelectOutput
 from wdsprep.cli.output.checks import VerifyOutput
 from wdsprep.cli.output.exporting import ExportOutput
-from wdsprep.cli.output.shared import (
-    CommandOutput,
-    KeptLine,
-    complain,
-    echo,
-    many_rejects_lines,
-)
+from wdsprep.cli.output.shared import CommandOutput, KeptLine, complain, echo, many_rejects_lines
 from wdsprep.runners.job import JobStatus
 from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine
 from wdsprep.text import Counting

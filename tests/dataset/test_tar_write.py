@@ -17,13 +17,7 @@ from hypothesis import strategies as st
 
 from wdsprep.dataset.tar.members import decode_index
 from wdsprep.dataset.tar.read import read_samples, stream_tape
-from wdsprep.dataset.tar.write import (
-    MAX_MEMBER_NBYTES,
-    TarWriter,
-    WrittenTar,
-    header,
-    pieces_of,
-)
+from wdsprep.dataset.tar.write import MAX_MEMBER_NBYTES, TarWriter, WrittenTar, header, pieces_of
 from wdsprep.errors import StoreError, TarError
 
 Samples = list[tuple[str, dict[str, bytes]]]

@@ -12,14 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.kit.encodes import (
-    command,
-    encode_here,
-    image_samples,
-    latents_of,
-    pictures,
-    run_encode,
-)
+from tests.kit.encodes import command, encode_here, image_samples, latents_of, pictures, run_encode
 from tests.kit.packs import manifest_of, pack, tree, upload, write_files
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import repair

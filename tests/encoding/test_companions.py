@@ -154,9 +154,7 @@ def test_token_ids_of_captions_together_are_those_of_each_alone(name: str, famil
         assert all(torch.equal(found[member], value) for member, value in wanted.items())
 
 
-def test_what_klein_counts_of_a_long_caption_does_not_depend_on_a_short_one(
-    family: Family,
-) -> None:
+def test_what_klein_counts_of_a_long_caption_does_not_depend_on_a_short_one(family: Family) -> None:
     made = cached_encoder(family("Flux2Klein"))
     long, short = made.tokens(["word " * 3000, "a cat"])
     assert (long.cut, short.cut) == (True, False)

@@ -102,11 +102,7 @@ def test_no_vae_is_farther_from_fp32_than_fp16_is_and_the_settings_say_its_preci
     ],
 )
 def test_text_encoders_of_a_pipeline_have_their_half_precision_beside_the_vae(
-    name: str,
-    card: str,
-    dtype: str,
-    family: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, card: str, dtype: str, family: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_card(monkeypatch, card)
     model = find_model(str(family(name)), text="emb")

@@ -104,8 +104,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int
 
 
 @pytest.mark.parametrize(
-    ("resolution", "code", "words"),
-    [("100", 2, "not a multiple of 8"), ("4", 2, "4")],
+    ("resolution", "code", "words"), [("100", 2, "not a multiple of 8"), ("4", 2, "4")]
 )
 def test_a_resolution_that_cannot_be_is_refused(
     images: Path,
@@ -304,15 +303,7 @@ def test_json_is_all_that_stands_on_stdout(
     assert list(found["workers"].values()) == [pytest.approx(found["images_per_s"])]
     assert found["encoded_bytes"] == sum(s.nbytes for s in manifest_of(tmp_path / "out").shards)
     with in_this_process():
-        words = [
-            "encode",
-            str(images),
-            str(tmp_path / "out"),
-            "--resolution",
-            "64",
-            *TOY,
-            "--json",
-        ]
+        words = ["encode", str(images), str(tmp_path / "out"), "--resolution", "64", *TOY, "--json"]
         cli.main(words, standalone_mode=False)
     again = json.loads(capsys.readouterr().out)
     assert (again["encoded"], again["shards_before"]) == (0, SHARDS)

@@ -310,11 +310,7 @@ def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
     done = Done(out)
     words = [str(SCRIPT), "encode", str(images), str(out), *OPTIONS, "--workers", "1"]
     run = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     wait_until(lambda: done.look() >= 1)
     workers = workers_of(run.pid)

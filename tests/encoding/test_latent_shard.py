@@ -172,9 +172,7 @@ def test_the_json_says_how_the_array_came_about(images: Path, latents: Path) -> 
         assert sample["txt"] == of_image["caption"]
 
 
-def test_long_captions_are_cut_and_counted_and_empty_ones_are_the_empty_text(
-    latents: Path,
-) -> None:
+def test_long_captions_are_cut_and_counted_and_empty_ones_are_the_empty_text(latents: Path) -> None:
     samples = latents_of(latents).values()
     long = sum(CAPTIONS[n % 5] == LONG for n in range(COUNT))
     empty = sum(CAPTIONS[n % 5] == "" for n in range(COUNT))

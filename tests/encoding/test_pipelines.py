@@ -19,15 +19,7 @@ from torch import Tensor
 
 import wdsprep
 from tests.kit.batches import assert_same
-from tests.kit.encodes import (
-    CAPTIONS,
-    command,
-    encode_here,
-    latents_of,
-    packed,
-    pictures,
-    rejected,
-)
+from tests.kit.encodes import CAPTIONS, command, encode_here, latents_of, packed, pictures, rejected
 from tests.kit.families import QUICK, each_family, latent_of, negative_of, prompt_of
 from tests.kit.gpus import pretend_cuda
 from tests.kit.model_files import changed

@@ -103,10 +103,7 @@ OF_FLUX: list[tuple[dict[str, Any], str, str]] = [
     ({"tokenizer_2/spiece.model": None}, "lacks tokenizer_2/tokenizer.json:", "tokens"),
     ({"tokenizer/merges.txt": None}, "lacks tokenizer/merges.txt:", "emb"),
     (
-        {
-            "text_encoder/model.safetensors": None,
-            "text_encoder/model.fp16.safetensors": None,
-        },
+        {"text_encoder/model.safetensors": None, "text_encoder/model.fp16.safetensors": None},
         "only pickled weights (text_encoder/pytorch_model.bin)",
         "emb",
     ),
@@ -184,10 +181,7 @@ OF_FLUX: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(
     ("files", "changes", "said", "text"),
-    [
-        *((sd_files, *case) for case in OF_SD),
-        *((flux_files, *case) for case in OF_FLUX),
-    ],
+    [*((sd_files, *case) for case in OF_SD), *((flux_files, *case) for case in OF_FLUX)],
 )
 def test_a_model_that_will_not_do_is_named_in_one_line(
     files: Callable[[], dict[str, bytes]],

@@ -17,21 +17,8 @@ import wdsprep
 from tests.kit import own_shapes
 from tests.kit.batches import assert_same
 from tests.kit.encode_work import Making
-from tests.kit.encodes import (
-    TOY,
-    encode_here,
-    in_this_process,
-    latents_of,
-    members,
-    rejected,
-)
-from tests.kit.packs import (
-    jpeg,
-    manifest_of,
-    pack,
-    tree,
-    write_files,
-)
+from tests.kit.encodes import TOY, encode_here, in_this_process, latents_of, members, rejected
+from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from tests.kit.paths import FIND_TESTS, format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field

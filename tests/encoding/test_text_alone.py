@@ -86,10 +86,7 @@ def without_pictures(images: Path) -> None:
 
 
 @pytest.mark.usefixtures("cheap")
-def test_no_byte_of_an_image_is_looked_at(
-    own: Path,
-    tmp_path: Path,
-) -> None:
+def test_no_byte_of_an_image_is_looked_at(own: Path, tmp_path: Path) -> None:
     whole = texts(own, tmp_path / "whole")
     without_pictures(own)
     blind = texts(own, tmp_path / "blind")
@@ -108,10 +105,7 @@ def test_a_pipeline_without_a_vae_has_all_that_text_needs(images: Path, tmp_path
 
 
 @pytest.mark.usefixtures("cheap")
-def test_a_shard_that_is_not_what_was_packed_is_left_out(
-    own: Path,
-    tmp_path: Path,
-) -> None:
+def test_a_shard_that_is_not_what_was_packed_is_left_out(own: Path, tmp_path: Path) -> None:
     """Without a digest of all of it: by its size, its index and its headers."""
     names = [own / shard.name for shard in manifest_of(own).shards[:4]]
     cut, moved, lost, other = names
@@ -174,10 +168,7 @@ def test_what_is_of_images_alone_is_refused_before_anything_is_written(
 
 
 @pytest.mark.usefixtures("cheap")
-def test_a_trainer_can_load_text_alone(
-    images: Path,
-    tmp_path: Path,
-) -> None:
+def test_a_trainer_can_load_text_alone(images: Path, tmp_path: Path) -> None:
     made = texts(images, tmp_path / "text")
     samples = latents_of(made)
     loader = wdsprep.load(str(made), global_batch=6, epochs=1, rank=0, world_size=1)
@@ -248,10 +239,7 @@ def test_tables_are_made_again_by_repair_and_by_index(mixed: Path, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("cheap")
-def test_what_is_taken_back_takes_its_rows_along(
-    mixed: Path,
-    tmp_path: Path,
-) -> None:
+def test_what_is_taken_back_takes_its_rows_along(mixed: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(mixed.parent, own)
     out = own / "latents"
@@ -269,9 +257,7 @@ def test_what_is_taken_back_takes_its_rows_along(
 
 
 @pytest.mark.usefixtures("cheap")
-def test_rows_of_other_tars_cannot_be_told_from_keys(
-    tmp_path: Path,
-) -> None:
+def test_rows_of_other_tars_cannot_be_told_from_keys(tmp_path: Path) -> None:
     """Keys in no order, one reject: rows are there, and nobody else can make them."""
     pairs = [("b", (64, 64)), ("c", (32, 32)), ("a", (80, 80)), ("d", (70, 70))]
     tar = tar_bytes(

@@ -44,11 +44,7 @@ def test_each_gpu_has_a_worker_with_its_share_of_cores() -> None:
     plan = plan_workers(EncodeWorkerOptions(), ONE_GPU, is_cluster=False)
     assert (plan.device, plan.workers, plan.cpus_per_worker) == ("cuda", 1, 8)
     plan = plan_workers(EncodeWorkerOptions(), EIGHT_GPUS, is_cluster=False)
-    assert (plan.workers, plan.cpus_per_worker, plan.gpus) == (
-        8,
-        12,
-        tuple("01234567"),
-    )
+    assert (plan.workers, plan.cpus_per_worker, plan.gpus) == (8, 12, tuple("01234567"))
 
 
 @pytest.mark.parametrize(
@@ -67,11 +63,7 @@ def test_without_the_driver_of_a_gpu_torch_is_not_asked(
 
 def test_a_gpu_can_be_shared_and_left_alone() -> None:
     plan = plan_workers(EncodeWorkerOptions(gpus_per_worker=0.5), ONE_GPU, is_cluster=False)
-    assert (plan.workers, plan.cpus_per_worker, plan.gpus_per_worker) == (
-        2,
-        4,
-        0.5,
-    )
+    assert (plan.workers, plan.cpus_per_worker, plan.gpus_per_worker) == (2, 4, 0.5)
     plan = plan_workers(EncodeWorkerOptions(device="cpu"), ONE_GPU, is_cluster=False)
     assert (plan.device, plan.gpus_per_worker, plan.workers) == ("cpu", 0, 1)
 

@@ -148,9 +148,7 @@ def test_a_reservation_of_text_and_data_mining_is_one() -> None:
     assert not opt_out({})
 
 
-def test_objects_are_not_asked_for_unless_the_user_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_objects_are_not_asked_for_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """With whose credentials else would they be read?"""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

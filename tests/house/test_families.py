@@ -14,14 +14,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from tests.kit.families import (
-    QUICK,
-    denoised,
-    each_family,
-    latent_of,
-    negative_of,
-    prompt_of,
-)
+from tests.kit.families import QUICK, denoised, each_family, latent_of, negative_of, prompt_of
 from tests.kit.families.denoising import denoiser
 from tests.kit.families.folders import class_of, denoiser_of
 from tests.kit.families.reference import SECOND_CALL, returned

@@ -17,14 +17,7 @@ from tests.kit.packs import jpeg, write_files
 from wdsprep.cli import cli
 from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.options import (
-    OptionError,
-    Options,
-    about,
-    options_of,
-    takes_datasets,
-    takes_options,
-)
+from wdsprep.options import OptionError, Options, about, options_of, takes_datasets, takes_options
 from wdsprep.text import parse_size
 
 CALLED = (

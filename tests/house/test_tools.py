@@ -15,12 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kit.faultproxy import (
-    Drop,
-    Fault,
-    FaultProxy,
-    first,
-)
+from tests.kit.faultproxy import Drop, Fault, FaultProxy, first
 from tests.kit.s3 import S3Server, run_tool, s3_client, start_server
 from tools.benches import ROOT, Group, Rival, Role, figures, gpu, gpu_steps, tables
 from tools.benches.turns import Measured, Taken, in_turns

@@ -218,12 +218,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def raw_png(
-    rows: list[bytes],
-    *,
-    size: tuple[int, int] = SIZE,
-    depth: int,
-    kind: int,
-    extra: bytes = b"",
+    rows: list[bytes], *, size: tuple[int, int] = SIZE, depth: int, kind: int, extra: bytes = b""
 ) -> bytes:
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, depth, kind, 0, 0, 0))
     pixels = chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows)))

@@ -150,11 +150,7 @@ def publish(
         write_bytes(store, f"empty.{item.name}", npy(empty_of(item)))
     receipts = [write_tables(store, receipt) for receipt in receipts]
     manifest = Manifest(
-        dataset="latents",
-        settings=settings,
-        receipts=tuple(receipts),
-        complete=True,
-        extra=extra,
+        dataset="latents", settings=settings, receipts=tuple(receipts), complete=True, extra=extra
     )
     write_bytes(store, "wdsprep.json", manifest.to_bytes())
 

@@ -51,13 +51,9 @@ transformers.utils.logging.disable_progress_bar()
 def small(kind: str, folder: Path, **more: Any) -> Path:
     """A model with its image processor; `more` goes into its config."""
     torch.manual_seed(KINDS.index(kind))
-    made = {
-        "clip": _clip,
-        "siglip": _siglip,
-        "dinov2": _dinov2,
-        "vit": _vit,
-        "swin": _swin,
-    }[kind](more)
+    made = {"clip": _clip, "siglip": _siglip, "dinov2": _dinov2, "vit": _vit, "swin": _swin}[kind](
+        more
+    )
     for each in made:
         each.save_pretrained(folder)
     return folder

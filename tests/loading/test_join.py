@@ -28,13 +28,7 @@ from tests.kit.latent_sets import array_of, field, flat, keys
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.encoding.on_the_fly.encode_steps import StepBegun
-from wdsprep.errors import (
-    DamageError,
-    FingerprintError,
-    FormatError,
-    NotFoundError,
-    UsageError,
-)
+from wdsprep.errors import DamageError, FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.join import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
 from wdsprep.store.local import LocalStore

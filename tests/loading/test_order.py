@@ -56,14 +56,7 @@ def digest(*arrays: np.ndarray) -> str:
 
 
 @PROPERTY
-@given(
-    SIZES,
-    st.integers(1, 70),
-    st.integers(1, 9),
-    st.integers(1, 400),
-    st.integers(1, 30),
-    SEEDS,
-)
+@given(SIZES, st.integers(1, 70), st.integers(1, 9), st.integers(1, 400), st.integers(1, 30), SEEDS)
 def test_every_pass_serves_every_sample_once(
     sizes: list[int], slots: int, block: int, window: int, run: int, seed: int
 ) -> None:

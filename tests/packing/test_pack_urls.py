@@ -26,21 +26,8 @@ from tests.kit.packs import (
     upload,
     write_files,
 )
-from tests.kit.sites import (
-    FAST,
-    KINDS,
-    MENDED,
-    Site,
-    kill_when_asked,
-    table_of,
-)
-from tests.kit.webserver import (
-    Connection,
-    Request,
-    WebServer,
-    black_hole,
-    ok,
-)
+from tests.kit.sites import FAST, KINDS, MENDED, Site, kill_when_asked, table_of
+from tests.kit.webserver import Connection, Request, WebServer, black_hole, ok
 from wdsprep.cli import main
 from wdsprep.errors import FingerprintError, UsageError, WorkError
 

@@ -19,14 +19,7 @@ from PIL import Image
 from tests.kit.encodes import latents_of
 from tests.kit.latent_sets import npy
 from tests.kit.packs import manifest_of, pack, samples_of, write_files
-from tests.kit.reports import (
-    SCRIPT,
-    Made,
-    Page,
-    make,
-    pack_pictures,
-    parsed,
-)
+from tests.kit.reports import SCRIPT, Made, Page, make, pack_pictures, parsed
 from wdsprep import remove
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import Field, layout

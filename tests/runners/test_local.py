@@ -14,14 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.runner_work import (
-    Deafened,
-    Endless,
-    Multiplies,
-    Square,
-    Threadless,
-    Visible,
-)
+from tests.kit.runner_work import Deafened, Endless, Multiplies, Square, Threadless, Visible
 from tests.kit.runs import closed, is_running, numbers, pids, run
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import RunnerSettings

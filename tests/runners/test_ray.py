@@ -53,10 +53,7 @@ def test_a_removed_node_costs_no_attempt(
 
 @pytest.mark.parametrize("workers", [{"workers": 1, "max_workers": 3}, {"workers": 0}])
 def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
-    cluster: Any,
-    workers: dict[str, int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Any, workers: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wdsprep.runners.ray.cluster.LOOK_S", 0.2)
     runner = make_runner("ray", RunnerSettings(**workers, max_attempts=1))
@@ -75,9 +72,7 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
     assert sorted(finished) == list(range(6))
 
 
-def test_a_worker_on_a_gpu_that_comes_later_sees_the_cores_of_its_own_node(
-    cluster: Any,
-) -> None:
+def test_a_worker_on_a_gpu_that_comes_later_sees_the_cores_of_its_own_node(cluster: Any) -> None:
     runner = make_runner("ray", RunnerSettings(workers=1, gpus_per_worker=1))
     events: list[Any] = []
     run = runner.run(Shared(), numbers(1))
@@ -91,10 +86,7 @@ def test_a_worker_on_a_gpu_that_comes_later_sees_the_cores_of_its_own_node(
 
 
 def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
-    cluster: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("cluster.LOOK_S", "cluster.SILENT_S", "cluster.AGAIN_S", "runner.LOOK_S"):
         monkeypatch.setattr(f"wdsprep.runners.ray.{name}", 0.3)
@@ -182,10 +174,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
         begin = ["start", "--head", "--block", "--port", address.rpartition(":")[2], "--num-cpus=1"]
         begin += ["--include-dashboard=false", "--disable-usage-stats", "--temp-dir", short]
         head = subprocess.Popen(
-            [*ray, *begin],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            [*ray, *begin], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         try:
             wait_until(lambda: is_open(address), within_s=60)

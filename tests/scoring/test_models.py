@@ -74,12 +74,7 @@ STRANGE = {"model_type": "strange", "architectures": ["StrangeModel"]}
     ],
 )
 def test_a_model_that_lacks_something_is_refused(
-    kind: str,
-    spoil: Spoil,
-    words: str,
-    images: Path,
-    copied: Callable[[str], Path],
-    tmp_path: Path,
+    kind: str, spoil: Spoil, words: str, images: Path, copied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     spoil(model := copied(kind))
     refused(images, tmp_path / "out", words, model=str(model))

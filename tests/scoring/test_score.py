@@ -137,10 +137,7 @@ def test_a_resume_with_other_weights_is_refused_in_words(
     small("vit", tmp_path / "other", hidden_act="relu")
     with pytest.raises(FingerprintError, match=r"scores\.models: other.*wdsprep score"):
         score_here(images, out, model=str(tmp_path / "other"))
-    with pytest.raises(
-        FingerprintError,
-        match=r"scores\.columns\.neutral: number, now none;",
-    ):
+    with pytest.raises(FingerprintError, match=r"scores\.columns\.neutral: number, now none;"):
         score_here(images, out, model=str(models / "clip"))
 
 
@@ -272,12 +269,7 @@ def test_languages_are_told_without_a_look_at_images(tmp_path: Path) -> None:
     assert not wdsprep.verify(str(images), str(tmp_path / "scores")).findings
 
 
-TITLES = (
-    "a dog on a beach",
-    "ein Hund am Strand",
-    "red car in front of a house",
-    "",
-)
+TITLES = ("a dog on a beach", "ein Hund am Strand", "red car in front of a house", "")
 
 
 @pytest.mark.system
@@ -297,10 +289,7 @@ def test_urls_become_chosen_latents_of_both_phases(models: Path, tmp_path: Path)
 
     with WebServer(answer) as server:
         rows = [
-            {
-                "url": f"{server.url}/{number}",
-                "caption": TITLES[number % len(TITLES)],
-            }
+            {"url": f"{server.url}/{number}", "caption": TITLES[number % len(TITLES)]}
             for number in range(len(drawn))
         ]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "urls.parquet")

@@ -103,10 +103,7 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_range_is_never_taken_for_the_bytes(through: Through, kind: str, part: str) -> None:
     """Where boto3's own request brings the right one, that is taken."""
-    with through(first(99, WRONG[kind], "GET", part)) as (
-        proxy,
-        store,
-    ):
+    with through(first(99, WRONG[kind], "GET", part)) as (proxy, store):
         write_bytes(store, "f", TEN)
         buffer = bytearray(4)
         for act in (
@@ -208,10 +205,7 @@ def refused(url: str, kind: type[Exception], *parts: str) -> None:
     [
         ({"ACCESS_KEY_ID": "nobody"}, ["check AWS_ACCESS_KEY_ID"]),
         ({"SECRET_ACCESS_KEY": "wrong"}, ["check AWS_SECRET_ACCESS_KEY"]),
-        (
-            {"ACCESS_KEY_ID": "", "SECRET_ACCESS_KEY": ""},
-            ["no credentials: set AWS_ACCESS_KEY_ID"],
-        ),
+        ({"ACCESS_KEY_ID": "", "SECRET_ACCESS_KEY": ""}, ["no credentials: set AWS_ACCESS_KEY_ID"]),
         ({"SECRET_ACCESS_KEY": ""}, ["AWS_SECRET_ACCESS_KEY"]),
         ({"PROFILE": "nobody"}, ["(nobody)", "check the AWS settings"]),
     ],

@@ -240,11 +240,7 @@ def krea2(text: int, layers: int) -> Krea2Transformer2DModel:
 
 def ovis_image(text: int) -> OvisImageTransformer2DModel:
     return OvisImageTransformer2DModel(
-        **HEADS,
-        num_layers=1,
-        num_single_layers=1,
-        joint_attention_dim=text,
-        axes_dims_rope=ROPE,
+        **HEADS, num_layers=1, num_single_layers=1, joint_attention_dim=text, axes_dims_rope=ROPE
     )
 
 
