@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from wdsprep.dataset.coarse_histograms import count_sample
-from wdsprep.dataset.npy_arrays import Field, layout
+from wdsprep.dataset.npy_arrays import Field, fields_of, layout, text_fields
+from wdsprep.dataset.sample_table import table_columns
 from wdsprep.dataset.shapes import (
     batch_that_fits,
     bucket_of,
@@ -37,6 +38,27 @@ def test_a_list_has_widths_before_heights_and_latents_have_heights_first() -> No
     assert tall[0].shape == (4, 40, 24)
     assert wide[0].shape == (4, 24, 40)
     assert tall[1:] == wide[1:] == FIELDS[1:]
+
+
+def test_images_in_roles_have_arrays_of_their_own_sizes_and_none_is_of_text() -> None:
+    source = Field(name="source.npy", dtype="<f2", shape=(4, 32, 32), is_of_role=True)
+    mask = Field(name="mask.npy", dtype="|u1", shape=(32, 32), is_of_role=True)
+    record = layout((FIELDS[0], source, mask, FIELDS[1]))
+    assert fields_of(record) == (FIELDS[0], source, mask, FIELDS[1])
+    assert text_fields(fields_of(record)) == FIELDS[1:]
+    settings = {**SETTINGS, "layout": record, "roles": ["target", "source", "mask"]}
+    sizes = {"source": (320, 192), "source_1": (64, 64), "mask": (192, 320)}
+    shapes = {f.name: f.shape for f in fields_in_shape(settings, (192, 320), sizes)}
+    assert shapes == {
+        "latent.npy": (4, 40, 24),
+        "source.npy": (4, 24, 40),
+        "source_1.npy": (4, 8, 8),
+        "mask.npy": (40, 24),
+        "emb.npy": (77, 16),
+    }
+    assert fields_in_shape(settings, None, {}) == FIELDS
+    columns = [*table_columns("latents", settings)]
+    assert columns[-4:] == ["source_width", "source_height", "mask_width", "mask_height"]
 
 
 def test_a_dataset_of_squares_has_no_list() -> None:

@@ -7,6 +7,10 @@ same distance from the start of its sample: the *layout*, which stands in the ma
 The last array may be *variable*: as long as its caption is, up to the length in the layout. All
 headers that it may have are equally long, so it begins where it would if its length were fixed.
 
+Where samples have images in roles, the layout has the array of each role once, marked as such. Its
+shape there is that of a square image. How large the images of a sample are, and how many it has in
+each role, decides its arrays (`wdsprep.dataset.shapes.fields_in_shape`).
+
 An array of latents holds the output of a VAE as a denoiser takes it: cells folded into channels,
 shifted and scaled. The settings of a dataset say how: `patch` cells a side (1 where they do not
 say) become channels, then `shift` and `scale` are one number each, or one for every channel. A
@@ -51,13 +55,15 @@ _BITS = "<u2"
 class Field:
     """A member of every sample, such as `latent.npy`, with one dtype and shape.
 
-    In a field of variable length, the first number of the shape is the greatest length.
+    In a field of variable length, the first number of the shape is the greatest length. A field
+    of a role is of images beside the target.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     is_variable: bool = False
+    is_of_role: bool = False
 
     def __post_init__(self) -> None:
         if not self.is_variable:
@@ -120,7 +126,7 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
     """Return the fields that are made of the caption, and change if that is empty."""
-    return tuple(field for field in fields if not _is_of_image(field.name))
+    return tuple(field for field in fields if not _is_of_image(field))
 
 
 def empty_fields(settings: Mapping[str, Any]) -> tuple[Field, ...]:
@@ -140,11 +146,11 @@ def is_imported(settings: Mapping[str, Any]) -> bool:
 
 def is_of_text(fields: Iterable[Field]) -> bool:
     """Return whether no field is made of images: it is a text dataset."""
-    return not any(_is_of_image(field.name) for field in fields)
+    return not any(map(_is_of_image, fields))
 
 
-def _is_of_image(name: str) -> bool:
-    return name in OF_IMAGES or name.endswith(IMAGE_EMB)
+def _is_of_image(field: Field) -> bool:
+    return field.is_of_role or field.name in OF_IMAGES or field.name.endswith(IMAGE_EMB)
 
 
 def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
@@ -161,7 +167,8 @@ def layout(fields: Iterable[Field]) -> list[dict[str, Any]]:
         offset = start + BLOCK + len(field.header)
         shape = list(field.shape)
         line = {"dtype": field.dtype, "name": field.name, "offset": offset, "shape": shape}
-        record.append(line | ({"variable": True} if field.is_variable else {}))
+        marks = {"role": field.is_of_role, "variable": field.is_variable}
+        record.append(line | {name: True for name, is_set in marks.items() if is_set})
         start += BLOCK + padded(field.nbytes)
     return record
 
@@ -175,6 +182,7 @@ def fields_of(record: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
             dtype=line["dtype"],
             shape=tuple(line["shape"]),
             is_variable=line.get("variable", False),
+            is_of_role=line.get("role", False),
         )
         for line in record
     )

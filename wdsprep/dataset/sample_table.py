@@ -13,8 +13,9 @@ decided, so that questions to tables need no other rule:
   latents, of text alone and of imports. So tables of any number of shards and datasets of one kind
   are one table. Tables of scores have the columns of their settings, sorted
   by name.
-- Each role of a dataset of images has columns of its own behind these, with what the json says of
-  the first image in that role (`role_columns`). What it says of the next ones is in `rest`.
+- Each role has columns of its own behind these, with what the json says of the first image in that
+  role (`role_columns`); of latents, its width and height as it was cut. What the json says of the
+  next ones is in `rest`.
 - `key` is the key of the sample in the tar. What was made of images has `row` too: the position of
   the sample in its image shard (`wdsprep.dataset.image_positions`). Neither is ever null.
 - The other columns have the fields of the json by their names. A field that is missing or null, or
@@ -117,12 +118,12 @@ def table_columns(dataset: str, settings: Mapping[str, Any]) -> Columns:
     if is_scored(settings):
         columns = sorted(columns_of(settings).items())  # as stored settings have them
         return {KEY: TEXT, ROW: WHOLE, "source": TEXT, **dict(columns)}
-    return LATENT_COLUMNS
+    return {**LATENT_COLUMNS, **role_columns(roles_of(settings), ("width", "height"))}
 
 
-def role_columns(roles: Iterable[str]) -> Columns:
+def role_columns(roles: Iterable[str], names: Iterable[str] = PER_IMAGE) -> Columns:
     """Return the columns of the first image in each of these roles, such as `source_width`."""
-    return {f"{role}_{name}": IMAGE_COLUMNS[name] for role in roles for name in PER_IMAGE}
+    return {f"{role}_{name}": IMAGE_COLUMNS[name] for role in roles for name in names}
 
 
 class TableWriter:

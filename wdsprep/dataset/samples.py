@@ -131,9 +131,13 @@ def is_mask(name: str) -> bool:
     return name.partition("_")[0].endswith("mask")
 
 
+TARGET = "target"
+"""The image that is trained on, among the roles that were encoded."""
+
+
 def roles_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the roles in which samples of a dataset of images have further images."""
-    return tuple(settings.get("roles", ()))
+    """Return the roles in which samples of a dataset have further images."""
+    return tuple(role for role in settings.get("roles", ()) if role != TARGET)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -104,7 +104,7 @@ LAYOUT_LINE = Fields(
         "offset": Nbytes,
         "shape": list[Length],
     },
-    {"variable": bool},
+    {"role": bool, "variable": bool},
 )
 SCORED_MODEL = Fields(
     {},
@@ -135,6 +135,8 @@ LATENT_SETTINGS = Fields(
         "max_crop": float,
         "patch": Annotated[int, between(1, 64, "a size of patches")],
         "resolution": Length,
+        "role_sizes": dict[Text, Text],
+        "roles": list[Annotated[str, matching(ROLE, "the name of a role")]],
         "scores": SCORE_SETTINGS,
         "seed": Whole,
         "shapes": Annotated[list[tuple[Length, Length]], ValueRule("different shapes", _differ)],

@@ -19,6 +19,7 @@ from math import ceil
 from typing import Any
 
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, Field, fields_of
+from wdsprep.dataset.samples import role_of
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.text import shortened
 
@@ -37,27 +38,35 @@ def shapes_of(settings: Mapping[str, Any]) -> tuple[Size, ...]:
     return tuple((width, height) for width, height in settings.get("shapes", ()))
 
 
-def fields_in_shape(settings: Mapping[str, Any], size: Size) -> tuple[Field, ...]:
-    """Return the arrays of a sample of this shape.
+def fields_in_shape(
+    settings: Mapping[str, Any], size: Size | None, role_sizes: "Mapping[str, Size] | None" = None
+) -> tuple[Field, ...]:
+    """Return the arrays of a sample of this shape, or of the square without one.
 
-    The sides of its latent are in the proportion of its pixels to those of the square.
+    `role_sizes` has the sizes of its images in roles by their names, such as `source_1`. The sides
+    of a latent are in the proportion of its pixels to those of the square.
     """
     resolution = settings["resolution"]
 
-    def cells(pixels: int, of_square: int) -> int:
-        count, rest = divmod(pixels * of_square, resolution)
-        if rest or not count:
+    def shaped(field: Field, size: Size) -> Field:
+        *channels, high, wide = field.shape
+        sides = [divmod(n * of, resolution) for n, of in zip(size[::-1], (high, wide), strict=True)]
+        if any(rest or not cells for cells, rest in sides):
             raise FormatError(f"latents of {shape_name(size)} have no whole number of cells a side")
-        return int(count)
+        return replace(field, shape=(*channels, *(cells for cells, _ in sides)))
 
-    def shaped(field: Field) -> Field:
-        if field.name not in (LATENT, FLIPPED):
-            return field
-        channels, high, wide = field.shape
-        width, height = size
-        return replace(field, shape=(channels, cells(height, high), cells(width, wide)))
-
-    return tuple(map(shaped, fields_of(settings["layout"])))
+    found: list[Field] = []
+    for field in fields_of(settings["layout"]):
+        if field.is_of_role and role_sizes is not None:
+            role = field.name.removesuffix(".npy")
+            for name, size_in_role in role_sizes.items():
+                if role_of(name)[0] == role:
+                    found.append(replace(shaped(field, size_in_role), name=f"{name}.npy"))
+        elif size is not None and field.name in (LATENT, FLIPPED):
+            found.append(shaped(field, size))
+        else:
+            found.append(field)
+    return tuple(found)
 
 
 def fields_by_shape(settings: Mapping[str, Any]) -> dict[str, tuple[Field, ...]]:
