@@ -1,4 +1,4 @@
-"""What a lent GPU settles in eight minutes: a plan of steps, each with a time limit of its own.
+"""What a lent GPU settles in ten minutes: a plan of steps, each with a time limit of its own.
 
     .venv/bin/python tools/bench gpu [--json FILE] [--only STEP] [--small]
 
@@ -44,10 +44,10 @@ class Step:
 PLAN = (
     Step("versions", 30, "which card, driver and libraries all figures are of"),
     Step(
-        "bits", 40, "whether noise is the CPU's, and whether repetition or companions change bits"
+        "bits", 90, "whether noise is the CPU's, and whether repetition or companions change bits"
     ),
-    Step("whole", 60, "how fast a run is, whether its bits return, whether a large batch settles"),
-    Step("broken", 50, "whether a run ends well though the GPU of one of two workers breaks"),
+    Step("whole", 90, "how fast a run is, whether its bits return, whether a large batch settles"),
+    Step("broken", 70, "whether a run ends well though the GPU of one of two workers breaks"),
     Step("turns", 50, "whether networks that take turns on a GPU give its memory back"),
     Step(
         "vae", 60, "which layout, precision and choice of kernels of a VAE is fast, which is close"

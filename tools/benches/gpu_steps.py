@@ -256,7 +256,7 @@ def bits(bench: Bench) -> None:
     names = ("StableDiffusion", "Sana") if bench.small else NAMES
     unequal: dict[str, list[str]] = {"again": [], "alone": []}
     apart = 0.0
-    for name in names:
+    for number, name in enumerate(names):
         folder = bench.home / f"family-{name}"
         if not folder.is_dir():
             small(name, folder)
@@ -269,10 +269,10 @@ def bits(bench: Bench) -> None:
         if not all(map(_equal, first, alone)):
             unequal["alone"].append(name)
             apart = max(apart, *map(_deviation, alone, first))
-    bench.figure("families", len(names))
-    bench.figure("other bits the second time", unequal["again"])
-    bench.figure("other bits alone", unequal["alone"])
-    bench.figure("of which the largest deviation", float(f"{apart:.2e}"))
+        bench.figure("families", number + 1)
+        bench.figure("other bits the second time", unequal["again"])
+        bench.figure("other bits alone", unequal["alone"])
+        bench.figure("of which the largest deviation", float(f"{apart:.2e}"))
     if not torch.equal(here, there):
         raise RuntimeError("noise differs from that of the CPU")
 
