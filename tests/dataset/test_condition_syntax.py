@@ -142,8 +142,6 @@ def test_a_condition_means_the_same_as_a_filter_and_as_where(text: str, right: b
     assert Where(condition.plain).plain == condition.plain
 
 
-# --- against plain Python
-ABSENT = "a name that is nowhere"
 WIDE = [2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 + 1, 10**30, 10**400]
 INTS = st.integers(-9, 9) | st.sampled_from([*WIDE, *(-wide for wide in WIDE)])
 FLOATS = st.sampled_from([0.5, -1.0, 2.0**53, 1e300, 5e-324, math.inf, -math.inf, math.nan])

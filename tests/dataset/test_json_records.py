@@ -1,8 +1,6 @@
 """A sealed file that says what no dataset can have is that file's one line."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pytest
 
@@ -12,10 +10,6 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.removed_samples import Marks, Removed
 from wdsprep.dataset.sealed_json import (
-    Count,
-    Fields,
-    Name,
-    Text,
     ValueRule,
     check_record,
     read_record,
@@ -25,28 +19,6 @@ from wdsprep.errors import FormatError
 
 SETTINGS = {"buckets": [256, 512], "max_area": 10**8, "source": "folder"}
 DIGEST = "ab" * 32
-
-
-@dataclass(frozen=True)
-class Part:
-    name: Name
-    count: Count
-    share: float
-    kinds: Mapping[Text, Count] = field(default_factory=dict)
-
-
-WHOLE = Fields(
-    {},
-    {
-        "parts": list[Part],
-        "side": Literal["left", "right"],
-        "pair": tuple[int, str],
-        "either": float | list[float],
-    },
-)
-
-
-SOUND = {"parts": [{"name": "a/b", "count": 1, "share": 0.5}], "side": "left", "either": [1, 2.5]}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Which model: found in the package, a folder, the cache or on the hub, and known by its bytes."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -10,9 +9,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,9 @@ import huggingface_hub.constants
 import pytest
 from blake3 import blake3
 
-from tests.kit.hub import set_constants
+from tests.kit.hub import Hub, set_constants
 from tests.kit.model_files import VAE, flux_files, lay_out, sd_files, without
 from tests.kit.runs import wait_until
-from tests.kit.serving import serving
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.models import weights
@@ -303,69 +299,6 @@ def test_a_worker_checks_that_it_has_the_drivers_weights(tmp_path: Path) -> None
 # The hub
 
 
-class Hub(ThreadingHTTPServer):
-    """A few answers of the hub's API, with its real headers, for one repository."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
-        self.files = sd_files()
-        self.error = ""
-        self.is_gated = False
-        self.pause_s = 0.0
-        """how long each tenth of a file of weights takes"""
-        self.asked: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Answers(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_HEAD(self) -> None:
-        path = self.path.partition("?")[0]
-        self.server.asked.append(path)
-        files = self.server.files
-        if self.server.error:
-            code, _, status = self.server.error.partition(" ")
-            return self._send(b"{}", int(status), {"X-Error-Code": code})
-        if path.startswith(f"/api/models/{REPO}/tree/"):
-            tree = [
-                {"type": "file", "path": name, "size": len(data), "oid": f"{i:040}"}
-                for i, (name, data) in enumerate(files.items())
-            ]
-            return self._send(json.dumps(tree).encode())
-        if path.startswith(f"/api/models/{REPO}"):
-            siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
-            info = {"id": REPO, "sha": COMMIT, "siblings": siblings}
-            return self._send(json.dumps(info).encode())
-        if self.server.is_gated:  # files alone: who may not fetch them may still list them
-            return self._send(b"{}", 401, {"X-Error-Code": "GatedRepo"})
-        name = path.removeprefix(f"/{REPO}/resolve/{COMMIT}/")
-        data = files[name]
-        etag = hashlib.sha1(data).hexdigest()
-        return self._send(data, headers={"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
-
-    do_GET = do_HEAD  # noqa: N815
-
-    def _send(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            is_slow = self.server.pause_s and ".safetensors" in self.path
-            piece = -(-len(data) // 10) if is_slow else len(data) or 1
-            with contextlib.suppress(ConnectionError):  # who asked was killed
-                for start in range(0, len(data), piece):
-                    time.sleep(self.server.pause_s * is_slow)
-                    self.wfile.write(data[start : start + piece])
-
-    def log_message(self, *_args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and no network."""
@@ -375,12 +308,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:  # noqa: ARG001
-    constants = huggingface_hub.constants
-    with serving(Hub()) as hub:
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", hub.url)
-        set_constants(monkeypatch, ENDPOINT=hub.url, HUGGINGFACE_CO_URL_TEMPLATE=template)
-        yield hub
+def hub(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:  # noqa: ARG001
+    """One that has a model, and that the hub's library of this process asks."""
+    hub.make(REPO).trees[COMMIT] = sd_files()
+    template = huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE
+    template = template.replace("https://huggingface.co", hub.url)
+    set_constants(monkeypatch, ENDPOINT=hub.url, HUGGINGFACE_CO_URL_TEMPLATE=template)
+    return hub
+
+
+def refuse(hub: Hub, error: str, *, files_alone: bool = False) -> None:
+    """Answer with this code and status from now on."""
+    code, _, status = error.partition(" ")
+    answer = int(status), {"X-Error-Code": code}, b"{}"
+    hub.before = lambda _, path: answer if "/resolve/" in path or not files_alone else None
 
 
 def put_in_cache(cache: Path, files: dict[str, bytes], commit: str = COMMIT) -> Path:
@@ -406,7 +347,7 @@ def test_a_repository_is_fetched_at_one_commit_and_no_more_than_needed(
     assert f"models--someone--some-model/snapshots/{COMMIT}" in model.folder
     there = {str(path.relative_to(model.folder)) for path in Path(model.folder).rglob("*.*")}
     assert there == {*model.files, "model_index.json"}
-    hub.error = "down 503"
+    refuse(hub, "down 503")
     assert find_model(REPO, text="emb") == model
     assert find_model(f"{REPO}@{COMMIT}", text="emb").weights == model.weights
     assert cache.is_dir()
@@ -414,7 +355,9 @@ def test_a_repository_is_fetched_at_one_commit_and_no_more_than_needed(
 
 
 def test_a_large_fetch_is_announced(hub: Hub) -> None:
-    hub.files["vae/diffusion_pytorch_model.safetensors"] = bytes(3_000_000)
+    hub.repositories[REPO].trees[COMMIT]["vae/diffusion_pytorch_model.safetensors"] = bytes(
+        3_000_000
+    )
     said: list[str] = []
     find_model(REPO, text="none", listener=said.append)
     assert said == [f"fetching 3 MB of {REPO} at 0123456789"]
@@ -433,21 +376,21 @@ def test_a_large_fetch_is_announced(hub: Hub) -> None:
 def test_what_the_hub_refuses_is_told_in_one_line(
     error: str, kind: type[Exception], said: str, hub: Hub
 ) -> None:
-    hub.error = error
+    refuse(hub, error)
     with pytest.raises(kind, match=said) as caught:
         find_model(f"{REPO}@v9", text="emb")
     assert "\n" not in str(caught.value)
 
 
 def test_who_has_not_accepted_the_terms_is_told_each_step(hub: Hub) -> None:
-    hub.is_gated = True
+    refuse(hub, "GatedRepo 401", files_alone=True)  # they may still be listed
     said = failure(REPO)
     assert f"{REPO} is gated: accept its terms at https://huggingface.co/{REPO}" in said
     assert said.endswith("run `hf auth login` (or set HF_TOKEN) and the same command again")
 
 
 def test_of_a_pipeline_on_the_hub_the_denoiser_is_never_fetched(hub: Hub) -> None:
-    hub.files = flux_files()
+    hub.repositories[REPO].trees[COMMIT] = flux_files()
     model = find_model(REPO, text="emb")
     there = {str(path.relative_to(model.folder)) for path in Path(model.folder).rglob("*.*")}
     assert there == set(model.files)
@@ -455,7 +398,7 @@ def test_of_a_pipeline_on_the_hub_the_denoiser_is_never_fetched(hub: Hub) -> Non
     for text in ("emb", "tokens", "none"):
         found = find_model(REPO, text=text)
         assert check_weights(replace(found, folder="/on/the/driver")) == found
-    hub.error = "down 503"
+    refuse(hub, "down 503")
     assert find_model(REPO, text="emb") == model
 
 
@@ -483,7 +426,7 @@ def test_a_node_that_may_not_read_a_repository_is_given_up_and_not_the_run(
     elsewhere = replace(find_model(REPO, text="emb"), folder="/on/the/driver")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
     set_constants(monkeypatch, HF_HUB_CACHE=str(tmp_path / "empty"))
-    hub.error = "RepoNotFound 404"
+    refuse(hub, "RepoNotFound 404")
     with pytest.raises(WorkError, match=r"cannot be found on this node: .*HF_TOKEN"):
         check_weights(elsewhere)
 
@@ -496,9 +439,9 @@ def test_a_node_with_some_of_the_files_gets_the_others(hub: Hub, cache: Path, cu
             path.resolve().write_bytes(path.read_bytes()[:-1])
         else:
             path.unlink()
-    hub.asked.clear()
+    hub.requests.clear()
     assert check_weights(model) == model
-    fetched = {path.partition(f"{COMMIT}/")[2] for path in hub.asked if "/resolve/" in path}
+    fetched = {path.partition(f"{COMMIT}/")[2] for path in hub.requests if "/resolve/" in path}
     assert fetched == {*model.files[::2]}
     assert cache.is_dir()
 

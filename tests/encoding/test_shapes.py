@@ -19,7 +19,7 @@ from tests.kit.batches import assert_same
 from tests.kit.encode_work import Making
 from tests.kit.encodes import TOY, encode_here, in_this_process, latents_of, members, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
-from tests.kit.paths import FIND_TESTS, format_recipe
+from tests.kit.paths import format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field
 from wdsprep.dataset.samples import Sample
@@ -34,10 +34,6 @@ from wdsprep.images.nearest_shape import Shapes
 NEAREST = "nearest:8,3"
 MAX_CROP = 0.3
 COUNT = 500
-COMMAND = f"""
-{FIND_TESTS}
-from tests.kit.encode_work import command; command(*sys.argv[1:])
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)

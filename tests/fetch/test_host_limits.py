@@ -4,7 +4,6 @@ import asyncio
 import datetime
 import socket
 import time
-from collections import Counter
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,11 +12,9 @@ import pytest
 
 from tests.kit.fetches import Answers
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import WorkError
 from wdsprep.fetch.answer_rules import pause_s, retry_after_s
 from wdsprep.fetch.limits import (
-    FAILURES_IN_A_ROW,
     ROOM_NBYTES,
     USUAL_NBYTES,
     BodyLimit,
@@ -39,28 +36,6 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_hosts_are_called_in_turn_and_within_both_bounds() -> None:
-    async def game() -> None:
-        turns, busy, called = HostLimits(in_flight=3, per_host=2), Counter[str](), list[str]()
-
-        async def work(host: str) -> None:
-            await turns.take(host)
-            called.append(host)
-            busy[host] += 1
-            assert busy[host] <= 2
-            assert busy.total() <= 3
-            await asyncio.sleep(0)
-            busy[host] -= 1
-            turns.give_back(host, None)
-
-        await asyncio.gather(*(work(host) for host in ["a"] * 20 + ["b"] * 4 + ["c"]))
-        assert called[:9].count("b") >= 3
-        assert "c" in called[:6]
-        assert Counter(called) == {"a": 20, "b": 4, "c": 1}
-
-    play(game())
-
-
 def test_a_host_that_pauses_does_not_hold_the_others() -> None:
     async def game() -> None:
         turns, called = HostLimits(in_flight=1, per_host=1), list[str]()
@@ -76,28 +51,6 @@ def test_a_host_that_pauses_does_not_hold_the_others() -> None:
         turns.give_back("a", None, pause_s=0.05)
         await others
         assert called == ["b", "b", "a", "a", "a"]
-
-    play(game())
-
-
-def test_those_who_wait_for_a_dead_host_share_the_fate_of_one() -> None:
-    async def game() -> None:
-        turns, failed, asked = HostLimits(in_flight=4, per_host=4), list[str](), 0
-
-        async def work() -> None:
-            nonlocal asked
-            try:
-                await turns.take("a")
-            except RejectedError as error:
-                failed.append(error.detail)
-                return
-            asked += 1
-            await asyncio.sleep(0)
-            turns.give_back("a", RejectedError(Code.TIMEOUT, "late"))
-
-        await asyncio.gather(*(work() for _ in range(100)))
-        assert FAILURES_IN_A_ROW <= asked < FAILURES_IN_A_ROW + 4
-        assert failed == ["late, as others there"] * (100 - asked)
 
     play(game())
 

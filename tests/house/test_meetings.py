@@ -15,7 +15,7 @@ import pytest
 from blake3 import blake3
 
 from tests.kit.damaged import check, findings, flip, pack_here, source_of_photos
-from tests.kit.encodes import Means, encode_here, pictures
+from tests.kit.encodes import encode_here, pictures
 from tests.kit.encodes import packed as packed_for_encode
 from tests.kit.kills import JOBS, Kills
 from tests.kit.meetings import Meeting, Stage
@@ -153,10 +153,6 @@ def test_a_repair_with_an_old_plan_lets_a_slice_be_that_was_packed_again(tmp_pat
 
 
 # --- encode
-
-
-def same(encoder: Means) -> Means:
-    return encoder
 
 
 def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for(

@@ -1,9 +1,7 @@
 """The tools: benchmarks, the S3 server of the tests, and what the workflows run."""
 
 import contextlib
-import io
 import json
-import os
 import re
 import stat
 import subprocess
@@ -15,9 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kit.faultproxy import Drop, Fault, FaultProxy, first
-from tests.kit.s3 import S3Server, run_tool, s3_client, start_server
-from tools.benches import ROOT, Group, Rival, Role, figures, gpu, gpu_steps, tables
+from tests.kit.s3 import s3_client
+from tools.benches import ROOT, Group, Rival, Role, figures, tables
 from tools.benches.turns import Measured, Taken, in_turns
 
 ALLOCATE = "import time; block = bytearray(60_000_000); time.sleep(1); print('took 2.5')"
@@ -59,48 +56,6 @@ def test_a_name_that_no_group_has_is_told_with_those_that_there_are() -> None:
     assert done.stderr == (
         "bench: no group has 'x\\n' in its name: --only takes a part of one of these: cli\n"
     )
-
-
-def fail(bench: gpu_steps.Bench) -> None:
-    bench.figure("before", 1)
-    raise RuntimeError("planted")
-
-
-def hang(bench: gpu_steps.Bench) -> None:
-    bench.figure("before", 2)
-    subprocess.run(["sleep", "600"], check=False)
-
-
-def end(_bench: gpu_steps.Bench) -> None:
-    os.write(1, b"the last words\n")
-    os._exit(7)
-
-
-def note_process(bench: gpu_steps.Bench) -> None:
-    bench.figure("process", os.getpid())
-
-
-def test_a_step_for_a_gpu_that_fails_hangs_or_dies_costs_its_own_line_alone(tmp_path: Path) -> None:
-    names = ("note_process", "note_process", "fail", "note_process", "hang", "note_process", "end")
-    limits = {"hang": 3.0}
-    plan = [gpu.Step(name, limits.get(name, 60.0), "something", __name__) for name in names]
-    lines = io.StringIO()
-    results = gpu.run(tmp_path, plan, small=True, lines=lines)
-    assert [json.loads(line) for line in lines.getvalue().splitlines()] == [*map(vars, results)]
-    assert [result.error for result in results] == [
-        "",
-        "",
-        "RuntimeError: planted",
-        "",
-        "not done after 3 s",
-        "",
-        "its process ended with 7: the last words",
-    ]
-    assert [results[number].figures for number in (2, 4)] == [{"before": 1}, {"before": 2}]
-    processes = [results[number].figures["process"] for number in (0, 1, 3, 5)]
-    assert processes[0] == processes[1]  # so that imports are paid once
-    assert len({*processes}) == 3  # and another one after each that is broken
-    assert "hang (3 of 3 s) FAILED: not done after 3 s: something" in [*gpu.summary(plan, results)]
 
 
 def test_figures_are_kept_by_group_and_shown(
@@ -153,21 +108,10 @@ def test_the_page_and_the_tables_show_what_was_recorded(
     assert {name: (tmp_path / name).read_text() for name in shown} == shown
 
 
-MIB = 1024 * 1024
-
-
 @pytest.fixture
 def client(bucket: str) -> Iterator[Any]:  # noqa: ARG001
     with s3_client() as made:
         yield made
-
-
-@contextlib.contextmanager
-def faulty(server: S3Server, fault: Fault | None, **match: str) -> Iterator[tuple[FaultProxy, Any]]:
-    """A proxy that does this to the first request, or to none, and a client that talks to it."""
-    rule = first(1 if fault else 0, fault or Drop(), **match)
-    with FaultProxy(server.url, rule) as proxy, s3_client(proxy.url) as client:
-        yield proxy, client
 
 
 def error_code(call: Any, **kwargs: Any) -> str:
@@ -181,10 +125,6 @@ def error_code(call: Any, **kwargs: Any) -> str:
 def body(client: Any, bucket: str, key: str, **kwargs: Any) -> bytes:
     with contextlib.closing(client.get_object(Bucket=bucket, Key=key, **kwargs)["Body"]) as stream:
         return bytes(stream.read())
-
-
-def keys(client: Any, bucket: str) -> list[str]:
-    return [found["Key"] for found in client.list_objects_v2(Bucket=bucket).get("Contents", [])]
 
 
 def upload_parts(client: Any, bucket: str, key: str, *parts: bytes) -> dict[str, Any]:
@@ -215,67 +155,7 @@ def test_this_server_ignores_the_condition_on_multipart_completion(
     assert body(client, bucket, "k") == b"second"
 
 
-def test_stop_leaves_no_process_and_no_directory(s3_server: S3Server, tmp_path: Path) -> None:
-    home = tmp_path / "server"
-    server = start_server(home, ttl=60)
-    try:
-        again = run_tool("start", "--dir", home)
-        assert server.url in again.stdout
-        assert server.url != s3_server.url
-        assert len(processes_of(home)) == 4
-    finally:
-        stopped = run_tool("stop", "--dir", home)
-    assert (stopped.returncode, stopped.stderr) == (0, "")
-    assert processes_of(home) == []
-    assert not home.exists()
-    assert len(processes_of(s3_server.home)) == 4
-
-
-def test_failure_names_the_log_and_leaves_no_process(
-    s3_server: S3Server,  # noqa: ARG001
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broken = tmp_path / "bin" / "radosgw"
-    broken.parent.mkdir()
-    broken.write_text("#!/bin/sh\necho broken\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", str(broken.parent), prepend=os.pathsep)
-    home = tmp_path / "server"
-    failed = run_tool("start", "--dir", home)
-    assert failed.returncode == 1
-    assert str(home / "rgw.log") in failed.stderr.splitlines()[-1]
-    assert (home / "rgw.log").read_text() == "broken\n"
-    assert processes_of(home) == []
-
-
-def processes_of(home: Path) -> list[bytes]:
-    """Command lines that name the directory; a process that ended has none."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            line = Path("/proc", pid, "cmdline").read_bytes()
-            if os.fsencode(home) in line.replace(b"/ceph.conf", b"").split(b"\0"):
-                found.append(line)
-    return found
-
-
-def test_proxy_passes_everything_on(s3_server: S3Server, bucket: str) -> None:
-    with faulty(s3_server, None) as (proxy, client):
-        client.put_object(Bucket=bucket, Key="k", Body=b"0123456789")
-        assert body(client, bucket, "k") == b"0123456789"
-        assert body(client, bucket, "k", Range="bytes=2-4") == b"234"
-        assert client.head_object(Bucket=bucket, Key="k")["ContentLength"] == 10
-        assert keys(client, bucket) == ["k"]
-        parts = upload_parts(client, bucket, "big", b"a" * 5 * MIB, b"b")
-        client.complete_multipart_upload(**parts)
-        client.delete_object(Bucket=bucket, Key="k")
-        assert keys(client, bucket) == ["big"]
-        assert proxy.requests[:2] == [("PUT", f"/{bucket}/k"), ("GET", f"/{bucket}/k")]
-
-
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 SCRIPT = re.compile(r"(?:^|\s)((?:\.ci|tools)/[\w-]+)")
 
 

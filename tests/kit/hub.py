@@ -1,15 +1,17 @@
 """A small hub on loopback, and fixtures that point the hub's library at it.
 
-It has what reading takes: the head of a branch, listings in pages, and ranges of files behind the
-address of another server. Its tests talk to it through the library alone, so what it answers is
-what that takes.
+It has what reading datasets and models takes: the head of a branch, listings in pages, and ranges
+of files, of large ones behind the address of another server. Its tests talk to it through the
+library alone, so what it answers is what that takes.
 """
 
 import hashlib
 import http.server
 import json
 import secrets
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+
+from tests.kit.serving import serving
 
 TOKEN = "hf_of_the_tests"
 PAGE = 5  # files of a listing
@@ -71,6 +75,12 @@ class Hub(http.server.ThreadingHTTPServer):
         self.requests: list[str] = []
         self.lock = threading.Lock()
         self.before: Rule = _as_ever
+        self.pause_s = 0.0
+        """before each tenth of a file of weights"""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # who asked has left
+            super().handle_error(request, client_address)
 
     def make(self, name: str) -> Repository:
         self.repositories[name] = Repository()
@@ -92,7 +102,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(b"" if self.command == "HEAD" else data)
+        self.write(b"" if self.command == "HEAD" else data)
+
+    def write(self, data: bytes) -> None:
+        pause_s = self.server.pause_s if ".safetensors" in self.path else 0
+        piece = -(-len(data) // 10) if pause_s else len(data)
+        for start in range(0, len(data), piece or 1):
+            time.sleep(pause_s)
+            self.wfile.write(data[start : start + piece])
 
     do_GET = do_HEAD = do_any  # noqa: N815
 
@@ -107,19 +124,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return (400, {}, b"a token!") if is_told else self.part(self.server.large_files[way[1]])
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.error(401, "RepoNotFound", "Invalid username or password.")
-        at = 2 if way[0] == "api" else 1
+        at = 2 if way[0] == "api" else int(way[0] == "datasets")
         repository = self.server.repositories.get("/".join(way[at : at + 2]))
         if repository is None:
             return self.error(404, "RepoNotFound", "Repository not found")
-        call, revision, path = way[at + 2], way[at + 3], "/".join(way[at + 4 :])
+        call, revision, *rest = way[at + 2 :] or ("revision", "main")
         commit = repository.head if revision in ("main", "other/branch") else revision
         if commit not in repository.trees:
             return self.error(404, "RevisionNotFound", "Invalid rev id")
         if call == "revision":
-            return self.said({"id": "/".join(way[at : at + 2]), "sha": commit})
+            sizes = {name: len(data) for name, data in repository.trees[commit].items()}
+            siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+            name = "/".join(way[at : at + 2])
+            return self.said({"id": name, "sha": commit, "siblings": siblings})
         if call == "tree":
-            return self.tree(repository.trees[commit], path, parse_qs(parts.query))
-        return self.file(repository.trees[commit], path)
+            return self.tree(repository.trees[commit], "/".join(rest), parse_qs(parts.query))
+        return self.file(repository.trees[commit], "/".join(rest), commit)
 
     def said(self, value: object, headers: dict[str, str] | None = None) -> Answer:
         return (
@@ -150,11 +170,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         more = f'<{here}?recursive=true&cursor={start + PAGE}>; rel="next"'
         return self.said(some, {"Link": more} if start + PAGE < len(below) else {})
 
-    def file(self, files: dict[str, bytes], path: str) -> Answer:
+    def file(self, files: dict[str, bytes], path: str, commit: str) -> Answer:
         if path not in files:
             return self.error(404, "EntryNotFound", f"{path} does not exist")
         if not is_large(path):
-            return self.part(files[path])
+            status, headers, data = self.part(files[path])
+            known = {"X-Repo-Commit": commit, "ETag": f'"{oid_of(files[path])}"'}
+            return status, {**headers, **known}, data
         digest = hashlib.sha256(files[path]).hexdigest()
         self.server.large_files[digest] = files[path]
         return 302, {"Location": f"{self.server.far}/{digest}?signature=secret"}, b""
@@ -172,12 +194,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def hub_server() -> Iterator[Hub]:
-    hub = Hub()
-    thread = threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield hub
-    hub.shutdown()
-    hub.server_close()
+    with serving(Hub()) as hub:
+        yield hub
 
 
 def set_constants(monkeypatch: pytest.MonkeyPatch, **values: str | bool) -> None:
@@ -200,7 +218,7 @@ def hub(hub_server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     set_constants(monkeypatch, HF_HUB_DISABLE_XET=True, HF_HUB_DISABLE_PROGRESS_BARS=True)
-    hub_server.before = _as_ever
+    hub_server.before, hub_server.pause_s = _as_ever, 0.0
     hub_server.requests.clear()
     return hub_server
 

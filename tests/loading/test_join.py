@@ -28,7 +28,7 @@ from tests.kit.latent_sets import array_of, field, flat, keys
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.encoding.on_the_fly.encode_steps import StepBegun
-from wdsprep.errors import DamageError, FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.join import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
 from wdsprep.store.local import LocalStore
@@ -195,15 +195,6 @@ def test_what_the_first_json_lacks_is_looked_for_in_the_others(rejected: Three, 
         load(one, where="wide > 1", **options)
     with pytest.raises(UsageError, match="no sample has tokens"):
         load(rejected[1], where="tokens == 3", **{**options, "join": None})
-
-
-def test_a_damaged_table_beside_others_is_an_error(plain: Three, tmp_path: Path) -> None:
-    _, latents, texts = plain
-    shutil.copytree(texts, tmp_path / "texts")
-    table = tmp_path / "texts/256/000002.parquet"
-    table.write_bytes(table.read_bytes()[:-9])
-    with pytest.raises(DamageError, match=r"texts/256/000002.parquet .*wdsprep repair "):
-        load(latents, join=tmp_path / "texts", where="tokens == 3")
 
 
 def test_shapes_stand_beside_the_same_shapes(shaped: Three, tmp_path: Path) -> None:

@@ -25,14 +25,12 @@ from tests.kit.latent_sets import field, flat, keys, npy, write_latents
 from tests.kit.packs import TWENTY, jpeg, pack, samples_of, upload, write_files
 from tests.kit.shape_sets import SHAPES, write_shapes
 from wdsprep.changes.image_hashes import ImagesLooked, find_compared, open_images
-from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.samples import facts_bytes, value_at_path
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, StoreError, UsageError
 from wdsprep.loading.where import Where
 from wdsprep.packing.filters import Filter
 from wdsprep.reporting.inspect import MatchingSamples
-from wdsprep.store.local import LocalStore
 
 SIZES = (60, 0, 45, 3)
 Facts = dict[str, Any]
@@ -325,21 +323,6 @@ def test_damage_of_a_dataset_is_an_error_and_nothing_is_kept(
     assert not list(cache_home.glob("*.arrays"))
 
 
-def test_a_read_that_fails_is_an_error(data: str, cache_home: Path) -> None:
-    def no_table(store: Any, name: str, **options: Any) -> bytes:
-        if name.endswith(".parquet"):
-            raise StoreError(f"{name}: Input/output error")
-        return read(store, name, **options)
-
-    read = LocalStore.read
-    with (
-        patch.object(LocalStore, "read", no_table),
-        pytest.raises(StoreError, match=r"parquet: Input/output error$"),
-    ):
-        load(data, where=FINE)
-    assert not list(cache_home.glob("*.arrays"))
-
-
 def damaged_copy(data: str, folder: Path) -> str:
     """With three samples whose json is none."""
     url = str(shutil.copytree(data, folder, ignore=shutil.ignore_patterns("*.parquet")))
@@ -432,22 +415,6 @@ def test_every_command_finds_what_the_closures_find_in_the_json(
 
 def looked_at(images: Path) -> ImagesLooked:
     return open_images(str(images), str(images), f"{images}-hashes")
-
-
-def test_s3_gives_what_a_folder_gives(data: str, bucket: str) -> None:
-    """Whether shards come whole or the ends of samples alone."""
-    url = f"s3://{bucket}/latents"
-    upload(Path(data), url)
-    wanted = keys(load(data, where=FINE))
-    assert keys(load(url, where=FINE)) == wanted
-    with patch("wdsprep.dataset.shard_reader.LARGE_NBYTES", 1):
-        assert served(url, where=f"{FINE} and 1") == served(data, where=f"{FINE} and 1")
-
-
-def test_variable_arrays_and_a_json_far_from_the_end(tmp_path: Path) -> None:
-    url = write_with_facts(str(tmp_path), (30,), fields=(field("latent", (4, 8, 8)),))
-    assert layout([field("latent", (4, 8, 8))])
-    assert set(served(url, where=FINE)) == wanted(is_fine, 30)
 
 
 def test_a_process_that_is_started_maps_positions_again(tmp_path: Path, cache_home: Path) -> None:

@@ -35,7 +35,7 @@ from tests.kit.paths import format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.fetch.options import FetchRules
 from wdsprep.packing.pack import PackWorkerPlan, plan_workers
 from wdsprep.runners.job import JobListener
@@ -48,12 +48,17 @@ def test_a_folder_of_photos_packs_with_no_option_at_all(tmp_path: Path) -> None:
     files = {
         f"holiday {n}/IMG_{n:04d}.JPG": jpeg(n, (300 + 100 * n, 400 + 50 * n)) for n in range(4)
     }
-    write_files(tmp_path / "downloads", {**files, "holiday 1/IMG_0001.txt": "the sea"})
+    more = {"holiday 1/IMG_0001.txt": "the sea", "small.jpg": jpeg(9, (100, 100))}
+    write_files(tmp_path / "downloads", {**files, **more})
     done = run("pack", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "4 images in a folder, 1 with captions" in done.stderr
+    assert "downloads: 5 images in a folder, 1 with captions" in done.stderr
+    assert "is done" not in done.stderr, "which --verbose tells"
     large = "images large enough to encode: 4 at 256, 1 at 512, 0 at 768, 0 at 1024"
     assert large in done.stdout
+    assert "1 reject (too_small 1)" in done.stdout
+    assert "next: " in done.stdout
+    assert "nothing left to do" in run("pack", cwd=tmp_path).stdout
     check_dataset(tmp_path / "shards/images")
     captions = [sample["txt"] for sample in samples_of(tmp_path / "shards/images")]
     assert captions == ["", "the sea", "", ""]
@@ -237,12 +242,13 @@ def test_ray_changes_no_byte(album: Path, packed_album: Path, tmp_path: Path) ->
     assert tree(tmp_path / "out") == tree(packed_album)
 
 
-def test_a_second_run_does_nothing_and_changes_nothing(album: Path, tmp_path: Path) -> None:
+def test_a_second_run_does_nothing_and_changes_nothing(
+    album: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = pack(album, tmp_path / "out", *TWENTY)
     before = tree(out)
-    done = run_pack(album, out, *TWENTY)
-    assert done.returncode == 0
-    assert "nothing left to do: 7 slices packed before" in done.stdout
+    pack(album, out, *TWENTY)
+    assert "nothing left to do: 7 slices packed before" in capsys.readouterr().out
     assert tree(out) == before
 
 
@@ -261,18 +267,16 @@ def test_shards_roll_over_by_size_and_no_sample_is_lost(album: Path, tmp_path: P
 def test_the_manifest_is_made_again_from_the_receipts(album: Path, tmp_path: Path) -> None:
     out = pack(album, tmp_path / "out", *TWENTY)
     before = tree(out)
-    assert run("rebuild", out).returncode == 0
+    assert main(["rebuild", str(out)]) == 0
     assert tree(out) == before
     (out / "wdsprep.json").unlink()
-    assert run("rebuild", out).returncode == 0
-    assert manifest_of(out).shards == manifest_of(out).shards
+    assert main(["rebuild", str(out)]) == 0
     pack(album, out, *TWENTY)
     assert tree(out) == before
     (out / "wdsprep.json").write_bytes(before["wdsprep.json"][:-9] + b"oh no!\n")
-    done = run_pack(album, out, *TWENTY)
-    assert done.returncode == 1
-    assert f'run "wdsprep rebuild {out}"' in done.stderr
-    assert run("rebuild", out).returncode == 0
+    with pytest.raises(FormatError, match=f'run "wdsprep rebuild {out}"'):
+        pack(album, out, *TWENTY)
+    assert main(["rebuild", str(out)]) == 0
     pack(album, out, *TWENTY)
     assert tree(out) == before
 

@@ -271,7 +271,3 @@ def test_a_retry_is_whole_after_a_kill_at_any_step_and_after_a_receipt_is_delete
         touch(table)
         pack(table, out, *RETRY)
         check_whole(out)
-
-
-OPTIONS = (*FAST, "--samples-per-shard", "15")
-ROWS = KINDS * 9

@@ -290,9 +290,6 @@ def test_throughput_is_told_by_the_times_of_receipts_without_pauses(
     assert (said in page.text) == (active_s == 30)
 
 
-WHOLE = st.integers() | st.sampled_from([10**400, -(10**60), 1 << 63])
-
-
 def test_removed_samples_are_called_removed(made: Made, tmp_path: Path) -> None:
     images = copytree(made.images, tmp_path / "images")
     latents = copytree(made.latents, tmp_path / "latents")

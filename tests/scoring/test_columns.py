@@ -69,16 +69,6 @@ def test_duckdb_gets_scores_beside_what_is_known_of_images(
     assert {key for key, _ in rows.project("key, caption").fetchall()} == wanted(scores, least)
 
 
-def test_select_takes_columns_of_scores_that_are_joined(
-    scores: Path, images: Path, least: float, tmp_path: Path
-) -> None:
-    out = tmp_path / "good"
-    wdsprep.select(str(images), str(out), join=str(scores), where=f"aesthetic >= {least}")
-    good = read_manifest(open_store(str(out)))
-    assert good is not None
-    assert good.samples == len(wanted(scores, least))
-
-
 def test_a_condition_may_leave_joined_scores_out(
     scores: Path, images: Path, tmp_path: Path
 ) -> None:

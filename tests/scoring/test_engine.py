@@ -1,11 +1,8 @@
 """Scores are computed by the engine of `encode` from what transformers alone prepares."""
 
-import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +18,19 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from tests.kit.encodes import packed, pictures
-from tests.kit.packs import pack, tree
+from tests.kit.encodes import pictures
+from tests.kit.packs import pack
 from tests.kit.scores import columns_in, score_here
 from tests.kit.scoring_models import KINDS, SQUARE, small
 from wdsprep.dataset.samples import Sample
-from wdsprep.encoding import worker_plan
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import Device
 from wdsprep.encoding.sample_chain import EncodingSample, Row
-from wdsprep.encoding.worker_plan import Machine
 from wdsprep.images.crop import NO_PIXELS
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.scoring.models import find_score_model
 from wdsprep.scoring.networks import DecodedImage, ImageProcessor, ScoreEncoder
-from wdsprep.scoring.score import ScoreWork, make_encoder, score
 from wdsprep.scoring.worker import PreparedImage, ScoreBatcher, ScoreEngine
 
 CHECKS = [2, 2]
@@ -215,55 +209,3 @@ def test_processors_that_scale_alike_share_the_scaled_image(
     other.save_pretrained(folder)
     images = prepare_and_compare(folder, prepare_and_compare(models / "vit"))
     assert {len(image.scaled) for image in images} == {times}
-
-
-SAMPLES, LOST_GPU, FAILS_FROM = 60, "1", 3
-
-
-class WorkOnLostGpu(ScoreWork):
-    """The work of `score`. On one GPU the third batch fails, and all after it.
-
-    The other waits until then with its first batch, however long either takes to open.
-    """
-
-    __slots__ = ()
-
-    def open(self) -> Any:
-        from torch.nn.modules.module import register_module_forward_pre_hook
-        from transformers import ViTForImageClassification
-
-        batches, failed = 0, Path(self.images).with_name("failed")
-
-        def hook(module: object, _inputs: object) -> None:
-            nonlocal batches
-            if isinstance(module, ViTForImageClassification):
-                batches += 1
-                is_lost = os.environ["CUDA_VISIBLE_DEVICES"] == LOST_GPU
-                if is_lost and batches >= FAILS_FROM:
-                    failed.touch()
-                    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-                until = time.monotonic() + 120
-                while not (is_lost or failed.exists()) and time.monotonic() < until:
-                    time.sleep(0.01)
-
-        register_module_forward_pre_hook(hook)
-        models, _, dtype = self.make_encoder.args  # type: ignore[attr-defined]
-        return ScoreWork.open(
-            replace(self, make_encoder=partial(make_encoder, models, "cpu", dtype))
-        )
-
-
-@pytest.mark.system
-def test_a_lost_gpu_costs_no_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    images = packed(pictures(tmp_path / "in", range(SAMPLES)), tmp_path / "images")
-    model = small("vit", tmp_path / "vit")
-    wish: dict[str, Any] = {"model": str(model), "dtype": "fp32", "batch_size": 4}
-    score_here(images, tmp_path / "undisturbed", **wish)
-    monkeypatch.setattr("wdsprep.scoring.score.ScoreWork", WorkOnLostGpu)
-    monkeypatch.setattr(worker_plan, "this_machine", lambda _d: Machine(cpus=2, gpus=("0", "1")))
-    outcome = score(str(images), str(tmp_path / "out"), runner="local", **wish)
-    assert (outcome.samples, outcome.quarantined) == (SAMPLES, ())
-    assert "illegal memory access" in caplog.text
-    assert tree(tmp_path / "out") == tree(tmp_path / "undisturbed")

@@ -2,29 +2,23 @@
 
 import json
 import shlex
-import shutil
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
-from tests.kit.encodes import Here, encode_here, packed, pictures, samples_in
-from tests.kit.packs import SCRIPT, jpeg, pack, tree, write_files
+from tests.kit.encodes import Here, packed, pictures, samples_in
+from tests.kit.packs import SCRIPT, jpeg, pack, write_files
 from tests.kit.scores import arrays_in, columns_in, pictures_in, score_here
 from tests.kit.scoring_models import KINDS, LABELS, alone, small
-from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from tools.tiny.drawings import draw
 from wdsprep.cli import main
 from wdsprep.cli.demo.pictures import KINDS as PICTURES
 from wdsprep.cli.demo.pictures import SUFFIXES
-from wdsprep.dataset.settings import columns_of
 from wdsprep.errors import FingerprintError, UsageError
-from wdsprep.scoring.languages import count_captions, plain_caption, share_of_letters
+from wdsprep.scoring.languages import share_of_letters
 from wdsprep.scoring.score import example_condition
 
 CLOSE = 1e-5
@@ -76,34 +70,9 @@ def test_columns_do_not_depend_on_companions(
             assert abs(facts[name] - both[key][name]) < CLOSE
 
 
-def test_a_sound_dataset_comes_out_which_verify_holds_to_the_images(
-    scores: Path, images: Path
-) -> None:
-    verified = wdsprep.verify(str(images), str(scores))
-    assert not verified.findings
-    dataset = wdsprep.inspect(str(scores))
-    assert dataset.manifest.kind == "scores"
-    assert columns_of(dataset.manifest.settings)["aesthetic"] == "number"
-
-
 def scored(out: Path, images: Path, models: Path, *more: str) -> list[str]:
     words = [str(SCRIPT), "score", str(images), str(out), "--model", str(models / "clip")]
     return [*words, "--device", "cpu", "--runner", "local", *more]
-
-
-def test_a_shard_that_was_lost_is_made_again_to_the_same_bytes(
-    images: Path, models: Path, tmp_path: Path
-) -> None:
-    given: dict[str, Any] = {"model": str(models / "vit")}
-    out = tmp_path / "scores"
-    score_here(images, out, **given)
-    before = tree(out)
-    damaged = out / "64/000001.parquet"
-    damaged.write_bytes(damaged.read_bytes()[:-60] + b"x" * 60)
-    assert wdsprep.repair(str(out), yes=True).done
-    assert not damaged.exists()
-    assert score_here(images, out, **given).samples == 4
-    assert tree(out) == before
 
 
 def test_new_shards_of_an_append_are_scored_by_the_next_run(models: Path, tmp_path: Path) -> None:
@@ -115,18 +84,6 @@ def test_new_shards_of_an_append_are_scored_by_the_next_run(models: Path, tmp_pa
     packed(source, images, "--append")
     again = score_here(images, tmp_path / "scores", **given)
     assert (again.samples, again.manifest.samples, again.manifest.complete) == (6, 12, True)
-
-
-def test_remove_takes_samples_out_of_scores_too(images: Path, models: Path, tmp_path: Path) -> None:
-    own = tmp_path / "images"
-    shutil.copytree(images, own)
-    given = {"model": str(models / "vit")}
-    score_here(own, tmp_path / "scores", **given)
-    key = next(iter(columns_in(tmp_path / "scores")))
-    wdsprep.remove(str(own), str(tmp_path / "scores"), keys=[key], yes=True)
-    assert key not in columns_in(tmp_path / "scores")
-    assert not wdsprep.verify(str(own), str(tmp_path / "scores")).findings
-    assert score_here(own, tmp_path / "scores", **given).samples == 0
 
 
 def test_a_resume_with_other_weights_is_refused_in_words(
@@ -240,11 +197,6 @@ def test_share_of_letters_leaves_out_white_space() -> None:
     assert share_of_letters("雪 🐕") == 0.5
 
 
-def test_captions_that_differ_in_case_and_space_alone_are_repeated() -> None:
-    counts = count_captions(CAPTIONS)
-    assert [counts[plain_caption(caption)] for caption in CAPTIONS] == [2, 1, 1, 2, 1]
-
-
 def test_without_the_library_a_line_says_how_to_get_it(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,59 +219,3 @@ def test_languages_are_told_without_a_look_at_images(tmp_path: Path) -> None:
     assert [each["caption_length"] for each in found] == [*map(len, CAPTIONS)]
     assert all(0 < each["language_probability"] <= 1 for each in found[:4])
     assert not wdsprep.verify(str(images), str(tmp_path / "scores")).findings
-
-
-TITLES = ("a dog on a beach", "ein Hund am Strand", "red car in front of a house", "")
-
-
-@pytest.mark.system
-def test_urls_become_chosen_latents_of_both_phases(models: Path, tmp_path: Path) -> None:
-    pytest.importorskip("py3langid")
-    sizes = ((96, 80), (200, 150))
-    drawn = [
-        PICTURES[kind](draw(f"{kind} {number}", sizes[number % 2]).image)
-        for number in range(2)
-        for kind in PICTURES
-    ]
-
-    def answer(connection: Connection, request: Request) -> bool:
-        name = request.path.strip("/")
-        behave = ok(drawn[int(name)]) if name.isdecimal() else status(404)  # of robots.txt
-        return behave(connection, request)
-
-    with WebServer(answer) as server:
-        rows = [
-            {"url": f"{server.url}/{number}", "caption": TITLES[number % len(TITLES)]}
-            for number in range(len(drawn))
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "urls.parquet")
-        images = tmp_path / "images"
-        wdsprep.pack(
-            str(tmp_path / "urls.parquet"),
-            str(images),
-            buckets=(64, 128),
-            samples_per_shard=6,
-            allow_private_hosts=True,
-        )
-    given = {"model": str(models / "clip"), "head": f"aesthetic={models / 'head.safetensors'}"}
-    score_here(images, tmp_path / "scores", language=True, **given)
-    columns = columns_in(tmp_path / "scores")
-    least = sorted(each["aesthetic"] for each in columns.values())[len(columns) // 3]
-    condition = f"language == 'en' and aesthetic >= {least}"
-    good = {
-        key
-        for key, each in columns.items()
-        if each["language"] == "en" and each["aesthetic"] >= least
-    }
-    wdsprep.select(
-        [str(images), str(tmp_path / "scores")], str(tmp_path / "good/{name}"), where=condition
-    )
-    assert columns_in(tmp_path / "good/scores").keys() == good
-    for resolution in (64, 128):
-        latents = tmp_path / f"good/latents-{resolution}"
-        encode_here(tmp_path / "good/images", latents, resolution=resolution)
-        loader = wdsprep.load(str(latents), join=str(tmp_path / "good/scores"), global_batch=1)
-        for batch in loader:
-            assert batch["key"][0] in good
-            assert batch["aesthetic"].item() >= least - 1e-6
-    assert len(list(wdsprep.load(str(tmp_path / "good/latents-64"), global_batch=1))) == len(good)

@@ -1,7 +1,6 @@
 """A file on a web server: nothing but the bytes that were asked for, all of one version."""
 
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -21,7 +20,6 @@ from wdsprep.store.base import stream
 from wdsprep.store.web import WebStore
 
 TEN = b"0123456789"
-Served = Callable[[WebServer], WebStore]
 
 
 def part(body: bytes, span: str | None, **headers: object) -> Behaviour:
