@@ -11,15 +11,12 @@ kept as they came and the table has the digests of what came (`pack --compute-ha
 in roles are found by their URLs and digests as targets are, and the whole sample goes. But they
 keep no other sample away: many samples may have one reference.
 
-`WantedSamples` has the samples that a user wants to remove, by keys, URLs, digests or sources, of
-any number.
+There may be any number of keys, URLs, digests and sources.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -27,11 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wdsprep.changes.options import NameList, is_file, read_lines
+from wdsprep.changes.options import NameList, RemoveOptions, is_file, read_lines
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
-from wdsprep.dataset.file_names import LATENTS, SELECTION, latent_unit
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import CONTENT, Receipt, Shard, image_shard_digest
+from wdsprep.dataset.file_names import latent_unit
+from wdsprep.dataset.receipts import Receipt, Shard, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of
@@ -40,8 +36,6 @@ from wdsprep.dataset.samples import META, roles_of
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import open_tape, scan
-from wdsprep.dataset.thread_map import map_ahead
-from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.images.headers import IMAGES
 from wdsprep.store.base import Store, local_path
@@ -56,55 +50,39 @@ IN_JSON = frozenset({"url", "sha256"})
 """What JSON of these columns may say of a sample whose own column for it is empty."""
 Rows = dict[int, dict[str, Any]]
 """Rows of the table of a shard, by their numbers, which rise."""
+FoundInUnit = tuple[UnitRemoval | None, set[bytes], set[str]]
+"""What a unit loses, the marks of inputs that must stay away, and the wanted keys that were removed
+before."""
 Fields = Mapping[str, bytes]
-
-
 OWN_KEY = re.compile(r"\d{12,}")
-
-
 DIGITS = 6  # the fewest of a slice, and of a number in it
-
-
 SHA256 = re.compile(r"[0-9a-f]{64}")
 IN_ROLE = re.compile(r'"([a-z0-9]+(?:_[0-9]+)?_(?:url|sha256))":')
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WantedSamples:
-    """The samples to remove: `texts` to look for in the columns of tables, by their names.
+class SampleFinder:
+    """A search for the samples that a user lists by keys, URLs, digests or sources.
 
-    All datasets have keys. URLs, digests and sources are in tables of images alone. `starts` has
-    the first digits of the slices that keys begin with, and "" if some begin with none.
+    `texts` has what to look for in the columns of tables, by their names. All datasets have keys.
+    URLs, digests and sources are in tables of images alone.
     """
 
-    texts: Mapping[str, WantedTexts]
-    starts: frozenset[str]
-    asked_keys: NameList
-
-    @classmethod
-    def of(
-        cls, *, keys: NameList, urls: NameList, sha256: NameList, sources: NameList
-    ) -> "WantedSamples":
-        """Read the lists of keys, URLs, digests and sources."""
-        starts: set[str] = set()
-
-        def noted_keys() -> Iterator[str]:
-            for key in _read_keys(keys):
-                starts.add(key[:DIGITS] if OWN_KEY.fullmatch(key) else "")
-                yield key
-
-        lists = {"source": sources, "url": urls, "sha256": sha256}
-        texts = {
-            kind: WantedTexts(kind, _read_values(kind, asked))
-            for kind, asked in lists.items()
-            if asked
+    def __init__(self, options: RemoveOptions) -> None:
+        self._options = options
+        self._starts: set[str] = set()  # first digits of the slices of keys, and "" for none
+        lists = {"source": options.sources, "url": options.urls, "sha256": options.sha256}
+        self.texts = {
+            kind: WantedTexts(kind, _read_values(kind, values))
+            for kind, values in lists.items()
+            if values
         }
-        if len(wanted_keys := WantedTexts(KEY, noted_keys())):
-            texts[KEY] = wanted_keys
-        return cls(texts=texts, starts=frozenset(starts), asked_keys=keys)
+        if len(wanted_keys := WantedTexts(KEY, self._note_starts(_read_keys(options.keys)))):
+            self.texts[KEY] = wanted_keys
 
-    def __bool__(self) -> bool:
-        return bool(self.texts)
+    def _note_starts(self, keys: Iterable[str]) -> Iterator[str]:
+        for key in keys:
+            self._starts.add(key[:DIGITS] if OWN_KEY.fullmatch(key) else "")
+            yield key
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -114,11 +92,11 @@ class WantedSamples:
     @property
     def are_own(self) -> bool:
         """Return whether all keys are such as `pack` gives."""
-        return "" not in self.starts
+        return "" not in self._starts
 
     def may_be_in(self, unit: str) -> bool:
         """Return whether a wanted key may be one of the slice that a unit was made of."""
-        return unit.rpartition("/")[2][:DIGITS] in self.starts
+        return unit.rpartition("/")[2][:DIGITS] in self._starts
 
     @property
     def marks(self) -> Iterator[bytes]:
@@ -134,8 +112,112 @@ class WantedSamples:
         """Return how many keys were not seen, and some of them."""
         if KEY not in self.texts or (wanted := self.texts[KEY]).seen.all():
             return 0, ()
-        unseen = wanted.unseen(_read_keys(self.asked_keys))
+        unseen = wanted.unseen(_read_keys(self._options.keys))
         return int((~wanted.seen).sum()), tuple(dict.fromkeys(islice(unseen, EXAMPLES + 1)))
+
+    def find_in_unit(
+        self, store: Store, receipt: Receipt, kinds: set[str], lost: ShardRemoval | None
+    ) -> FoundInUnit:
+        """Return the samples and rejects of a unit that are wanted, or that its images lost.
+
+        `kinds` are the columns to search. With `--keep-copies`, samples are marked by their sources
+        alone, and not by their URLs and digests, so that their copies may be packed.
+        """
+        lost_keys = frozenset(lost.keys if lost else ())
+        if not (kinds or lost_keys):
+            return None, set(), set()
+        shards: dict[ShardRemoval, Rows] = {}
+        for shard in receipt.shards:
+            with naming_place(f"{store.url}/{shard.name}"):
+                rows = self._find_in_shard(store, receipt, shard, kinds, lost_keys)
+            if rows:
+                shards[_removal(shard, rows)] = rows
+        rejects = self._find_rejects(store, receipt, kinds, lost_keys)
+        known = {reject.key for reject in rejects if reject.code is Code.REMOVED}
+        gone = {key for shard in shards for key in shard.keys}
+        gone |= {reject.key for reject in rejects} - known
+        if lost and (image_shard_digest(receipt.input) != lost.digest or not gone <= lost_keys):
+            lost = None  # they are of other images, or samples are removed from them alone
+        known -= lost_keys if lost else set()
+        rejects = [reject for reject in rejects if reject.key not in known]
+        removal = UnitRemoval(
+            unit=receipt.unit,
+            shards=tuple(shards),
+            rejects=tuple(reject.key for reject in rejects),
+            made_of=lost.digest if lost else "",
+            lost_rows=lost.rows if lost else (),
+        )
+        rows_gone = [] if lost else [row for rows in shards.values() for row in rows.values()]
+        marks = self._marks(store, receipt, shards, rows_gone, rejects)
+        return removal if shards or rejects or lost else None, marks, known
+
+    def _marks(
+        self,
+        store: Store,
+        receipt: Receipt,
+        shards: Iterable[ShardRemoval],
+        rows: Iterable[Mapping[str, Any]],
+        rejects: Iterable[Reject],
+    ) -> set[bytes]:
+        """Return the marks by which `pack` recognises what is removed from a unit."""
+        if receipt.dataset != "images":
+            return {mark_of("source", row["source"]) for row in rows if row["source"]}
+        kinds = ("source",) if self._options.keep_copies else ("source", "url", "sha256")
+        facts = [*rows, *({"source": reject.source, "url": reject.url} for reject in rejects)]
+        marks = {mark_of(kind, row[kind]) for row in facts for kind in kinds if row.get(kind)}
+        if not self._options.keep_copies:
+            marks.update(*(_marks_of_images(store, removal) for removal in shards))
+        return marks
+
+    def _find_in_shard(
+        self,
+        store: Store,
+        receipt: Receipt,
+        shard: Shard,
+        kinds: set[str],
+        lost_keys: Collection[str],
+    ) -> Rows:
+        """Return the rows of the samples of a shard that are wanted or lost, by their numbers."""
+        names = {*NAMES, "sha256", "changes"} if "sha256" in kinds else {*NAMES, "sha256"}
+        roles = roles_of(receipt.settings)
+        if in_json := IN_JSON & kinds:
+            names |= {*JSON, *(f"{role}_{kind}" for role in roles for kind in in_json)}
+        table = read_sound_columns(store, receipt, shard, names)
+        texts = {name: table.column(name).to_pylist() for name in (KEY, *kinds - in_json)}
+        for name in in_json:
+            column = texts_in(table.select([name, *JSON]), name)
+            texts[name] = (pc.utf8_lower(column) if name == "sha256" else column).to_pylist()
+        numbers = {*self._find_numbers(texts, kinds, lost_keys)}
+        for name in _names_in_roles(table) if roles and in_json else ():
+            if (wanted := self.texts.get(name.rpartition("_")[2])) is not None:
+                numbers.update(wanted.find(texts_in(table, name).to_pylist()).tolist())
+        if "sha256" in kinds and (roles or not _has_all_digests(table)):
+            digests = [*_digests_of_images(store, shard)]
+            stored = self.texts["sha256"].find([digest for _, digest in digests])
+            numbers.update(digests[place][0] for place in stored.tolist())
+        rising = sorted(numbers)
+        found = table.select([n for n in (*NAMES, "sha256") if n in table.column_names])
+        rows = found.take(np.array(rising, np.int64)).to_pylist()
+        return dict(zip(rising, rows, strict=True))
+
+    def _find_rejects(
+        self, store: Store, receipt: Receipt, kinds: set[str], lost_keys: Collection[str]
+    ) -> list[Reject]:
+        """Return the rejects of a unit that are wanted or lost."""
+        rejects = rejects_in(store, receipt.unit) if receipt.rejects else []
+        texts = {name: [getattr(reject, name) for reject in rejects] for name in NAMES}
+        numbers = self._find_numbers(texts, kinds - {"sha256"}, lost_keys)
+        return [rejects[number] for number in numbers]
+
+    def _find_numbers(
+        self, texts: Mapping[str, Sequence[str]], kinds: set[str], lost_keys: Collection[str]
+    ) -> list[int]:
+        """Return which rows are wanted or lost, given the texts in their columns."""
+        keys = enumerate(texts[KEY] if lost_keys else ())
+        numbers = {number for number, key in keys if key in lost_keys}
+        return sorted(
+            numbers.union(*(self.texts[kind].find(texts[kind]).tolist() for kind in kinds))
+        )
 
 
 def _read_keys(asked: NameList) -> Iterable[str]:
@@ -161,202 +243,6 @@ def _read_values(kind: str, asked: NameList) -> Iterator[str]:
                 f"{line[:80]!r} is not a SHA-256 digest: give 64 hexadecimal digits on each line"
             )
         yield value
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetPlace:
-    """A dataset: its path as the user wrote it, its URL, and its receipts as they are now."""
-
-    shown: str
-    url: str
-    edition: Edition
-    manifest: Manifest
-
-    @property
-    def store(self) -> Store:
-        return self.edition.store
-
-    @property
-    def has_images(self) -> bool:
-        return self.manifest.dataset == "images"
-
-    @cached_property
-    def receipts(self) -> Mapping[str, Receipt]:
-        return {receipt.unit: receipt for receipt in self.manifest.receipts}
-
-    @property
-    def is_selection(self) -> bool:
-        """Return whether `select` made the dataset, so that keys do not begin with their unit."""
-        source = self.manifest.settings.get("source")
-        return source == SELECTION or SELECTION in self.manifest.extra
-
-    @property
-    def is_foreign(self) -> bool:
-        """Return whether its latents were made of tars that another program packed."""
-        return not self.has_images and any(
-            CONTENT in receipt.files or not LATENTS.fullmatch(f"{unit}.tar")
-            for unit, receipt in self.receipts.items()
-        )
-
-
-@dataclass(kw_only=True)
-class FoundSamples:
-    """The samples that were found in a dataset, by unit.
-
-    `marks` are those of inputs that must stay away. `known` are the wanted keys whose samples were
-    removed before.
-    """
-
-    units: dict[str, UnitRemoval] = field(default_factory=dict)
-    marks: set[bytes] = field(default_factory=set)
-    known: set[str] = field(default_factory=set)
-
-    @property
-    def samples(self) -> int:
-        return sum(unit.samples for unit in self.units.values())
-
-    @property
-    def keys(self) -> Iterator[str]:
-        for unit in self.units.values():
-            yield from (key for shard in unit.shards for key in shard.keys)
-            yield from unit.rejects
-
-    def add(self, other: "FoundSamples") -> None:
-        self.units |= other.units
-        self.marks |= other.marks
-        self.known |= other.known
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finder:
-    """A search for the wanted samples.
-
-    With `keeps_copies`, found samples are marked by their sources alone, and not by their URLs and
-    digests, so that their copies may be packed.
-    """
-
-    wanted: WantedSamples
-    keeps_copies: bool = False
-    heard: Callable[[str, int, int], object] = lambda _place, _done, _of: None
-
-    def find(
-        self,
-        place: DatasetPlace,
-        receipts: Collection[Receipt],
-        images: Mapping[str, ShardRemoval],
-    ) -> FoundSamples:
-        """Return the samples of some units that are wanted, or whose images are removed.
-
-        `images` are the image shards that lose samples, by the units of the latents made of them.
-        """
-        found = FoundSamples()
-        any_slice = place.is_selection or place.is_foreign
-        any_slice |= not (place.has_images or self.wanted.are_own)
-
-        def look(receipt: Receipt) -> FoundSamples:
-            kinds = {*self.wanted.kinds} if place.has_images else set[str]()
-            if any_slice or self.wanted.may_be_in(receipt.unit):
-                kinds |= self.wanted.texts.keys() & {KEY}
-            return self._find_in_unit(place, receipt, kinds, images.get(receipt.unit))
-
-        for done, in_unit in enumerate(map_ahead(look, receipts, place.store.readers)):
-            self.heard(place.shown, done, len(receipts))
-            found.add(in_unit)
-        return found
-
-    def _find_in_unit(
-        self, place: DatasetPlace, receipt: Receipt, kinds: set[str], lost: ShardRemoval | None
-    ) -> FoundSamples:
-        """Return the samples and rejects of a unit that are wanted, or that its images lost."""
-        found, lost_keys = FoundSamples(), frozenset(lost.keys if lost else ())
-        if not (kinds or lost_keys):
-            return found
-        shards: dict[ShardRemoval, Rows] = {}
-        for shard in receipt.shards:
-            with naming_place(f"{place.store.url}/{shard.name}"):
-                rows = self._find_in_shard(place.store, receipt, shard, kinds, lost_keys)
-            if rows:
-                shards[_removal(shard, rows)] = rows
-        rejects = self._find_rejects(place.store, receipt, kinds, lost_keys)
-        known = {reject.key for reject in rejects if reject.code is Code.REMOVED}
-        gone = {key for shard in shards for key in shard.keys}
-        gone |= {reject.key for reject in rejects} - known
-        if lost and (image_shard_digest(receipt.input) != lost.digest or not gone <= lost_keys):
-            lost = None  # they are of other images, or samples are removed from them alone
-        found.known = known - lost_keys if lost else known
-        rejects = [reject for reject in rejects if reject.key not in found.known]
-        for reject in rejects if place.has_images else ():
-            found.marks |= self._marks(place, {"source": reject.source, "url": reject.url})
-        for removal, rows in shards.items() if lost is None else ():
-            for row in rows.values():
-                found.marks |= self._marks(place, row)
-            if place.has_images and not self.keeps_copies:
-                found.marks |= _marks_of_images(place.store, removal)
-        if shards or rejects or lost:
-            found.units[receipt.unit] = UnitRemoval(
-                unit=receipt.unit,
-                shards=tuple(shards),
-                rejects=tuple(reject.key for reject in rejects),
-                made_of=lost.digest if lost else "",
-                lost_rows=lost.rows if lost else (),
-            )
-        return found
-
-    def _find_in_shard(
-        self,
-        store: Store,
-        receipt: Receipt,
-        shard: Shard,
-        kinds: set[str],
-        lost_keys: Collection[str],
-    ) -> Rows:
-        """Return the rows of the samples of a shard that are wanted or lost, by their numbers."""
-        names = {*NAMES, "sha256", "changes"} if "sha256" in kinds else {*NAMES, "sha256"}
-        roles = roles_of(receipt.settings)
-        if in_json := IN_JSON & kinds:
-            names |= {*JSON, *(f"{role}_{kind}" for role in roles for kind in in_json)}
-        table = read_sound_columns(store, receipt, shard, names)
-        texts = {name: table.column(name).to_pylist() for name in (KEY, *kinds - in_json)}
-        for name in in_json:
-            column = texts_in(table.select([name, *JSON]), name)
-            texts[name] = (pc.utf8_lower(column) if name == "sha256" else column).to_pylist()
-        numbers = {*self._find_numbers(texts, kinds, lost_keys)}
-        for name in _names_in_roles(table) if roles and in_json else ():
-            if (wanted := self.wanted.texts.get(name.rpartition("_")[2])) is not None:
-                numbers.update(wanted.find(texts_in(table, name).to_pylist()).tolist())
-        if "sha256" in kinds and (roles or not _has_all_digests(table)):
-            digests = [*_digests_of_images(store, shard)]
-            stored = self.wanted.texts["sha256"].find([digest for _, digest in digests])
-            numbers.update(digests[place][0] for place in stored.tolist())
-        rising = sorted(numbers)
-        found = table.select([n for n in (*NAMES, "sha256") if n in table.column_names])
-        rows = found.take(np.array(rising, np.int64)).to_pylist()
-        return dict(zip(rising, rows, strict=True))
-
-    def _find_rejects(
-        self, store: Store, receipt: Receipt, kinds: set[str], lost_keys: Collection[str]
-    ) -> list[Reject]:
-        """Return the rejects of a unit that are wanted or lost."""
-        rejects = rejects_in(store, receipt.unit) if receipt.rejects else []
-        texts = {name: [getattr(reject, name) for reject in rejects] for name in NAMES}
-        numbers = self._find_numbers(texts, kinds - {"sha256"}, lost_keys)
-        return [rejects[number] for number in numbers]
-
-    def _find_numbers(
-        self, texts: Mapping[str, Sequence[str]], kinds: set[str], lost_keys: Collection[str]
-    ) -> list[int]:
-        """Return which rows are wanted or lost, given the texts in their columns."""
-        keys = enumerate(texts[KEY] if lost_keys else ())
-        numbers = {number for number, key in keys if key in lost_keys}
-        return sorted(
-            numbers.union(*(self.wanted.texts[kind].find(texts[kind]).tolist() for kind in kinds))
-        )
-
-    def _marks(self, place: DatasetPlace, facts: Mapping[str, Any]) -> set[bytes]:
-        """Return the marks by which `pack` recognises an input, given what is known of it."""
-        is_alone = self.keeps_copies or not place.has_images
-        kinds = ("source",) if is_alone else ("source", "url", "sha256")
-        return {mark_of(kind, facts[kind]) for kind in kinds if facts.get(kind)}
 
 
 def _has_all_digests(table: pa.Table) -> bool:

@@ -40,13 +40,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from wdsprep.changes.find_samples import (
-    DatasetPlace,
-    Finder,
-    FoundSamples,
-    WantedSamples,
-    by_latent_unit,
-)
+from wdsprep.changes.find_samples import FoundInUnit, SampleFinder, by_latent_unit
 from wdsprep.changes.forgotten_latents import find_lost, find_neighbours
 from wdsprep.changes.image_hashes import delete_hashes
 from wdsprep.changes.options import RemoveOptions
@@ -54,13 +48,16 @@ from wdsprep.changes.rewrite_units import UnitChange
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import (
     CAPTIONS,
+    LATENTS,
     MANIFEST_HOLD,
+    SELECTION,
     captions_name,
+    latent_shard,
     latent_unit,
     maker_of,
 )
 from wdsprep.dataset.kept_file import delete_texts
-from wdsprep.dataset.receipts import Receipt, image_shard_digest
+from wdsprep.dataset.receipts import CONTENT, Receipt, image_shard_digest
 from wdsprep.dataset.removed_samples import (
     Marks,
     Removed,
@@ -71,6 +68,7 @@ from wdsprep.dataset.removed_samples import (
     removed_from,
     write_removed,
 )
+from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.stored_dataset import (
     dated_manifest,
     open_current_dataset,
@@ -116,25 +114,22 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     if options.all:
         urls_of += made_of_them
         shown += made_of_them
-    wanted = WantedSamples.of(
-        keys=options.keys, urls=options.urls, sha256=options.sha256, sources=options.sources
-    )
+    finder = SampleFinder(options)
     ended, only_marked = _finish_begun(urls_of, listener)
     opened = [_Dataset(*both) for both in zip(urls_of, shown, strict=True)]
     for dataset in opened:
         dataset.is_only_marked = dataset.url in only_marked
-    finder = Finder(wanted=wanted, keeps_copies=options.keep_copies, heard=listener.listed)
-    if wanted.kinds and not any(dataset.has_images for dataset in opened):
-        kinds = " and ".join(sorted(wanted.kinds))
+    if finder.kinds and not any(dataset.has_images for dataset in opened):
+        kinds = " and ".join(sorted(finder.kinds))
         raise UsageError(
             f"latents do not state the {kinds} of their samples: give the images that they were "
             "made of too, or --keys"
         )
-    job = _RemovalJob(opened, finder, successors)
+    job = _RemovalJob(opened, listener, finder, successors)
     job.find()
     beside = tuple(url for url in made_of_them if url not in urls_of)
     removal = replace(job.removal(), ended=ended, beside=beside)
-    if not (wanted or ended or removal.is_needed):
+    if not (finder.texts or ended or removal.is_needed):
         raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     if not removal.is_needed:
         job.settle()
@@ -145,7 +140,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
         return removal
     job.mark()
     job.catch_up()
-    job.change(listener.changed)
+    job.change()
     return replace(job.removal(), ended=ended, beside=beside, done=True)
 
 
@@ -225,12 +220,15 @@ class _Dataset:
     """A dataset that a removal changes: what was found in it, and what it says of removals."""
 
     def __init__(self, url: str, shown: str) -> None:
-        edition = Edition.from_store(open_store(url))
-        store, manifest = open_current_dataset(url, shown)
-        self.place = DatasetPlace(shown=shown, url=url, edition=edition, manifest=manifest)
-        self.url, self.store, self.has_images = url, store, self.place.has_images
-        self.removed = removed_from(store)
-        self.found = FoundSamples()
+        self.url, self.shown, self.store = url, shown, open_store(url)
+        self.edition = Edition.from_store(self.store)
+        _, self.manifest = open_current_dataset(url, shown)
+        self.has_images = self.manifest.dataset == "images"
+        self.removed = removed_from(self.store)
+        self.units = dict[str, UnitRemoval]()
+        """What its units lose, by their names."""
+        self.known = set[str]()
+        """The wanted keys whose samples were removed before."""
         self.images = ""
         """The URL of the images that latents were made of, or "" if nobody knows them."""
         self.is_only_marked = False
@@ -239,37 +237,79 @@ class _Dataset:
         """Units of which nothing is left, as their image shard has lost all samples."""
         self.digests = dict[str, str]()
         """The new digests of image shards, or "" for those that are gone, by units of latents."""
+        self._marks = set[bytes]()
 
-    def marks(self, finder: Finder | None) -> Iterator[bytes]:
+    def search(
+        self,
+        finder: SampleFinder,
+        receipts: Sequence[Receipt],
+        lost: Mapping[str, ShardRemoval],
+        heard: Callable[[str, int, int], object],
+    ) -> None:
+        """Search some units, and keep what is found there, and the marks of before.
+
+        `lost` has what the image shards of units of latents lose, and `heard` gets the name of the
+        dataset, the number of units searched and of all.
+        """
+        any_slice = self._has_other_keys() or not (self.has_images or finder.are_own)
+
+        def look(receipt: Receipt) -> FoundInUnit:
+            kinds = {*finder.kinds} if self.has_images else set[str]()
+            if any_slice or finder.may_be_in(receipt.unit):
+                kinds |= finder.texts.keys() & {KEY}
+            return finder.find_in_unit(self.store, receipt, kinds, lost.get(receipt.unit))
+
+        for receipt in receipts:
+            self.units.pop(receipt.unit, None)
+        found = map_ahead(look, receipts, self.store.readers)
+        for done, (removal, marks, known) in enumerate(found):
+            heard(self.shown, done, len(receipts))
+            self.units |= {removal.unit: removal} if removal else {}
+            self._marks |= marks
+            self.known |= known
+
+    def _has_other_keys(self) -> bool:
+        """Return whether keys may not begin with their slice.
+
+        That is so in what `select` made, and in latents of tars that another program packed.
+        """
+        manifest, ledger = self.manifest, self.manifest.ledger
+        if manifest.settings.get("source") == SELECTION or SELECTION in manifest.extra:
+            return True
+        return not self.has_images and any(
+            CONTENT in files or not LATENTS.fullmatch(latent_shard(unit))
+            for unit, files in zip(ledger.units(), ledger.column("files"), strict=True)
+        )
+
+    def marks(self, finder: SampleFinder | None) -> Iterator[bytes]:
         """Yield the marks of inputs that must stay away."""
-        yield from self.found.marks
+        yield from self._marks
         if finder and self.has_images:
-            yield from finder.wanted.marks
+            yield from finder.marks
 
-    def result(self, finder: Finder | None) -> RemovalPlace:
+    def result(self, finder: SampleFinder | None) -> RemovalPlace:
         """Return what was found, for the user."""
-        found, manifest = self.found, self.place.manifest
-        shards = [shard for unit in found.units.values() for shard in unit.shards]
+        shards = [shard for unit in self.units.values() for shard in unit.shards]
         return RemovalPlace(
-            shown=self.place.shown,
-            dataset=manifest.dataset,
-            samples=found.samples,
-            rejects=sum(len(unit.rejects) for unit in found.units.values()),
-            shards=len(shards) or len(found.units),
-            shards_of=len(manifest.shards),
+            shown=self.shown,
+            dataset=self.manifest.dataset,
+            samples=sum(unit.samples for unit in self.units.values()),
+            rejects=sum(len(unit.rejects) for unit in self.units.values()),
+            shards=len(shards) or len(self.units),
+            shards_of=len(self.manifest.shards),
             nbytes=sum(shard.nbytes for shard in shards),
             is_listed=any(mark not in self.removed.marks for mark in self.marks(finder)),
         )
 
-    def mark(self, finder: Finder | None, *, is_more: bool = False) -> None:
+    def mark(self, finder: SampleFinder | None, *, is_more: bool = False) -> None:
         """Write the file `removed`.
 
         Raise BusyError if another removal has begun, unless it is this one, which has found more.
         """
-        with self.place.edition.holding_manifest():
+        with self.edition.holding_manifest():
             there = removed_from(self.store)
             if there.units and not (is_more or self.is_only_marked):
-                shown = self.place.shown
+                shown = self.shown
                 raise BusyError(
                     f"another removal from {shown} has begun: wait for it to end, or, if it was "
                     f"killed, run {command('remove', shown)}, then the same command again"
@@ -277,7 +317,7 @@ class _Dataset:
             new = replace(
                 there,
                 marks=there.marks | Marks.sort(self.marks(finder)),
-                units=tuple(self.found.units.values()),
+                units=tuple(self.units.values()),
                 images=self.images,
             )
             if new != there:
@@ -288,7 +328,7 @@ class _Dataset:
 
         `images` has the new digests of image shards by units of latents.
         """
-        edition, image = self.place.edition, images.get(unit.unit)
+        edition, image = self.edition, images.get(unit.unit)
         with naming_repair(self.store):
             receipt = UnitChange(edition, unit, self.removed, image).rewrite()
         if receipt is None and unit.made_of:
@@ -306,20 +346,20 @@ class _Dataset:
         that wait for encode, and the hashes of changed shards. Do nothing else if no unit of the
         dataset was to be changed.
         """
-        store, ledger = self.store, self.place.manifest.ledger
-        if self.place.manifest.settings.get("captions"):
+        store, ledger = self.store, self.manifest.ledger
+        if self.manifest.settings.get("captions"):
             taken = {captions_name(unit) for unit in ledger.units()}
             for entry in store.list(CAPTIONS):
                 if entry.name not in taken:
                     store.delete(entry.name)
-        units = self.found.units.values()
+        units = self.units.values()
         if not units and not self.removed.units:
             return
         if self.has_images:
             delete_hashes(self.url, [shard for unit in units for shard in unit.shards])
         store.sweep()  # while the marks say that something is left to do
-        with self.place.edition.holding_manifest():
-            there = dated_manifest(store) or self.place.manifest
+        with self.edition.holding_manifest():
+            there = dated_manifest(store) or self.manifest
             # Units that were deleted together with their image shard are not left to do.
             left = [line for unit, line in there.ledger.named_lines() if unit not in self.gone]
             kept = replace(there, receipts=there.ledger.with_lines(left))
@@ -358,9 +398,9 @@ def _finish_begun(
         if removed.images in urls and removed.images not in begun:
             begun[removed.images] = removed_from(open_store(removed.images))
     listener.told(f"finishing a removal that was begun in {', '.join(sorted(begun))}")
-    job = _RemovalJob([_Dataset(url, url) for url in begun])
+    job = _RemovalJob([_Dataset(url, url) for url in begun], listener)
     only_marked = job.resume(begun)
-    job.change(listener.changed)
+    job.change()
     return tuple(begun), only_marked
 
 
@@ -390,13 +430,14 @@ class _RemovalJob:
     def __init__(
         self,
         datasets: Sequence[_Dataset],
-        finder: Finder | None = None,
+        listener: JobListener,
+        finder: SampleFinder | None = None,
         successors: Mapping[str, Mapping[str, ShardSuccessor]] = NO_SUCCESSORS,
     ) -> None:
         self._images = [dataset for dataset in datasets if dataset.has_images]
         self._latents = [dataset for dataset in datasets if not dataset.has_images]
         self._by_url = {dataset.url: dataset for dataset in datasets}
-        self._finder, self._successors = finder, successors
+        self._listener, self._finder, self._successors = listener, finder, successors
 
     # --- find
     def find(self) -> None:
@@ -404,22 +445,17 @@ class _RemovalJob:
         for dataset in (*self._images, *self._latents):
             if not dataset.has_images:
                 dataset.images = self._images_of(dataset)
-            self._search(dataset, list(dataset.place.receipts.values()))
+            self._search(dataset, list(dataset.manifest.receipts))
 
     def _search(self, dataset: _Dataset, receipts: Sequence[Receipt]) -> None:
-        """Search some units of a dataset, and keep what is found there.
-
-        Samples and rejects that were found in these units before are replaced, and marks are kept.
-        """
+        """Search some units of a dataset, and keep what is found there."""
         if self._finder is None:
             return
-        for receipt in receipts:
-            dataset.found.units.pop(receipt.unit, None)
         with naming_repair(dataset.store):
             lost = self._lost_by(dataset, receipts) if dataset.images else {}
-            if self._finder.wanted.kinds:  # which images alone state
-                _check_current(dataset.place, receipts, lost)
-            dataset.found.add(self._finder.find(dataset.place, receipts, lost))
+            if self._finder.kinds:  # which images alone state
+                _check_current(dataset, receipts, lost)
+            dataset.search(self._finder, receipts, lost, self._listener.listed)
 
     def _lost_by(self, latents: _Dataset, receipts: Sequence[Receipt]) -> dict[str, ShardRemoval]:
         """Return what the image shards of units of latents lose, and what they lost before.
@@ -427,7 +463,7 @@ class _RemovalJob:
         They lost it before if these latents were forgotten when samples were removed from images.
         """
         images = self._by_url.get(latents.images)
-        now = by_latent_unit(images.found.units.values() if images else ())
+        now = by_latent_unit(images.units.values() if images else ())
         return find_lost(removed_from(open_store(latents.images)), latents.images, receipts, now)
 
     def _images_of(self, latents: _Dataset) -> str:
@@ -436,9 +472,9 @@ class _RemovalJob:
         It is the one of whose shards, as they are or were, the latents state the most as their
         inputs: one that is given, or else one beside the latents from which samples were removed.
         """
-        inputs = latents.place.manifest.image_digests()
+        inputs = latents.manifest.image_digests()
         chosen = {
-            images.url: images.place.manifest.image_digests() | images.removed.successors.keys()
+            images.url: images.manifest.image_digests() | images.removed.successors.keys()
             for images in self._images
         }
         beside = {url: shards.keys() for url, shards in self._successors.items()}
@@ -450,17 +486,17 @@ class _RemovalJob:
 
     def removal(self) -> Removal:
         """Return what was found, for the user."""
-        datasets = (*self._images, *self._latents)
-        wanted = self._finder.wanted if self._finder else None
-        known = {key for dataset in datasets for key in dataset.found.known}
-        there = {key for dataset in datasets for key in dataset.found.keys}
-        nowhere, examples = wanted.unseen_keys() if wanted else (0, ())
+        datasets, finder = (*self._images, *self._latents), self._finder
+        removals = [removal for dataset in datasets for removal in dataset.units.values()]
+        known = {key for dataset in datasets for key in dataset.known}
+        known -= {key for removal in removals for key in removal.keys}
+        nowhere, examples = finder.unseen_keys() if finder else (0, ())
         return Removal(
-            places=tuple(dataset.result(self._finder) for dataset in datasets),
+            places=tuple(dataset.result(finder) for dataset in datasets),
             nowhere=nowhere,
             examples=examples,
-            known=len(known - there),
-            unmatched=wanted.unmatched if wanted else 0,
+            known=len(known),
+            unmatched=finder.unmatched if finder else 0,
         )
 
     # --- mark
@@ -477,13 +513,13 @@ class _RemovalJob:
     def catch_up(self) -> None:
         """Search the units that other runs have finished since `find`, and mark what is found."""
         for dataset in (*self._images, *self._latents):
-            manifest = refresh_manifest(dataset.store, dataset.place.manifest)
-            before = dict(dataset.place.manifest.ledger.named_lines())
-            lines = manifest.ledger.named_lines()
-            other = [unit for unit, line in lines if before.get(unit) != line]
-            dataset.place = replace(dataset.place, manifest=manifest)
+            before = dict(dataset.manifest.ledger.named_lines())
+            dataset.manifest = refresh_manifest(dataset.store, dataset.manifest)
+            lines = dataset.manifest.ledger.named_lines()
+            other = {unit for unit, line in lines if before.get(unit) != line}
             if other:
-                self._search(dataset, [dataset.place.receipts[unit] for unit in other])
+                receipts = [r for r in dataset.manifest.receipts if r.unit in other]
+                self._search(dataset, receipts)
                 dataset.mark(self._finder, is_more=True)
 
     # --- change
@@ -497,33 +533,32 @@ class _RemovalJob:
             dataset, images = self._by_url[url], self._by_url.get(removed.images)
             dataset.images = removed.images
             if images and not images.removed.units:
-                now, follow = images.place.manifest.image_digests(), images.removed.follow
+                now, follow = images.manifest.image_digests(), images.removed.follow
                 dataset.is_only_marked = any(
                     unit.made_of in now
                     or ((lost := follow(unit.made_of)) and lost.rows != unit.lost_rows)
                     for unit in removed.units
                 )
             if not dataset.is_only_marked:
-                dataset.found.units = {unit.unit: unit for unit in removed.units}
+                dataset.units = {unit.unit: unit for unit in removed.units}
         only_marked = {dataset.url for dataset in self._latents if dataset.is_only_marked}
         self._latents = [dataset for dataset in self._latents if dataset.url not in only_marked]
         return frozenset(only_marked)
 
-    def change(self, heard: Callable[[int, int], object]) -> None:
+    def change(self) -> None:
         """Rewrite the units, images first and then latents, and finish each dataset.
 
-        Columns of texts that were joined to samples are deleted on this machine. `heard` gets the
-        number of units done, and of all units.
+        Columns of texts that were joined to samples are deleted on this machine.
         """
         datasets = (*self._images, *self._latents)
-        count = sum(len(dataset.found.units) for dataset in datasets)
+        count = sum(len(dataset.units) for dataset in datasets)
         done = 0
         for dataset in datasets:
-            units = list(dataset.found.units.values())
+            units = list(dataset.units.values())
             rewrite = partial(dataset.rewrite, self._new_images(dataset, units))
             for _ in map_ahead(rewrite, units, UNITS_AT_ONCE):
                 done += 1
-                heard(done, count)
+                self._listener.changed(done, count)
         for dataset in (*self._latents, *self._images):
             dataset.finish()
         delete_texts()
@@ -548,12 +583,12 @@ class _RemovalJob:
         """Drop the marks of latents in which an earlier removal has changed nothing."""
         for dataset in self._latents:
             if dataset.is_only_marked:
-                with dataset.place.edition.holding_manifest():
+                with dataset.edition.holding_manifest():
                     forget_removal(dataset.store)
 
 
 def _check_current(
-    latents: DatasetPlace, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
+    latents: _Dataset, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
 ) -> None:
     """Raise FingerprintError if latents were made of another version of a shard in `lost`."""
     for receipt in receipts:

@@ -210,7 +210,7 @@ class UnitChange:
         whole, _, first = receipt.input.partition(":")
         if not self._removal.made_of or whole != self._removal.made_of or not self._image:
             return receipt
-        cut = f":{int(first) - self._removal.inputs}" if first else ""
+        cut = f":{int(first) - len(self._removal.keys)}" if first else ""
         return replace(receipt, input=f"{self._image}{cut}")
 
     # --- the content of the files

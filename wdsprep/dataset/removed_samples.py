@@ -124,8 +124,9 @@ class UnitRemoval:
         return sum(len(shard.rows) for shard in self.shards)
 
     @property
-    def inputs(self) -> int:
-        return self.samples + len(self.rejects)
+    def keys(self) -> tuple[str, ...]:
+        """Return the keys of the samples and of the rejects."""
+        return (*(key for shard in self.shards for key in shard.keys), *self.rejects)
 
     def is_ahead_of(self, receipt: Receipt) -> bool:
         """Return whether this removal has changed no file of the unit yet, by the unit's receipt.
