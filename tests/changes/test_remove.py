@@ -35,7 +35,8 @@ from tests.kit.packs import (
 )
 from tests.kit.sites import FAST, open_site, table_of, write_parquet
 from wdsprep.changes import copy_samples, find_samples
-from wdsprep.changes.find_samples import WantedSamples
+from wdsprep.changes.find_samples import SampleFinder
+from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.remove import Removal
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
@@ -619,7 +620,7 @@ def test_what_was_under_way_is_made_again_without_it(tmp_path: Path) -> None:
 
 def test_a_key_is_looked_for_in_each_slice_that_it_may_be_of() -> None:
     keys = ["000000000001", "0000001000000", "1000000000000", "photo"]
-    wanted = WantedSamples.of(keys=keys, urls="", sha256="", sources="")
+    wanted = SampleFinder(RemoveOptions(keys=keys))
     units = ["000000", "256/000000_1", "1000000", "256/1000000_1", "000001", "200000"]
     assert [unit for unit in units if wanted.may_be_in(unit)] == units[:4]
     assert not wanted.are_own

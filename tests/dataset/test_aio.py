@@ -4,13 +4,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from wdsprep.changes.copy_samples import offsets_without, spans
+from wdsprep.changes.copy_samples import find_neighbours, offsets_without
 from wdsprep.dataset import aio
 from wdsprep.dataset.aio import READS_AT_ONCE, address_of, read_all
 from wdsprep.dataset.thread_map import IDLE, map_ahead, read_each
@@ -135,23 +135,24 @@ def test_a_fork_reads_with_what_is_its_own(fd: int, data: np.ndarray) -> None:
     read_some(fd, data, 3, seed=2)
 
 
-OFFSETS = np.array([0, 10, 30, 60, 100, 150], np.int64)
+OFFSETS = [0, 10, 30, 60, 100, 150]
 
 
-def numbers(*given: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-    return np.array(given, np.uint32)
-
-
-def test_neighbours_are_one_span_and_others_where_the_gap_is_small_enough() -> None:
-    assert [*spans(OFFSETS, numbers(0, 1, 3))] == [(0, 2, 0, 30), (2, 3, 60, 100)]
-    assert [*spans(OFFSETS, numbers(0, 1, 3), gap_nbytes=30)] == [(0, 3, 0, 100)]
-    assert [*spans(OFFSETS, numbers(0, 1, 3), gap_nbytes=29)] == [(0, 2, 0, 30), (2, 3, 60, 100)]
-    assert [*spans(OFFSETS, numbers())] == []
-
-
-def test_no_span_is_longer_than_asked_for_but_for_a_single_sample() -> None:
-    found = [*spans(OFFSETS, numbers(0, 1, 2, 3, 4), most_nbytes=45)]
-    assert found == [(0, 2, 0, 30), (2, 3, 30, 60), (3, 4, 60, 100), (4, 5, 100, 150)]
+@pytest.mark.parametrize(
+    ("wanted", "limits", "runs"),
+    [
+        ((0, 1, 3), {}, [(0, 2), (2, 3)]),
+        ((0, 1, 3), {"gap_nbytes": 30}, [(0, 3)]),
+        ((0, 1, 3), {"gap_nbytes": 29}, [(0, 2), (2, 3)]),
+        ((), {}, []),
+        (range(5), {"most_nbytes": 45}, [(0, 2), (2, 3), (3, 4), (4, 5)]),
+    ],
+)
+def test_neighbours_are_read_at_once_and_others_where_the_gap_is_small_enough(
+    wanted: Sequence[int], limits: dict[str, int], runs: list[tuple[int, int]]
+) -> None:
+    starts, ends = ([OFFSETS[n + more] for n in wanted] for more in (0, 1))
+    assert [*find_neighbours(starts, ends, **limits)] == runs
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -6,7 +6,6 @@ that they are those of the sample with its key. A thread reads ahead of the writ
 makes the digest.
 """
 
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wdsprep.changes.find_samples import image_digests
-from wdsprep.changes.shard_plan import SamplesToCopy
+from wdsprep.changes.shard_plan import CopyUnit, SamplesToCopy, list_pieces
 from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.draft import Draft, DraftShard
@@ -63,21 +62,6 @@ READ_NBYTES = 8 << 20  # of one read
 GAP_NBYTES = 64 << 10  # a smaller gap is read too: a second read costs more
 GAP_NBYTES_S3 = 1 << 20
 AHEAD, AHEAD_S3 = 1, 8  # the reads, and the parsing of what they return
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopyUnit:
-    """A shard to write.
-
-    `input` is what its receipt states as its input; for images it is the digest of the list of
-    `pieces`.
-    """
-
-    name: str
-    shard: str
-    pieces: tuple[SamplesToCopy, ...]
-    input: str
-    nbytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +117,7 @@ def copy_unit(
         receipt = shard.receipt()
         for source in sources:
             source.check_same()
-        inputs = {inputs_name(unit.name): b"".join(piece.line() for piece in unit.pieces)}
+        inputs = {inputs_name(unit.name): list_pieces(unit.pieces)}
         return draft.finish(receipt, inputs if receipt.dataset == "images" else {})
 
 
@@ -273,58 +257,45 @@ def place_parts(
 def read_part(part: PlacedPart) -> Iterator["CopiedSamples"]:
     """Yield the samples of a part in their order, several at a time."""
     source, store = part.source, part.source.store
-    name = source.shard.name
+    place = f"{store.url}/{(name := source.shard.name)}"
     if is_table(name):
-        return iter([CopiedSamples(f"{store.url}/{name}", part.rows)])
+        return iter([CopiedSamples(place, part.rows)])
 
-    def bring(span: Span) -> CopiedSamples:
-        data = store.read(name, start=span.start, nbytes=span.end - span.start)
-        if len(data) < span.end - span.start:
+    starts, ends = (source.offsets[which].tolist() for which in (part.numbers, part.numbers + 1))
+
+    def read(first: int, last: int) -> CopiedSamples:
+        start, end = starts[first], ends[last - 1]
+        data = store.read(name, start=start, nbytes=end - start)
+        if len(data) < end - start:
             raise source.damage()
-        numbers = part.numbers[span.first : span.last]
-        begin, end = ((source.offsets[n] - span.start).tolist() for n in (numbers, numbers + 1))
-        rows = part.rows.slice(span.first, len(numbers))
-        return CopiedSamples(f"{store.url}/{name}", rows, data, [*zip(begin, end, strict=True)])
+        reach = [(starts[at] - start, ends[at] - start) for at in range(first, last)]
+        return CopiedSamples(place, part.rows.slice(first, last - first), data, reach)
 
     most = AHEAD if store.root else AHEAD_S3
     gap_nbytes = GAP_NBYTES if store.root else GAP_NBYTES_S3
-    near = spans(source.offsets, part.numbers, gap_nbytes=gap_nbytes, most_nbytes=READ_NBYTES)
-    return map_ahead(bring, near, most, most=most)
+    near = find_neighbours(starts, ends, gap_nbytes=gap_nbytes)
+    return map_ahead(lambda run: read(*run), near, most, most=most)
 
 
-class Span(NamedTuple):
-    """The bytes of samples that lie together in a tar, from `start` to `end`.
-
-    `first` and `last` are places in the list of sample numbers that were asked for. The span
-    has the samples from `first` up to, but not including, `last`.
-    """
-
-    first: int
-    last: int
-    start: int
-    end: int
-
-
-def spans(
-    offsets: NDArray[np.int64],
-    numbers: NDArray[np.uint32],
+def find_neighbours(
+    starts: Sequence[int],
+    ends: Sequence[int],
     *,
     gap_nbytes: int = 0,
-    most_nbytes: int = sys.maxsize,
-) -> Iterator[Span]:
-    """Yield the byte ranges in a tar that hold the samples with these numbers, which rise.
+    most_nbytes: int = READ_NBYTES,
+) -> Iterator[tuple[int, int]]:
+    """Yield the runs of samples to read at once: the place of the first, and the one behind.
 
-    Samples share a range if the gap between them has at most `gap_nbytes`. No range has more
-    than `most_nbytes`, unless a single sample has more.
+    `starts` and `ends` say where samples lie in a tar. Samples share a run if the gap between them
+    has at most `gap_nbytes`. No run has more than `most_nbytes`, unless a single sample has more.
     """
-    starts, ends = (offsets[which].tolist() for which in (numbers, numbers + 1))
     first = 0
     for at in range(1, len(starts)):
         if starts[at] - ends[at - 1] > gap_nbytes or ends[at] - starts[first] > most_nbytes:
-            yield Span(first, at, starts[first], ends[at - 1])
+            yield first, at
             first = at
     if starts:
-        yield Span(first, len(starts), starts[first], ends[-1])
+        yield first, len(starts)
 
 
 def offsets_without(offsets: NDArray[np.int64], numbers: Sequence[int]) -> "array[int]":

@@ -34,13 +34,13 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wdsprep.changes.copy_samples import CopyUnit, CopyWork
+from wdsprep.changes.copy_samples import CopyWork
 from wdsprep.changes.merged_datasets import (
     NAME,
     SPLIT,
@@ -59,7 +59,7 @@ from wdsprep.changes.selected_samples import (
     select_where,
     split_samples,
 )
-from wdsprep.changes.shard_plan import PlannedShard, SamplesToCopy, cut_into_shards
+from wdsprep.changes.shard_plan import CopyUnit, SamplesToCopy, cut_into_shards
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.manifest import Manifest
@@ -116,19 +116,7 @@ def select(options: SelectOptions) -> Selected:
     The options are those of `wdsprep select`; `keys` may also be a list of keys. After an
     interrupt or a kill, the same call goes on where it was.
     """
-    keys, parts, out = options.keys, parse_split(options.split), os.fspath(options.out)
-    wanted = None if isinstance(keys, str) and not keys else WantedKeys(keys)
-    if parts and SPLIT not in out:
-        raise UsageError(f"--split makes several datasets: put {SPLIT} into OUT, as {out}/{SPLIT}")
-    if SPLIT in out and not parts:
-        raise UsageError(f"{out} has {SPLIT} in it: give a --split, such as train=0.9,val=0.1")
-    groups = group_datasets(options.places, out)
-    join = [os.fspath(place) for place in as_places(options.join)]
-    joined, digest = find_joined(groups, join, options.where)
-    selection = _Selection(
-        options=options, keys=wanted, parts=parts, groups=groups, joined=joined, digest=digest
-    )
-    return selection.copy()
+    return _Selection(options).copy()
 
 
 def parse_split(split: "str | Mapping[str, float]") -> Parts:
@@ -152,28 +140,33 @@ def parse_split(split: "str | Mapping[str, float]") -> Parts:
     return shares
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Selection:
     """The samples that are selected from each dataset, and how they are put into shards."""
 
-    options: SelectOptions
-    keys: WantedKeys | None
-    parts: Parts
-    groups: Sequence[Group]
-    joined: Sequence[tuple[str, ...]]
-    """The places with the columns that the condition may use beside the json, by dataset."""
-    digest: str
-    """A digest of the content of these columns."""
+    def __init__(self, options: SelectOptions) -> None:
+        out, keys = os.fspath(options.out), options.keys
+        self.options, self.parts = options, parse_split(options.split)
+        self._keys = None if isinstance(keys, str) and not keys else WantedKeys(keys)
+        if self.parts and SPLIT not in out:
+            raise UsageError(
+                f"--split makes several datasets: put {SPLIT} into OUT, as {out}/{SPLIT}"
+            )
+        if SPLIT in out and not self.parts:
+            raise UsageError(f"{out} has {SPLIT} in it: give a --split, such as train=0.9,val=0.1")
+        self._groups = group_datasets(options.places, out)
+        join = [os.fspath(place) for place in as_places(options.join)]
+        # Where the columns are that the condition may use beside the json, and their digest.
+        self._joined, self._digest = find_joined(self._groups, join, options.where)
 
     def copy(self) -> Selected:
         listener = self.options.heard_by
         outs = [
             _SelectedDataset(group=group, part=part, selection=self)
             for part in self.parts or [""]
-            for group in self.groups
+            for group in self._groups
         ]
         for out in outs:
-            for origin in (origin for group in self.groups for origin in group.origins):
+            for origin in (origin for group in self._groups for origin in group.origins):
                 check_apart(origin.url, out.place)
             out.check()
         if all(out.is_done for out in outs) and not self.options.overwrite:
@@ -182,7 +175,7 @@ class _Selection:
         _check_room(outs, cuts)
         options = with_runner(self.options, listener.told)
         outcomes: dict[str, Outcome] = {}
-        of = sum(origin.manifest.samples for origin in self.groups[0].origins)
+        of = sum(origin.manifest.samples for origin in self._groups[0].origins)
         for out in outs:
             samples = sum(shard.samples for shard in cuts[out.part])
             listener.told(f"{out.shown}: {samples:,} of {plural(of, 'sample')} selected")
@@ -201,8 +194,8 @@ class _Selection:
         options = self.options
         given = {
             "count": options.count,
-            "join": self.digest,
-            "keys": self.keys.digest if self.keys else "",
+            "join": self._digest,
+            "keys": self._keys.digest if self._keys else "",
             "part": part,
             "prefix": options.prefix,
             "split": [[name, str(share)] for name, share in self.parts.items()],
@@ -222,19 +215,19 @@ class _Selection:
             return ("",) * many
         return tuple(f"{number:0{len(str(many - 1))}d}" for number in range(many))
 
-    def plan_shards(self) -> dict[str, list[PlannedShard]]:
+    def plan_shards(self) -> dict[str, list[CopyUnit]]:
         """Return the planned shards of each part of the selection, by the name of the part.
 
         Without a split there is one part, with an empty name. Raise UsageError if nothing is
         selected, or nothing for a part.
         """
-        group, options = self.groups[0], self.options
+        group, options = self._groups[0], self.options
         shards = OriginShards(origins=group.origins)
         samples = shards.all_samples
-        if self.keys:
-            samples = select_keys(samples, shards, self.keys)
+        if self._keys:
+            samples = select_keys(samples, shards, self._keys)
         if options.where:
-            subsets = subsets_of(group.origins, self.joined, options.where)
+            subsets = subsets_of(group.origins, self._joined, options.where)
             samples = select_where(samples, shards, subsets)
         if not samples.samples:
             shown = " and ".join(origin.shown for origin in group.origins)
@@ -251,16 +244,14 @@ class _Selection:
             raise UsageError(
                 f"--split leaves none of {total} for {empty[0]}: give it a larger share"
             )
-        prefixes, rise = self.prefixes(group), group.dataset == "images"
+        prefixes = self.prefixes(group)
         return {
-            name: [*cut_into_shards(part, shards, options, prefixes=prefixes, rise=rise)]
+            name: [*cut_into_shards(part, shards, options, prefixes=prefixes)]
             for name, part in parts.items()
         }
 
 
-def _check_room(
-    outs: "Sequence[_SelectedDataset]", cuts: Mapping[str, Sequence[PlannedShard]]
-) -> None:
+def _check_room(outs: "Sequence[_SelectedDataset]", cuts: Mapping[str, Sequence[CopyUnit]]) -> None:
     """Raise FullError, before anything is written, if local disks lack room for the selection."""
     wanted: dict[str, int] = {}
     for out in outs:
@@ -341,19 +332,19 @@ class _SelectedDataset:
         there = self._present
         return bool(there and there.extra.get("selection") == self.digest and there.complete)
 
-    def nbytes_left(self, cuts: Sequence[PlannedShard]) -> int:
+    def nbytes_left(self, cuts: Sequence[CopyUnit]) -> int:
         """Return about how many bytes are left to write.
 
         For latents that follow images, this is the size of their datasets times the share of
         samples that are left to write.
         """
         done = set(self._present.ledger.units()) if self._present else set()
-        left = [shard for shard in cuts if self._unit_name(shard) not in done]
         if not self.group.follows:
-            return sum(shard.nbytes for shard in left)
+            return sum(unit.nbytes for unit in cuts if unit.name not in done)
         manifests = [origin.manifest for origin in self.group.origins]
         of = sum(manifest.inputs for manifest in manifests)
-        samples = sum(shard.samples for shard in left if shard.bucket in self._buckets)
+        left = (unit for unit in cuts if latent_unit(unit.shard) not in done)
+        samples = sum(unit.samples for unit in left if unit.bucket in self._buckets)
         return int(sum(manifest.nbytes for manifest in manifests) * samples / max(1, of))
 
     @cached_property
@@ -364,29 +355,23 @@ class _SelectedDataset:
             return frozenset()
         return frozenset(buckets_encoded(self.group.settings, images.settings["buckets"]))
 
-    def _unit_name(self, shard: PlannedShard) -> str:
-        return shard.slice if self.group.dataset == "images" else latent_unit(shard.name)
+    def _units(self, cuts: Sequence[CopyUnit], images: Outcome | None) -> Iterator[CopyUnit]:
+        """Yield the units that write this dataset.
 
-    def _units(self, cuts: Sequence[PlannedShard], images: Outcome | None) -> Iterator[CopyUnit]:
-        """Yield a unit for each planned shard that is to be written.
-
-        Latents have units only for the image shards that were written.
+        Latents that follow images have units only for the image shards that were written.
         """
-        written = {shard.name: shard for shard in images.manifest.shards} if images else {}
+        if images is None:
+            yield from cuts
+            return
+        written = {shard.name: shard for shard in images.manifest.shards}
         for cut in cuts:
-            image = written.get(cut.name)
-            if self.group.follows and (cut.bucket not in self._buckets or image is None):
-                continue
-            yield CopyUnit(
-                name=self._unit_name(cut),
-                shard=cut.name,
-                pieces=self._pieces(cut, image) if image else cut.pieces,
-                input=image.digest if image else hex_digest(cut.inputs),
-                nbytes=cut.nbytes,
-            )
+            image = written.get(cut.shard)
+            if image and cut.bucket in self._buckets:
+                pieces = self._pieces(cut, image)
+                yield replace(cut, name=latent_unit(cut.shard), pieces=pieces, input=image.digest)
 
-    def _pieces(self, cut: PlannedShard, image: Shard) -> tuple[SamplesToCopy, ...]:
-        """Return the pieces of a planned shard of latents, with the names of their units.
+    def _pieces(self, cut: CopyUnit, image: Shard) -> tuple[SamplesToCopy, ...]:
+        """Return the pieces of a shard of latents, with the names of their units.
 
         Samples that the new `image` shard lacks, because they were removed there, are left out.
         """
@@ -410,7 +395,7 @@ class _SelectedDataset:
 
     def write(
         self,
-        cuts: Sequence[PlannedShard],
+        cuts: Sequence[CopyUnit],
         images: Outcome | None,
         options: SelectOptions | None,
     ) -> Outcome:

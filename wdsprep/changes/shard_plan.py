@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from wdsprep.changes.selected_samples import OriginShards
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.file_names import image_shard, is_table, slice_name
+from wdsprep.dataset.file_names import image_shard, is_table, latent_unit, slice_name
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.dataset.samples import key_order
-from wdsprep.dataset.sealed_json import canonical_json
+from wdsprep.dataset.sealed_json import canonical_json, hex_digest
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
@@ -56,29 +56,31 @@ class SamplesToCopy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedShard:
-    """A shard to write, of a selection of images or of latents without images."""
+class CopyUnit:
+    """A unit of work that writes one shard of a selection.
 
-    number: int
-    bucket: int
+    `input` is what its receipt states as its input: the digest of the list of `pieces`, or of the
+    new image shard if latents follow their images.
+    """
+
+    name: str
+    shard: str
     pieces: tuple[SamplesToCopy, ...]
+    input: str
     nbytes: int
 
     @property
-    def slice(self) -> str:
-        return slice_name(self.number)
-
-    @property
-    def name(self) -> str:
-        return image_shard(self.bucket, self.slice, 0)
+    def bucket(self) -> int:
+        return self.pieces[0].shard.bucket
 
     @property
     def samples(self) -> int:
         return sum(len(piece.numbers) for piece in self.pieces)
 
-    @property
-    def inputs(self) -> bytes:
-        return b"".join(piece.line() for piece in self.pieces)
+
+def list_pieces(pieces: Sequence[SamplesToCopy]) -> bytes:
+    """Return the list of the inputs of a unit."""
+    return b"".join(piece.line() for piece in pieces)
 
 
 def cut_into_shards(
@@ -87,28 +89,34 @@ def cut_into_shards(
     limits: ShardSizes,
     *,
     prefixes: Sequence[str],
-    rise: bool,
-) -> Iterator[PlannedShard]:
+) -> Iterator[CopyUnit]:
     """Divide the selected samples into shards.
 
     `prefixes` are put before the keys of each dataset. Without them, raise UsageError if two
-    datasets have the same key. With `rise`, for images, a shard also ends where keys do not rise.
+    datasets have the same key. A shard of images also ends where keys do not rise.
     """
     if len(shards.origins) > 1 and not any(prefixes):
         _check_apart(selection, shards)
+    are_images = shards.origins[0].manifest.dataset == "images"
     number, nbytes, pieces = 0, 0, list[SamplesToCopy]()
     last = key_order("")
 
-    def shard() -> PlannedShard:
-        bucket = pieces[0].shard.bucket
-        return PlannedShard(number=number, bucket=bucket, pieces=tuple(pieces), nbytes=nbytes)
+    def unit() -> CopyUnit:
+        tar = image_shard(pieces[0].shard.bucket, slice_name(number), 0)
+        return CopyUnit(
+            name=slice_name(number) if are_images else latent_unit(tar),
+            shard=tar,
+            pieces=tuple(pieces),
+            input=hex_digest(list_pieces(pieces)),
+            nbytes=nbytes,
+        )
 
     all_sizes = map_ahead(partial(_read_sizes, shards), selection.per_shard(), shards.readers)
     for sizes, (samples, keys) in zip(all_sizes, shards.read_keys(selection), strict=True):
         at, old = shards.shards[samples.shard]
         first, end = (key_order(prefixes[at] + key) for key in (keys[0], keys[-1]))
-        unit, numbers = shards.origins[at].units[old.name], samples.numbers
-        falls = rise and last >= first
+        old_unit, numbers = shards.origins[at].units[old.name], samples.numbers
+        falls = are_images and last >= first
         is_next = bool(pieces) and (falls or pieces[0].shard.bucket != old.bucket)
         while len(numbers):
             room = limits.samples_per_shard - sum(len(piece.numbers) for piece in pieces)
@@ -116,16 +124,16 @@ def cut_into_shards(
             left = limits.max_shard_nbytes - nbytes
             fit = 0 if is_next else int(np.searchsorted(ends, left, side="right"))
             if not fit and pieces:
-                yield shard()
+                yield unit()
                 number, nbytes, pieces, is_next = number + 1, 0, [], False
                 continue
             fit = max(1, fit)
-            pieces.append(SamplesToCopy(at, unit, old, numbers[:fit]))
+            pieces.append(SamplesToCopy(at, old_unit, old, numbers[:fit]))
             nbytes += int(sizes[:fit].sum())
             numbers, sizes = numbers[fit:], sizes[fit:]
         last = end
     if pieces:
-        yield shard()
+        yield unit()
 
 
 def _read_sizes(shards: OriginShards, samples: ShardSamples) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from wdsprep.checks.findings import CheckedDataset, Finding, Kind
+from wdsprep.checks.findings import Finding, Kind
 from wdsprep.dataset.file_names import (
     CAPTION_TABLE,
     CAPTIONS,
@@ -51,10 +51,13 @@ from wdsprep.text import human_bytes, plural
 class DatasetSurvey:
     """A dataset as its receipts describe it, with what is wrong.
 
-    `files` is the listing of the store, by name. `manifest` is None if it cannot be read.
+    The user calls it `shown`, and `maker` is the command that continues it. `files` is the listing
+    of the store, by name. `manifest` is None if it cannot be read.
     """
 
-    place: CheckedDataset
+    shown: str
+    dataset: str
+    maker: str
     edition: Edition
     files: Mapping[str, Entry]
     receipts: tuple[Receipt, ...]
@@ -64,6 +67,10 @@ class DatasetSurvey:
     begun: frozenset[str] = frozenset()
     """Those units of them whose files it may have changed in part."""
     findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.edition.store.url
 
     @property
     def is_complete(self) -> bool:
@@ -89,15 +96,21 @@ class DatasetSurvey:
 
         A removal changes images before their latents, and writes the manifest last.
         """
-        units = {unit, unit_of_file(name, self.place.dataset)}
+        units = {unit, unit_of_file(name, self.dataset)}
         explained = self.removing if kind in (Kind.CHANGED, Kind.UNMATCHED) else self.begun
         is_behind = kind is Kind.MANIFEST and self.manifest is not None and self.removing
         if is_behind or not units.isdisjoint(explained):
             return
-        self.findings.append(Finding(place=self.place, name=name, kind=kind, what=what, unit=unit))
+        self.keep_finding(name, kind, what, unit)
+
+    def keep_finding(self, name: str, kind: Kind, what: str, unit: str) -> None:
+        fault = Finding(
+            shown=self.shown, maker=self.maker, name=name, kind=kind, what=what, unit=unit
+        )
+        self.findings.append(fault)
 
 
-def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSurvey:
+def survey_dataset(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSurvey:
     """Survey a dataset: read its receipts and manifest, and note whatever is wrong.
 
     Files that are missing, of another size or unexpected are noted too, as are removals under way.
@@ -114,15 +127,16 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
             f"receipt: give the folder or URL that pack or encode wrote{did_you_mean_place(shown)}"
         )
     known = manifest or sound[0]
-    maker = maker_of(known.dataset, known.settings)
     removed, broken_list = NONE_REMOVED, ""
     try:
         removed = removed_from(store)
     except DamageError as error:
         broken_list = damage_text(error)
     by_unit = {receipt.unit: receipt for receipt in sound}
-    surveyed = DatasetSurvey(
-        place=CheckedDataset(url=store.url, shown=shown, dataset=known.dataset, maker=maker),
+    survey = DatasetSurvey(
+        shown=shown,
+        dataset=known.dataset,
+        maker=maker_of(known.dataset, known.settings),
         edition=edition,
         files=there,
         receipts=sorted_receipts(sound),
@@ -136,19 +150,19 @@ def survey(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSur
         ),
     )
     if broken_list:
-        surveyed.add_finding(REMOVED, Kind.REMOVED, broken_list)
+        survey.add_finding(REMOVED, Kind.REMOVED, broken_list)
     if removed.units:
         samples = plural(sum(unit.samples for unit in removed.units), "sample")
         what = f"a removal of {samples} is running, or was killed"
-        surveyed.add_finding(REMOVED, Kind.REMOVING, what)
+        survey.add_finding(REMOVED, Kind.REMOVING, what)
     for unit, what in broken.items():
-        surveyed.add_finding(receipt_name(unit), Kind.DAMAGED, what, unit)
+        survey.add_finding(receipt_name(unit), Kind.DAMAGED, what, unit)
     if complaint:
-        surveyed.add_finding(MANIFEST, Kind.MANIFEST, complaint)
-    _check_manifest(surveyed, broken)
-    _check_presence(surveyed)
-    _check_unexpected(surveyed, broken)
-    return surveyed
+        survey.add_finding(MANIFEST, Kind.MANIFEST, complaint)
+    _check_manifest(survey, broken)
+    _check_presence(survey)
+    _check_unexpected(survey, broken)
+    return survey
 
 
 def _read_manifest(store: Store) -> tuple[Manifest | None, str]:
@@ -204,34 +218,34 @@ def _read_receipts(
     return [receipt for receipt in receipts if receipt.unit not in broken], broken
 
 
-def _check_manifest(found: DatasetSurvey, broken: Mapping[str, str]) -> None:
+def _check_manifest(survey: DatasetSurvey, broken: Mapping[str, str]) -> None:
     """Add findings if the manifest and the sound receipts disagree.
 
     An incomplete manifest may lack receipts, and is noted as unfinished. A manifest that lacks only
     what a retry changed is noted as unsettled. `broken` says by unit why a receipt is not sound.
     """
-    manifest = found.manifest
+    manifest = survey.manifest
     if manifest is None:
         return
     stated = {receipt.unit: receipt for receipt in manifest.receipts}
-    sound = {receipt.unit: receipt for receipt in found.receipts}
+    sound = {receipt.unit: receipt for receipt in survey.receipts}
     for unit in stated.keys() - sound.keys() - broken.keys():
-        found.add_finding(receipt_name(unit), Kind.MISSING, "it is missing", unit)
+        survey.add_finding(receipt_name(unit), Kind.MISSING, "it is missing", unit)
     changed = {unit for unit in stated.keys() & sound.keys() if stated[unit] != sound[unit]}
     lacking = sound.keys() - stated.keys()
     if not all(_is_of_a_retry(sound[unit]) for unit in changed):
-        found.add_finding(MANIFEST, Kind.MANIFEST, "it does not say what the receipts say")
+        survey.add_finding(MANIFEST, Kind.MANIFEST, "it does not say what the receipts say")
     elif manifest.complete and not all(_is_of_a_retry(sound[unit]) for unit in lacking):
-        found.add_finding(MANIFEST, Kind.MANIFEST, f"it lacks {plural(len(lacking), 'receipt')}")
+        survey.add_finding(MANIFEST, Kind.MANIFEST, f"it lacks {plural(len(lacking), 'receipt')}")
     elif changed or (manifest.complete and lacking):
-        found.add_finding(
+        survey.add_finding(
             MANIFEST,
             Kind.UNSETTLED,
             "it lacks the changes of a retry that is running, or was killed",
         )
     if not manifest.complete:
         count = plural(len(sound), "unit")
-        found.add_finding("", Kind.UNFINISHED, f"it is not complete: {count} finished so far")
+        survey.add_finding("", Kind.UNFINISHED, f"it is not complete: {count} finished so far")
 
 
 def _is_of_a_retry(receipt: Receipt) -> bool:
@@ -273,26 +287,28 @@ def _is_obstructed(store: Store, name: str) -> bool:
     return False
 
 
-def _check_presence(found: DatasetSurvey) -> None:
-    for receipt in found.receipts:
+def _check_presence(survey: DatasetSurvey) -> None:
+    for receipt in survey.receipts:
         for name, kind, nbytes in expected_files(receipt):
-            entry = found.files.get(name)
-            if entry is None and _is_obstructed(found.edition.store, name):
+            entry = survey.files.get(name)
+            if entry is None and _is_obstructed(survey.edition.store, name):
                 what = "a folder, a pipe or a device stands in its place"
-                found.add_finding(name, Kind.FOREIGN, what, receipt.unit)
+                survey.add_finding(name, Kind.FOREIGN, what, receipt.unit)
             elif entry is None:
                 kind = kind if kind is Kind.INDEX else Kind.MISSING
-                found.add_finding(name, kind, "it is missing", receipt.unit)
+                survey.add_finding(name, kind, "it is missing", receipt.unit)
             elif nbytes not in (-1, entry.nbytes):
-                found.add_finding(name, kind, _other_size(nbytes, entry.nbytes), receipt.unit)
+                survey.add_finding(name, kind, _other_size(nbytes, entry.nbytes), receipt.unit)
         if UNSETTLED in receipt.files:
             what = "a retry took some of its lines over, and was killed before it removed them here"
-            found.add_finding(rejects_name(receipt.unit), Kind.UNSETTLED, what, receipt.unit)
-    for name in set(empty_names(found)) - found.files.keys():
-        if found.has_run_finished:
-            found.add_finding(name, Kind.MISSING, "it is missing", smallest_unit(found))
+            survey.add_finding(rejects_name(receipt.unit), Kind.UNSETTLED, what, receipt.unit)
+    for name in set(empty_names(survey)) - survey.files.keys():
+        if survey.has_run_finished:
+            survey.add_finding(name, Kind.MISSING, "it is missing", smallest_unit(survey))
         else:
-            found.add_finding(name, Kind.UNFINISHED, "it is missing, and the next worker writes it")
+            survey.add_finding(
+                name, Kind.UNFINISHED, "it is missing, and the next worker writes it"
+            )
 
 
 def _other_size(expected: int, nbytes: int) -> str:
@@ -303,54 +319,54 @@ def _other_size(expected: int, nbytes: int) -> str:
     return f"{how} (expected {sizes[0]}, found {sizes[1]})"
 
 
-def empty_names(found: DatasetSurvey) -> list[str]:
+def empty_names(survey: DatasetSurvey) -> list[str]:
     """Return the names of the files for the empty caption. Latents have one for each text array."""
-    if found.place.dataset == "images" or not found.receipts:
+    if survey.dataset == "images" or not survey.receipts:
         return []
-    return [empty_name(item.name) for item in empty_fields(found.receipts[0].settings)]
+    return [empty_name(item.name) for item in empty_fields(survey.receipts[0].settings)]
 
 
-def smallest_unit(found: DatasetSurvey) -> str:
+def smallest_unit(survey: DatasetSurvey) -> str:
     """Return the unit with the fewest inputs, which is cheapest to do again.
 
     It is named in findings about files that belong to all units.
     """
-    return min(found.receipts, key=lambda receipt: (receipt.inputs, receipt.unit)).unit
+    return min(survey.receipts, key=lambda receipt: (receipt.inputs, receipt.unit)).unit
 
 
-def _check_unexpected(found: DatasetSurvey, broken: Iterable[str]) -> None:
+def _check_unexpected(survey: DatasetSurvey, broken: Iterable[str]) -> None:
     """Add findings about files that no finished unit lists.
 
     A run that is under way, or was killed, leaves such files.
     """
-    store = found.edition.store
+    store = survey.edition.store
     known = {MANIFEST, EDITION, REMOVED, *HUB_FILES}
-    known |= {*empty_names(found), *map(receipt_name, broken)}
-    if (found.manifest or found.receipts[0]).settings.get("captions"):
-        waits = () if found.is_complete else found.files  # captions that encode has laid out
+    known |= {*empty_names(survey), *map(receipt_name, broken)}
+    if (survey.manifest or survey.receipts[0]).settings.get("captions"):
+        waits = () if survey.is_complete else survey.files  # captions that encode has laid out
         known |= {CAPTION_TABLE, *(name for name in waits if name.startswith(CAPTIONS))}
-    known.update(name for receipt in found.receipts for name, *_ in expected_files(receipt))
-    stated = found.manifest.receipts if found.manifest else ()
-    gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in found.receipts}
-    for name in sorted(found.files.keys() - known):
-        if unit_of_file(name, found.place.dataset) not in gone:  # their receipts have a finding
-            found.add_finding(name, *_explain_unexpected(found, name))
+    known.update(name for receipt in survey.receipts for name, *_ in expected_files(receipt))
+    stated = survey.manifest.receipts if survey.manifest else ()
+    gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in survey.receipts}
+    for name in sorted(survey.files.keys() - known):
+        if unit_of_file(name, survey.dataset) not in gone:  # their receipts have a finding
+            survey.add_finding(name, *_explain_unexpected(survey, name))
     if store.root:
         for path in store.root.rglob(".wdsprep-*.tmp"):
             if TEMPORARY.fullmatch(path.name):
                 what = "it is being written, or was left by a run that was killed"
-                found.add_finding(path.relative_to(store.root).as_posix(), Kind.LEFTOVER, what)
+                survey.add_finding(path.relative_to(store.root).as_posix(), Kind.LEFTOVER, what)
 
 
-def _explain_unexpected(found: DatasetSurvey, name: str) -> tuple[Kind, str]:
+def _explain_unexpected(survey: DatasetSurvey, name: str) -> tuple[Kind, str]:
     """Return the kind of a finding about a file that no finished unit lists, and what it says."""
-    _receipt, ours = OURS[found.place.dataset]
+    _receipt, ours = OURS[survey.dataset]
     if retry_of_inputs(name):
         return Kind.UNFINISHED, "it lists rejects that are to be tried again"
     if held_name(name):
         return Kind.LEFTOVER, "a run is changing this unit, or was killed while it did"
     if is_hidden(name):
         return Kind.LEFTOVER, "it is hidden, and wdsprep did not write it"
-    if ours.fullmatch(name) and not found.is_complete:
+    if ours.fullmatch(name) and not survey.is_complete:
         return Kind.LEFTOVER, "no receipt lists it, as a run is under way or was killed"
     return Kind.FOREIGN, "no receipt lists it"

@@ -35,26 +35,21 @@ class Kind(Enum):
 NOTES = (Kind.UNFINISHED, Kind.UNSETTLED, Kind.LEFTOVER)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedDataset:
-    """A dataset to check: its URL, its path as the user wrote it, its kind, and its command."""
-
-    url: str
-    shown: str
-    dataset: str
-    maker: str
-    """The command that makes the dataset, and continues it."""
+REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
+"""The kinds of findings whose unit of work is done again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A fault of one file.
+    """A fault of one file of a dataset, which the user calls `shown`.
 
-    `unit` is the unit of work that has to be done again to repair it. It is empty if the file
-    belongs to no unit, or can be made from other files.
+    `maker` is the command that makes the dataset, and continues it. `unit` is the unit of work that
+    has to be done again to repair it. It is empty if the file belongs to no unit, or can be made
+    from other files.
     """
 
-    place: CheckedDataset
+    shown: str
+    maker: str
     name: str
     kind: Kind
     what: str
@@ -62,17 +57,16 @@ class Finding:
 
     @property
     def next_step(self) -> str:
-        shown, maker = self.place.shown, self.place.maker
-        if self.kind in _REDONE:
-            return repair_step(shown, f'the same "{maker}"')
-        return _NEXT[self.kind].format(url=shlex.quote(shown), maker=maker, unit=self.unit)
+        if self.kind in REDONE:
+            return repair_step(self.shown, f'the same "{self.maker}"')
+        url = shlex.quote(self.shown)
+        return _NEXT[self.kind].format(url=url, maker=self.maker, unit=self.unit)
 
     def __str__(self) -> str:
-        file = f"{self.place.shown}/{self.name}" if self.name else self.place.shown
+        file = f"{self.shown}/{self.name}" if self.name else self.shown
         return f"{file}: {self.what}: {self.next_step}"
 
 
-_REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
 _NEXT = {
     Kind.MANIFEST: 'run "wdsprep repair {url}"',
     Kind.INDEX: 'run "wdsprep repair {url}"',

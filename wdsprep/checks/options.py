@@ -20,15 +20,11 @@ class VerifyOptions(WorkerOptions, ListenedOptions):
 
 
 @dataclass(frozen=True)
-class RepairOptions(WorkerOptions, ListenedOptions):
+class RepairOptions(VerifyOptions):
     """The options of `repair`."""
 
     dataset: "str | os.PathLike[str]" = field(
         metadata=about("The dataset to repair.", is_place=True)
     )
     _: KW_ONLY
-    quick: bool = field(
-        default=False,
-        metadata=about("Check receipts, sizes and presence alone, and read no shard.", CHECKS),
-    )
     yes: bool = field(default=False, metadata=about("Repair without asking.", CHECKS))

@@ -17,7 +17,7 @@ from io import BytesIO
 from itertools import count, islice
 
 from wdsprep.checks.dataset_check import DatasetSurvey
-from wdsprep.checks.findings import Finding, Kind
+from wdsprep.checks.findings import REDONE, Finding, Kind
 from wdsprep.checks.options import RepairOptions
 from wdsprep.checks.verify import check_datasets
 from wdsprep.dataset.file_names import (
@@ -54,7 +54,6 @@ from wdsprep.text import NotebookTable, plural
 
 MOST_MENDED = 1_000_000
 """The most inputs of a unit whose rejects are made again; a damaged receipt may claim more."""
-REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
 
 
 @takes_options(RepairOptions)
@@ -106,7 +105,7 @@ class Repair(NotebookTable):
     done: bool = False
 
     def table_rows(self) -> Iterator[tuple[str, object]]:
-        yield "dataset", self.survey.place.shown
+        yield "dataset", self.survey.shown
         yield "units to make again", len(self.units)
         yield "units to mend", len(self.mended)
         yield "indexes to write", len(self.indexes)
@@ -125,7 +124,7 @@ class Repair(NotebookTable):
         parts = ["done"] if self.done else [part for part in parts if part] or ["nothing to do"]
         parts += [f"{len(self.changed)} changed by other runs"] if self.changed else []
         parts += [f"{plural(len(self.beyond), 'finding')} left alone"] if self.beyond else []
-        return f"<Repair {self.survey.place.shown!r}: {', '.join(parts)}>"
+        return f"<Repair {self.survey.shown!r}: {', '.join(parts)}>"
 
     @property
     def is_whole(self) -> bool:
@@ -143,7 +142,7 @@ class Repair(NotebookTable):
 
         Units whose receipt belongs to another kind of dataset are not among them.
         """
-        receipt, _rest = OURS[self.survey.place.dataset]
+        receipt, _rest = OURS[self.survey.dataset]
         return frozenset(unit for unit in self.units if receipt.fullmatch(receipt_name(unit)))
 
     @property
@@ -153,28 +152,28 @@ class Repair(NotebookTable):
         return sum(shard.samples for receipt in lost for shard in receipt.shards)
 
 
-def plan_repair(found: DatasetSurvey) -> Repair:
+def plan_repair(survey: DatasetSurvey) -> Repair:
     """Plan what to do about the findings of a verification."""
     units: dict[str, list[Finding]] = {}
     indexes, beyond = [], []
     lost = {
         finding.unit
-        for finding in found.findings
+        for finding in survey.findings
         if is_retry(finding.unit) and finding.name == inputs_name(finding.unit)
     }
-    for finding in found.findings:
+    for finding in survey.findings:
         if finding.kind in REDONE and finding.unit not in lost:
             units.setdefault(finding.unit, []).append(finding)
         elif finding.kind is Kind.INDEX:
             indexes.append(finding)
         elif finding.kind is not Kind.MANIFEST and not finding.kind.is_note:
             beyond.append(finding)
-    mended = {unit: units.pop(unit) for unit in sorted(units) if _can_stay(found, unit, units)}
-    names, kept = _files_to_remove(found, units)
-    unsettled = tuple(f for f in found.findings if f.kind is Kind.UNSETTLED)
+    mended = {unit: units.pop(unit) for unit in sorted(units) if _can_stay(survey, unit, units)}
+    names, kept = _files_to_remove(survey, units)
+    unsettled = tuple(f for f in survey.findings if f.kind is Kind.UNSETTLED)
     changes = units or mended or unsettled
     return Repair(
-        survey=found,
+        survey=survey,
         units={unit: tuple(findings) for unit, findings in sorted(units.items())},
         names=names,
         kept=kept,
@@ -183,65 +182,64 @@ def plan_repair(found: DatasetSurvey) -> Repair:
         # tables last, which are read by the indexes
         indexes=tuple(sorted((f.name for f in indexes if f.unit not in units), key=is_table)),
         writes_manifest=bool(changes)
-        or any(f.kind is Kind.MANIFEST or is_table(f.name) for f in found.findings),
+        or any(f.kind is Kind.MANIFEST or is_table(f.name) for f in survey.findings),
         beyond=tuple(beyond),
     )
 
 
-def _can_stay(found: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
+def _can_stay(survey: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
     """Return whether a repair leaves the shards of a unit as they are.
 
     It does if only the rejects or the list of inputs are damaged, and the images are from the web,
     where some may have gone. Shards do not stay if the receipt states more than `MOST_MENDED`
     inputs, or if a removal has begun to change them. `units` has the findings by unit.
     """
-    if unit in found.begun and found.removing[unit].shards:
+    if unit in survey.begun and survey.removing[unit].shards:
         return False
     is_of_web = any(
         r.unit == unit and r.settings.get("source") == "urls" and r.inputs <= MOST_MENDED
-        for r in found.receipts
+        for r in survey.receipts
     )
     beside = {rejects_name(unit), inputs_name(unit)}
     return is_of_web and {finding.name for finding in units[unit]} <= beside
 
 
 def _files_to_remove(
-    found: DatasetSurvey, units: Mapping[str, Iterable[Finding]]
+    survey: DatasetSurvey, units: Mapping[str, Iterable[Finding]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the files to remove, receipts first, and the lists of inputs that stay."""
-    receipts = [name for unit in units if (name := receipt_name(unit)) in found.files]
+    receipts = [name for unit in units if (name := receipt_name(unit)) in survey.files]
     named = {finding.name for findings in units.values() for finding in findings}
     kept = sorted(
         name
         for unit in units
-        if (name := inputs_name(unit)) in found.files and name not in named
-        if is_retry(unit) or _is_of_earlier_append(found, unit)
+        if (name := inputs_name(unit)) in survey.files and name not in named
+        if is_retry(unit) or _is_of_earlier_append(survey, unit)
     )
     rest = sorted(
         name
-        for name in found.files.keys() - {*receipts, *kept}
-        if _is_ours(found, name)
-        and (name in named or unit_of_file(name, found.place.dataset) in units)
+        for name in survey.files.keys() - {*receipts, *kept}
+        if _is_ours(survey, name) and (name in named or unit_of_file(name, survey.dataset) in units)
     )
     return (*receipts, *rest), tuple(kept)
 
 
-def _is_of_earlier_append(found: DatasetSurvey, unit: str) -> bool:
+def _is_of_earlier_append(survey: DatasetSurvey, unit: str) -> bool:
     """Return whether a slice was made by an earlier append.
 
     Then the order of the source no longer tells which samples are in the slice.
     """
-    generations = found.manifest.generations if found.manifest else ()
-    last = max((*generations, *(receipt.generation for receipt in found.receipts)), default=0)
-    return found.place.dataset == "images" and unit.isdecimal() and int(unit) < last
+    generations = survey.manifest.generations if survey.manifest else ()
+    last = max((*generations, *(receipt.generation for receipt in survey.receipts)), default=0)
+    return survey.dataset == "images" and unit.isdecimal() and int(unit) < last
 
 
-def _is_ours(found: DatasetSurvey, name: str) -> bool:
-    receipt, rest = OURS[found.place.dataset]
+def _is_ours(survey: DatasetSurvey, name: str) -> bool:
+    receipt, rest = OURS[survey.dataset]
     match = rest.fullmatch(name)
-    if found.place.dataset == "images" and match and match[1]:
-        buckets = found.receipts[0].settings["buckets"] if found.receipts else ()
-        stated = found.manifest.settings["buckets"] if found.manifest else buckets
+    if survey.dataset == "images" and match and match[1]:
+        buckets = survey.receipts[0].settings["buckets"] if survey.receipts else ()
+        stated = survey.manifest.settings["buckets"] if survey.manifest else buckets
         return int(match[1]) in stated
     return bool(match or receipt.fullmatch(name))
 
@@ -271,7 +269,7 @@ class _Repairer:
         repair, survey, holding = self._repair, self._repair.survey, self._edition.holding
         names_of = {unit: {f.name for f in findings} for unit, findings in repair.units.items()}
         for name in survey.files:
-            if (unit := unit_of_file(name, survey.place.dataset)) in names_of:
+            if (unit := unit_of_file(name, survey.dataset)) in names_of:
                 names_of[unit].add(name)
         for unit, names in names_of.items():
             with holding(unit):
@@ -371,11 +369,11 @@ def _keys(store: Store, name: str) -> Iterator[str]:
         yield from (sample.key for sample in read_samples(stream_tape(tar), name))
 
 
-def _write_manifest(store: Store, found: DatasetSurvey) -> None:
+def _write_manifest(store: Store, survey: DatasetSurvey) -> None:
     if any(done_units(store)):
         rewrite_manifest(store)
-    elif found.manifest is not None:
-        bare = replace(found.manifest, receipts=(), complete=False)
+    elif survey.manifest is not None:
+        bare = replace(survey.manifest, receipts=(), complete=False)
         write_manifest(store, bare)
     else:
         store.delete(MANIFEST)  # nothing is left to make a manifest from

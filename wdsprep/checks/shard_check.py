@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported, is_of_text
 from wdsprep.dataset.receipts import Receipt, Shard
@@ -67,67 +67,74 @@ LATENT_FACTS: dict[str, type] = {
 View = Callable[[int, int], memoryview]
 
 
-class CheckRules(Protocol):
-    """The rules for the samples of a shard.
-
-    Each check returns what is wrong, or "" if nothing is.
-    """
-
-    def begin(self, number: int) -> None:
-        """Go on to the sample with this number in its shard."""
-
-    def check_place(self, number: int, field: str) -> str:
-        """Check that a field may be the member with this number of its sample."""
-
-    def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
-        """Check the content of a member that is neither json nor txt."""
-
-    def check_facts(self, facts: Mapping[str, Any]) -> str:
-        """Check the facts in the json of a sample."""
-
-    @property
-    def members(self) -> int:
-        """Return the number of members that each sample has."""
-
-
-def rules_of(receipt: Receipt, shard: Shard) -> CheckRules:
+def rules_of(receipt: Receipt, shard: Shard) -> "SampleRules":
     if receipt.dataset == "images":
         return ImageRules(receipt.settings, shard.bucket)
     if shapes_of(receipt.settings):
         return ShapedRules(receipt.settings, receipt.counts)
     fields = fields_of(receipt.settings["layout"])
     if is_scored(receipt.settings):
-        return LatentRules(fields, None)
+        return SampleRules(fields, None)
     if is_imported(receipt.settings):
-        return LatentRules(fields, IMPORTED_FACTS)
-    return LatentRules(fields, TEXT_FACTS if is_of_text(fields) else LATENT_FACTS)
+        return SampleRules(fields, IMPORTED_FACTS)
+    return SampleRules(fields, TEXT_FACTS if is_of_text(fields) else LATENT_FACTS)
 
 
-class ImageRules:
+class SampleRules:
+    """The rules for the samples of a shard: arrays of latents, text or scores, json and caption.
+
+    Each check returns what is wrong, or "" if nothing is.
+    """
+
+    members: int
+    """The number of members that each sample has."""
+
+    def __init__(self, fields: tuple[Field, ...], facts: Mapping[str, type] | None) -> None:
+        """Take the arrays of a sample, and the types of its facts, or None if it has no json."""
+        self._fields = {field.name: field for field in fields}
+        self._facts = facts or {}
+        self._order = (*self._fields, *(() if facts is None else ("json", "txt")))
+        self.members = len(self._order)
+
+    def begin(self, number: int) -> None:
+        """Go on to the sample with this number in its shard."""
+
+    def check_place(self, number: int, field: str) -> str:
+        """Check that a field may be the member with this number of its sample."""
+        wanted = self._order[number]
+        return "" if field == wanted else f"{field} is in the place of {wanted}"
+
+    def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
+        """Check the content of a member that is neither json nor txt."""
+        return array_problem(self._fields[field], view(start, nbytes), nbytes)
+
+    def check_facts(self, facts: Mapping[str, Any]) -> str:
+        """Check the facts in the json of a sample."""
+        return _wrong_types(facts, self._facts)
+
+
+class ImageRules(SampleRules):
     """The rules for images: the target, then those in roles, json and caption.
 
     Images in roles come in the order of the roles. Those of one role are numbered without gaps.
     """
 
     def __init__(self, settings: Settings, bucket: int) -> None:
+        super().__init__((), IMAGE_FACTS)
         self._buckets, self._bucket = tuple(settings["buckets"]), bucket
         self._roles = roles_of(settings)
         self._needed = {*self._roles} - {*settings.get("optional_roles", ())}
         self._in_roles: list[str] = []
 
     def begin(self, number: int) -> None:
-        """Begin another sample, in which no image in a role has been seen."""
         del number  # all samples have the same rules
-        self._in_roles = []
-
-    @property
-    def members(self) -> int:
-        return 3 + len(self._in_roles)
+        self._in_roles, self.members = [], 3
 
     def check_place(self, number: int, field: str) -> str:
         place = number - len(self._in_roles)
         if place == 1 and field != "json" and self._roles and self._is_next_in_roles(field):
             self._in_roles.append(field.partition(".")[0])
+            self.members += 1
             return ""
         if field in IMAGES if number == 0 else field == ("", "json", "txt")[place]:
             return ""
@@ -142,14 +149,11 @@ class ImageRules:
 
     def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
         head = view(start, min(nbytes, HEAD_NBYTES))
-        return (
-            ""
-            if bytes(head).startswith(IMAGES[field.rpartition(".")[2]])
-            else f"{field} is not an image of that format"
-        )
+        is_image = bytes(head).startswith(IMAGES[field.rpartition(".")[2]])
+        return "" if is_image else f"{field} is not an image of that format"
 
     def check_facts(self, facts: Mapping[str, Any]) -> str:
-        if wrong := _wrong_types(facts, IMAGE_FACTS) or (self._roles and self._role_problem(facts)):
+        if wrong := super().check_facts(facts) or (self._roles and self._role_problem(facts)):
             return wrong
         width, height = facts["width"], facts["height"]
         fits = min(width, height) >= self._buckets[0]
@@ -173,29 +177,7 @@ class ImageRules:
         return wrong
 
 
-class LatentRules:
-    def __init__(self, fields: tuple[Field, ...], facts: Mapping[str, type] | None) -> None:
-        """Take the arrays of a sample, and the types of its facts, or None if it has no json."""
-        self._fields = {field.name: field for field in fields}
-        self._facts = facts or {}
-        self._order = (*self._fields, *(() if facts is None else ("json", "txt")))
-        self.members = len(self._order)
-
-    def begin(self, number: int) -> None:
-        """Do nothing, since all samples have the same rules."""
-
-    def check_place(self, number: int, field: str) -> str:
-        wanted = self._order[number]
-        return "" if field == wanted else f"{field} is in the place of {wanted}"
-
-    def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
-        return array_problem(self._fields[field], view(start, nbytes), nbytes)
-
-    def check_facts(self, facts: Mapping[str, Any]) -> str:
-        return _wrong_types(facts, self._facts)
-
-
-class ShapedRules(LatentRules):
+class ShapedRules(SampleRules):
     """The rules for samples of several shapes.
 
     Samples of one shape stand together, in the range that the receipt counts. The shape of a sample
@@ -207,7 +189,7 @@ class ShapedRules(LatentRules):
         facts = {**IMPORTED_FACTS, "crop": list} if self._is_imported else LATENT_FACTS
         super().__init__(fields_of(settings["layout"]), facts)
         ranges = shape_ranges(settings, counts)
-        self._names, self._ends = [*ranges], [each.stop for each in ranges.values()]
+        self._names, self._ends = [*ranges], [numbers.stop for numbers in ranges.values()]
         self._in_shape = {
             name: {field.name: field for field in fields}
             for name, fields in fields_by_shape(settings).items()
@@ -263,7 +245,7 @@ def read_facts(json_data: bytes) -> dict[str, Any] | str:
 
 
 def text_problem(
-    key: str, facts: Mapping[str, Any], json_data: bytes, txt: bytes, rules: CheckRules
+    key: str, facts: Mapping[str, Any], json_data: bytes, txt: bytes, rules: SampleRules
 ) -> str:
     """Return what is wrong with the json and the caption of a sample, or "" if nothing is.
 
@@ -310,7 +292,7 @@ class ShardCheck:
     on.
     """
 
-    def __init__(self, columns: Columns, rules: CheckRules) -> None:
+    def __init__(self, columns: Columns, rules: SampleRules) -> None:
         self.table = TableWriter(columns)
         self.keys: list[str] = []
         self._rules, self._has_rows = rules, ROW in columns

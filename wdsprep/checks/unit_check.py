@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_unit
-from wdsprep.checks.findings import CheckedDataset, Finding, Kind
+from wdsprep.checks.findings import Kind
 from wdsprep.checks.shard_check import ShardCheck, array_problem, rules_of
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import (
@@ -59,14 +59,14 @@ OTHER = "its BLAKE3 is not what its receipt says"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckUnit:
-    """A finished unit of work to check.
+    """A finished unit of work to check, of the dataset at `url`.
 
     `known` are those of its files that have a finding already. `firsts` has the shards of which
     latents hold only the first samples, and how many. `begun` is the change of the unit that a
     removal has begun and not finished.
     """
 
-    place: CheckedDataset
+    url: str
     receipt: Receipt
     known: frozenset[str] = frozenset()
     firsts: Mapping[str, int] = field(default_factory=dict)
@@ -74,18 +74,16 @@ class CheckUnit:
 
     @property
     def name(self) -> str:
-        return f"{self.place.url}/{self.receipt.unit}"
+        return f"{self.url}/{self.receipt.unit}"
 
     @property
     def nbytes(self) -> int:
         return sum(shard.nbytes for shard in self.receipt.shards)
 
-    def finding(self, name: str, kind: Kind, what: str) -> Finding:
-        unit = self.receipt.unit
-        return Finding(place=self.place, name=name, kind=kind, what=what, unit=unit)
 
-
-Checked = tuple[list[Finding], dict[str, str]]
+Faults = list[tuple[str, Kind, str]]
+"""Findings about a unit: the name of each file, the kind, and what is wrong."""
+Checked = tuple[Faults, dict[str, str]]
 """The findings about a unit, and digests of the keys of its shards."""
 
 
@@ -101,7 +99,7 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, Checked]:
         findings = _check_begun(unit, unit.begun)
         yield unit.nbytes
         return findings, {}
-    check = _UnitCheck(unit, shared_store(unit.place.url))
+    check = _UnitCheck(unit, shared_store(unit.url))
     before = 0
     for shard in unit.receipt.shards:
         if shard.name not in unit.known:
@@ -113,39 +111,39 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, Checked]:
     return check.findings, check.digests()
 
 
-def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> list[Finding]:
+def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> Faults:
     """Return a finding about damage that keeps a removal from finishing a unit, or nothing."""
     from wdsprep.changes.rewrite_units import UnitChange  # which needs numpy
 
-    store = shared_store(unit.place.url)
+    store = shared_store(unit.url)
     try:
         UnitChange(Edition.from_store(store), removal, removed_from(store)).check_begun()
     except NotFoundError:  # it has just been finished, with nothing left
         return []
     except DamageError as error:
         name = error.place.removeprefix(f"{without_secrets(store.url)}/")
-        return [unit.finding(name, Kind.DAMAGED, damage_text(error))]
+        return [(name, Kind.DAMAGED, damage_text(error))]
     return []
 
 
-def check_empty(found: DatasetSurvey) -> None:
+def check_empty(survey: DatasetSurvey) -> None:
     """Add findings about the files for the empty caption, which belong to all units.
 
     Files that are missing are left out here.
     """
-    if found.place.dataset == "images" or not found.receipts:
+    if survey.dataset == "images" or not survey.receipts:
         return
-    store, unit = shared_store(found.place.url), smallest_unit(found)
-    for item in empty_fields(found.receipts[0].settings):
+    store, unit = shared_store(survey.url), smallest_unit(survey)
+    for item in empty_fields(survey.receipts[0].settings):
         name = empty_name(item.name)
-        if name not in found.files:
+        if name not in survey.files:
             continue
         data = store.read(name)
-        if hex_digest(data) not in {r.files.get(name) for r in found.receipts}:
+        if hex_digest(data) not in {r.files.get(name) for r in survey.receipts}:
             what = "its BLAKE3 is not what the receipts say"
-            found.add_finding(name, Kind.DAMAGED, what, unit)
+            survey.add_finding(name, Kind.DAMAGED, what, unit)
         elif problem := array_problem(item, memoryview(data), len(data)):
-            found.add_finding(name, Kind.WRONG, problem, unit)
+            survey.add_finding(name, Kind.WRONG, problem, unit)
 
 
 class _UnitCheck:
@@ -157,10 +155,10 @@ class _UnitCheck:
         self._keys: dict[str, list[str]] = {}
         self._tables: dict[str, bytes] = {}
         self._rejected: list[str] | None = None
-        self.findings: list[Finding] = []
+        self.findings: Faults = []
 
     def _find(self, name: str, kind: Kind, what: str) -> None:
-        self.findings.append(self._unit.finding(name, kind, what))
+        self.findings.append((name, kind, what))
 
     def _note_unreadable(self, name: str, error: StoreError) -> None:
         """Note that a file cannot be read, or raise the error.

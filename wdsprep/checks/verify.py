@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from wdsprep.checks.dataset_check import DatasetSurvey, expected_files, survey
+from wdsprep.checks.dataset_check import DatasetSurvey, expected_files, survey_dataset
 from wdsprep.checks.findings import Finding, Kind
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.unit_check import CheckUnit, check_empty, check_unit
@@ -46,13 +46,13 @@ class Verified(NotebookTable):
     def table_rows(self) -> Iterator[tuple[str, object]]:
         for dataset in self.surveys:
             yield (
-                dataset.place.shown,
+                dataset.shown,
                 plural(len(dataset.findings), "finding") if dataset.findings else "sound",
             )
         yield from ((f"{finding.name or finding.unit}", finding.what) for finding in self.findings)
 
     def __repr__(self) -> str:
-        shown = ", ".join(repr(survey.place.shown) for survey in self.surveys)
+        shown = ", ".join(repr(survey.shown) for survey in self.surveys)
         verdict = plural(len(self.findings), "finding") if self.findings else "sound"
         return f"<Verified {shown}: {verdict}{' (quick)' if self.is_quick else ''}>"
 
@@ -98,7 +98,7 @@ def check_datasets(
         raise UsageError("the same dataset is given twice: give it once")
     shown = [os.fspath(url) for url in urls]
     surveys = tuple(_survey(*both, listener) for both in zip(places, shown, strict=True))
-    latents = [survey for survey in surveys if survey.place.dataset == "latents"]
+    latents = [survey for survey in surveys if survey.dataset == "latents"]
     pairs = [(dataset, images) for dataset in latents if (images := find_images(dataset, surveys))]
     for pair in pairs:
         check_pairs(*pair)
@@ -111,7 +111,7 @@ def check_datasets(
 
 def _survey(url: str, shown: str, listener: JobListener) -> DatasetSurvey:
     shown = shown.rstrip("/") or "/"
-    return survey(shared_store(url), shown, lambda count: listener.listed(shown, count, 0))
+    return survey_dataset(shared_store(url), shown, lambda count: listener.listed(shown, count, 0))
 
 
 def _check_bytes(
@@ -121,7 +121,7 @@ def _check_bytes(
     listener: JobListener,
 ) -> None:
     """Check every byte of some datasets, and add what is wrong to their findings."""
-    by_url = {survey.place.url: survey for survey in surveys}
+    by_url = {survey.url: survey for survey in surveys}
     keys: dict[str, dict[str, str]] = {url: {} for url in by_url}
 
     def heard(status: Callable[[], JobStatus]) -> None:
@@ -136,20 +136,21 @@ def _check_bytes(
     with closing(job):
         for unit, (findings, digests) in job.results():
             _log.info("%s is checked: %s", unit.name, plural(len(findings), "finding"))
-            keys[unit.place.url] |= digests
-            dataset = by_url[unit.place.url]
+            keys[unit.url] |= digests
+            dataset = by_url[unit.url]
             is_in_removal = findings and unit.receipt.unit in dataset.removing
             names = [name for name, *_ in expected_files(unit.receipt)] if is_in_removal else []
             if not dataset.has_changed(names):  # by the removal, while it was checked
-                dataset.findings.extend(findings)
+                for name, kind, what in findings:
+                    dataset.keep_finding(name, kind, what, unit.receipt.unit)
     for failed in job.quarantined:
         unit = cast("CheckUnit", failed.unit)
         what = f"its unit could not be checked ({failed.reason})"
-        by_url[unit.place.url].add_finding(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
+        by_url[unit.url].add_finding(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
     for dataset in surveys:
         check_empty(dataset)
     for latents, images in pairs:
-        check_keys(latents, keys[latents.place.url], keys[images.place.url])
+        check_keys(latents, keys[latents.url], keys[images.url])
 
 
 def _units(
@@ -165,7 +166,7 @@ def _units(
     for receipt in dataset.receipts:
         shards = {shard.name for shard in receipt.shards}
         yield CheckUnit(
-            place=dataset.place,
+            url=dataset.url,
             receipt=receipt,
             known=frozenset(known.get(receipt.unit, ())),
             firsts={name: firsts[name] for name in shards & firsts.keys()},
@@ -183,7 +184,7 @@ def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> Data
     def shared(images: DatasetSurvey) -> int:
         return sum(s.digest in inputs for r in images.receipts for s in r.shards)
 
-    return max((o for o in others if o.place.dataset == "images"), key=shared, default=None)
+    return max((o for o in others if o.dataset == "images"), key=shared, default=None)
 
 
 def find_limited_shards(latents: DatasetSurvey) -> dict[str, int]:
@@ -203,7 +204,7 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
         removed = removed_from(images.edition.store)
     for receipt in latents.receipts:
         name, inputs = latent_shard(receipt.unit), receipt.inputs
-        shard, shown = there.get(name), images.place.shown
+        shard, shown = there.get(name), images.shown
         successor = removed.follow(image_shard_digest(receipt.input))
         if successor and successor.digest == (shard.digest if shard else ""):
             lost = plural(len(successor.rows), "sample has", "samples have")

@@ -44,8 +44,8 @@ class VerifyOutput(CheckOutput[Verified]):
             "datasets": [
                 {
                     "complete": survey.is_complete,
-                    "dataset": survey.place.shown,
-                    "kind": survey.place.dataset,
+                    "dataset": survey.shown,
+                    "kind": survey.dataset,
                     "nbytes": survey.nbytes,
                     "samples": sum(shard.samples for shard in _shards(survey)),
                     "shards": len(_shards(survey)),
@@ -68,7 +68,7 @@ class VerifyOutput(CheckOutput[Verified]):
             samples = plural(sum(shard.samples for shard in shards), "sample")
             size = f"{samples} in {plural(len(shards), 'shard')}, {human_bytes(survey.nbytes)}"
             yield (
-                f"{survey.place.shown}: {plural(wrong, 'finding') if wrong else 'sound'}: {size} "
+                f"{survey.shown}: {plural(wrong, 'finding') if wrong else 'sound'}: {size} "
                 f"checked ({how}) in {human_time(self.line.elapsed_s)}"
             )
 
@@ -80,7 +80,7 @@ def _shards(survey: DatasetSurvey) -> list[Shard]:
 def finding_facts(finding: Finding) -> dict[str, str]:
     """Return a finding as an object for `--json`."""
     return {
-        "dataset": finding.place.shown,
+        "dataset": finding.shown,
         "kind": finding.kind.value,
         "name": finding.name,
         "next": finding.next_step,
@@ -109,7 +109,7 @@ class RepairOutput(CheckOutput[Repair]):
         yield {
             "changed": repair.changed,
             "beyond": [*map(finding_facts, repair.beyond)],
-            "dataset": repair.survey.place.shown,
+            "dataset": repair.survey.shown,
             "done": repair.done,
             "indexes": repair.indexes,
             "manifest": repair.writes_manifest,
@@ -120,7 +120,7 @@ class RepairOutput(CheckOutput[Repair]):
         }
 
     def summary(self, repair: Repair) -> Iterator[str]:
-        shown = repair.survey.place.shown
+        shown = repair.survey.shown
         if not repair.is_needed:
             sound = f"{shown}: nothing to repair"
             yield sound if not repair.beyond else f"{sound}, but see above"
@@ -132,7 +132,7 @@ class RepairOutput(CheckOutput[Repair]):
 
 
 def _intent_lines(repair: Repair) -> Iterator[str]:
-    noun = "slice" if repair.survey.place.dataset == "images" else "shard"
+    noun = "slice" if repair.survey.dataset == "images" else "shard"
     for unit, findings in repair.units.items():
         why = "; ".join(f"{finding.name}: {finding.what}" for finding in findings[:EXAMPLES])
         more = f"; and {len(findings) - EXAMPLES:,} more" if len(findings) > EXAMPLES else ""
@@ -152,23 +152,22 @@ def _intent_lines(repair: Repair) -> Iterator[str]:
         yield f"leave alone {finding}"
     if repair.redone:
         needed = "source is needed, unchanged, to make them again; without it they are lost"
-        if repair.survey.place.maker == MAKERS["latents"]:
+        if repair.survey.maker == MAKERS["latents"]:
             needed = "image shards are needed, undamaged, to make them again"
         files = plural(len(repair.names), "file")
         yield f"{files} with {plural(repair.samples, 'sample')} would go: their {needed}"
 
 
 def _repaired_lines(repair: Repair) -> Iterator[str]:
-    place = repair.survey.place
     if repair.changed:
         units = examples(repair.changed)
         yield KeptLine(
             f"another run has changed {units} since, so repair left that alone: verify again"
         )
     if repair.redone - set(repair.changed):
-        yield f'repaired: now run the same "{place.maker}" again to make what is missing'
+        yield f'repaired: now run the same "{repair.survey.maker}" again to make what is missing'
     elif not repair.changed:
-        yield f"repaired: {place.shown} lacks nothing"
+        yield f"repaired: {repair.survey.shown} lacks nothing"
     if repair.beyond:
         left = plural(len(repair.beyond), "finding")
         yield f"{left} left alone, see above: the exit code is 3 until that is mended"
