@@ -264,11 +264,9 @@ def rewrite(
     with store.write(old.name) as sink, TarWriter(sink) as tar:
         for number, sample in enumerate(samples):
             tar.add(*change(number, sample.key, list(sample.fields.items())))
-        written = tar.finish()
-    write_bytes(store, f"{old.name}.idx", written.index)
-    shard = Shard(
-        name=old.name, samples=written.samples, nbytes=written.nbytes, digest=written.digest
-    )
+        tar.finish()
+    write_bytes(store, f"{old.name}.idx", tar.index)
+    shard = Shard(name=old.name, samples=tar.samples, nbytes=tar.nbytes, digest=tar.digest)
     made = replace(receipt, shards=(shard, *others))
     write_bytes(store, f"receipts/{unit}.json", made.to_bytes())
     manifest = Manifest.from_bytes(store.read(MANIFEST), MANIFEST)

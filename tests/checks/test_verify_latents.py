@@ -222,10 +222,10 @@ def rewrite(latents: Path, unit: str, change: Callable[[Samples], Samples]) -> N
         for row, (key, fields) in zip(rows, change(samples), strict=False):
             tar.add(key, fields.items())
             table.add(key, {**(parse_object(fields.get("json", b"")) or {}), "row": row})
-        written = tar.finish()
-    write_bytes(store, f"{name}.idx", written.index)
+        tar.finish()
+    write_bytes(store, f"{name}.idx", tar.index)
     write_bytes(store, table_name(name), data := table.finish())
-    shard = Shard(name=name, samples=written.samples, nbytes=written.nbytes, digest=written.digest)
+    shard = Shard(name=name, samples=tar.samples, nbytes=tar.nbytes, digest=tar.digest)
     receipt = Receipt.from_bytes(store.read(f"receipts/{unit}.json"), unit)
     files = {**receipt.files, table_name(name): hex_digest(data)}
     made = replace(receipt, shards=(shard,), files=files)

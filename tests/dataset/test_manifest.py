@@ -10,7 +10,7 @@ import pytest
 
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import receipt_name
-from wdsprep.dataset.manifest import Manifest, differences
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard, fingerprint
 from wdsprep.dataset.sealed_json import FORMAT, seal
 from wdsprep.dataset.settings import (
@@ -136,16 +136,6 @@ def test_fingerprint_is_frozen() -> None:
     assert fingerprint({"a": 1, "b": [256, 512]}) == (
         "793e9ffef3ba9ac18b5134d76dc373a06c5dd42c724fc4eac7f7e9d0435e52e7"
     )
-
-
-def test_differences_are_said_as_a_user_would() -> None:
-    old = {"buckets": [256, 512], "check": "full", "min_size": 0}
-    new = {"buckets": [512], "check": "full", "filter": ""}
-    assert differences(old, new) == [
-        "buckets: 256,512 -> 512",
-        'filter: (none) -> ""',
-        "min-size: 0 -> (none)",
-    ]
 
 
 URLS: dict[str, Any] = {"source": "urls", "max_bytes": 50, "opt_outs": True, "robots": True}

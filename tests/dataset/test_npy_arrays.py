@@ -44,7 +44,8 @@ def test_layout_finds_the_arrays_in_a_tar() -> None:
     with TarWriter(out) as tar:
         for key in ("a", "b"):
             tar.add(key, [*members, ("txt", b"x" * random.Random(key).randrange(3000))])
-        index = np.frombuffer(tar.finish().index, "<u8")
+        tar.finish()
+        index = np.frombuffer(tar.index, "<u8")
     for start in index[:-1]:
         for line, array in zip(layout(fields), arrays, strict=True):
             found = np.frombuffer(

@@ -77,11 +77,11 @@ def make(root: Path, name: str = "64/000000.tar", image_nbytes: int = 20_000) ->
     with TarWriter(out) as writer:
         for number in range(COUNT):
             writer.add(key(number), fields(number, image_nbytes))
-        written = writer.finish()
+        writer.finish()
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_bytes(out.getvalue())
-    (root / index_name(name)).write_bytes(written.index)
-    shard = Shard(name=name, samples=COUNT, nbytes=len(out.getvalue()), digest=written.digest)
+    (root / index_name(name)).write_bytes(writer.index)
+    shard = Shard(name=name, samples=COUNT, nbytes=len(out.getvalue()), digest=writer.digest)
     with file_tape(root / name) as tape:
         return Made(root, shard, list(read_samples(tape, name)))
 
@@ -107,9 +107,7 @@ def test_each_level_brings_the_same_from_a_disk_and_over_a_network(made: Made) -
             assert shard.offsets[:-1] == tuple(sample.start for sample in made.samples)
             assert list(shard.keys()) == keys
             assert list(shard.keys([5, 3])) == [keys[5], keys[3]]
-            blocks = list(shard.json())
-            assert [key for block in blocks for key in block.keys] == keys
-            assert [one for block in blocks for one in block.json] == json
+            assert list(shard.json()) == list(zip(keys, json, strict=True))
             assert [one.fields for one in shard.samples([9, 0])] == [
                 made.samples[9].fields,
                 made.samples[0].fields,
@@ -121,18 +119,15 @@ def test_each_level_brings_the_same_from_a_disk_and_over_a_network(made: Made) -
             assert [one.start for one in walked] == [one.start for one in made.samples]
 
 
-def test_blocks_follow_each_other(made: Made) -> None:
+def test_json_is_read_of_many_samples_at_a_time(made: Made) -> None:
     with (
         patch.object(shard_reader, "SAMPLES_AT_ONCE", 7),
         patch.object(shard_reader, "PIECE_NBYTES", 50_000),
     ):
         for store in made.stores():
             with ShardReader(store, made.shard) as shard:
-                blocks = list(shard.json())
-            assert len(blocks) > COUNT // 7
-            assert [block.first + n for block in blocks for n in range(len(block.keys))] == [
-                *range(COUNT)
-            ]
+                keys = [key for key, _ in shard.json()]
+            assert keys == [key(number) for number in range(COUNT)]
 
 
 def test_a_json_before_others_is_found_from_header_to_header(tmp_path: Path) -> None:
@@ -142,16 +137,16 @@ def test_a_json_before_others_is_found_from_header_to_header(tmp_path: Path) -> 
         for number in range(5):
             rest = [] if number == 3 else [("json", b'{"number":%d}' % number)]
             writer.add(key(number), [*rest, ("jpg", bytes(20_000)), ("zip", b"z")])
-        index = writer.finish().index
+        writer.finish()
+        index = writer.index
     (tmp_path / "a.tar").write_bytes(out.getvalue())
     (tmp_path / index_name("a.tar")).write_bytes(index)
     for is_foreign in (False, True):
         for store in (open_store(str(tmp_path)), Far(tmp_path)):
             shard: Any = Shard("a.tar", 5)
             with ShardReader(store, shard, is_foreign=is_foreign) as reader:  # type: ignore[arg-type]
-                (block,) = reader.json()
-            assert block.keys == [key(number) for number in range(5)]
-            assert block.json == [b"" if n == 3 else b'{"number":%d}' % n for n in range(5)]
+                found = list(reader.json())
+            assert found == [(key(n), b"" if n == 3 else b'{"number":%d}' % n) for n in range(5)]
 
 
 # --- what each level costs
@@ -267,9 +262,8 @@ def test_what_a_cut_tar_lacks_is_none_of_its_samples(made: Made, tmp_path: Path)
     own = made.copied(tmp_path / "own")
     own.tar.write_bytes(own.tar.read_bytes()[: own.samples[-2].start + 5])
     with ShardReader(own.stores()[0], own.shard) as shard:
-        (block,) = shard.json()
-    assert block.keys[-3:] == [key(COUNT - 3), "", ""]
-    assert block.json[-3:] == [own.samples[-3].fields["json"], None, None]
+        last = (key(COUNT - 3), own.samples[-3].fields["json"])
+        assert list(shard.json())[-3:] == [last, ("", None), ("", None)]
     with (
         ShardReader(own.stores()[0], own.shard, is_foreign=True) as shard,
         pytest.raises(ShortReadError, match="ends before its last sample does"),

@@ -33,7 +33,8 @@ def write_ours(path: Path, count: int = 20) -> bytes:
     with path.open("wb") as sink, TarWriter(sink) as tar:
         for i in range(count):
             tar.add(f"{i:06d}", [(f, payload(i, f)) for f in FIELDS])
-        return tar.finish().index
+        tar.finish()
+        return tar.index
 
 
 def write_shardwriter(path: Path, count: int = 20) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from wdsprep.dataset.file_names import table_name
-from wdsprep.dataset.image_positions import ImagePositions
+from wdsprep.dataset.image_positions import plain_positions
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import BFLOAT16, Field, layout, text_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import make_table
 from wdsprep.dataset.sample_table import LATENT_COLUMNS
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.tar.write import TarWriter, WrittenTar
+from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
 
@@ -73,9 +73,9 @@ def write_tar(store: Store, name: str, samples: Iterable[tuple[str, Sequence[Fie
     with store.write(name) as sink, TarWriter(sink) as tar:
         for key, fields in samples:
             tar.add(key, members(key, fields))
-        written: WrittenTar = tar.finish()
-    write_bytes(store, f"{name}.idx", written.index)
-    return Shard(name=name, samples=written.samples, nbytes=written.nbytes, digest=written.digest)
+        tar.finish()
+    write_bytes(store, f"{name}.idx", tar.index)
+    return Shard(name=name, samples=tar.samples, nbytes=tar.nbytes, digest=tar.digest)
 
 
 def write_latents(
@@ -132,7 +132,7 @@ def write_tables(store: Store, receipt: Receipt) -> Receipt:
     """Write the tables of a unit that lost no sample, and return its receipt."""
     files = dict(receipt.files)
     for shard in receipt.shards:
-        rows = ImagePositions.plain(shard.samples)
+        rows = plain_positions(shard.samples)
         table, _ = make_table(store, shard.name, columns=LATENT_COLUMNS, positions=rows)
         write_bytes(store, name := table_name(shard.name), table)
         files[name] = hex_digest(table)

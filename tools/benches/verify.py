@@ -134,9 +134,9 @@ def write_shard(
         while tar.nbytes < nbytes:
             key = f"{slice_name}{tar.samples:06d}"
             tar.add(key, sample(key))
-        written = tar.finish()
-    write_bytes(store, f"{name}.idx", written.index)
-    return Shard(name=name, samples=written.samples, nbytes=written.nbytes, digest=written.digest)
+        tar.finish()
+    write_bytes(store, f"{name}.idx", tar.index)
+    return Shard(name=name, samples=tar.samples, nbytes=tar.nbytes, digest=tar.digest)
 
 
 def empty(store: Store, dataset: str) -> dict[str, str]:

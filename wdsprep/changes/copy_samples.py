@@ -193,10 +193,10 @@ class _Source:
         if not samples:
             return none, np.arange(self.receipt.inputs)
         stored = read_positions(self.store, self.receipt)
-        rest = stored.others(self.receipt.inputs)
+        rest = np.setdiff1d(np.arange(self.receipt.inputs), stored)
         if len(rest) != len(self._rejects):
             raise self.damage()
-        return stored.positions.astype(np.int64), rest
+        return stored.astype(np.int64), rest
 
     def rejects(self) -> list[Reject]:
         """Return the rejects among the selected samples.

@@ -6,6 +6,7 @@ The check is work for a runner: local processes or Ray.
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_unit
 from wdsprep.checks.findings import Kind
@@ -23,7 +24,7 @@ from wdsprep.dataset.file_names import (
     sample_key,
     table_name,
 )
-from wdsprep.dataset.image_positions import ImagePositions, may_have_moved, positions_from_keys
+from wdsprep.dataset.image_positions import may_have_moved, plain_positions, positions_from_keys
 from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
@@ -53,6 +54,9 @@ from wdsprep.errors import (
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store
 from wdsprep.text import plural
+
+if TYPE_CHECKING:
+    from wdsprep.dataset.image_positions import Positions
 
 OTHER = "its BLAKE3 is not what its receipt says"
 
@@ -313,19 +317,19 @@ class _UnitCheck:
         if problem:
             self._find(name, Kind.WRONG, problem)
 
-    def _find_positions(self, shard: Shard) -> ImagePositions | None:
+    def _find_positions(self, shard: Shard) -> "Positions | None":
         """Return the positions that the receipt or the keys tell, or None if they tell none."""
         if not may_have_moved(self._receipt):
-            return ImagePositions.plain(shard.samples)
+            return plain_positions(shard.samples)
         if self._rejected is None:
             return None
         return positions_from_keys(self._receipt, self._keys[shard.name], self._rejected)
 
-    def _are_positions(self, data: bytes, told: ImagePositions | None) -> bool:
+    def _are_positions(self, data: bytes, told: "Positions | None") -> bool:
         """Return whether a table has the positions that are told, or if none are, possible ones."""
         rows = read_table(data, self._columns, what="table")[ROW].to_pylist()
         if told is not None:
-            return bool(rows == told.positions.tolist())
+            return bool(rows == told.tolist())
         runs = (rows[run.start : run.stop] for run in self._runs(len(rows)))
         rise = all(a < b for run in runs for a, b in pairwise(run))
         are_inside = min(rows) >= 0 and max(rows) < self._receipt.inputs

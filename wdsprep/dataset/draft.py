@@ -214,14 +214,14 @@ class DraftShard:
         would stay in memory until the whole unit is finished are sent now.
         """
         table = self._table.finish() if self._table else b""
-        if self._writer is None:
+        if (tar := self._writer) is None:
             self._sink.write(table)
             return Shard(self.name, self.samples, len(table), hex_digest(table))
-        written = self._writer.finish()
+        tar.finish()
         self._closing.close()
-        self._beside[index_name(self.name)] = written.index
+        self._beside[index_name(self.name)] = tar.index
         if self._table:
             self._beside[table_name(self.name)] = table
         if waits:
             self._sink.end(waits=True)
-        return Shard(self.name, written.samples, written.nbytes, written.digest)
+        return Shard(self.name, tar.samples, tar.nbytes, tar.digest)

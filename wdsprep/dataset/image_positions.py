@@ -8,7 +8,6 @@ others nothing else tells them.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Positions = NDArray[np.uint32]
+
 DTYPE = "<u4"
 NBYTES = 4
 """The bytes of a number."""
@@ -28,56 +29,36 @@ NOWHERE = 0xFFFFFFFF
 """Stands in place of the number of a sample that a shard does not have."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class ImagePositions:
-    """The position in its image shard of each sample of a shard, in the order of the samples."""
+def plain_positions(samples: int) -> "Positions":
+    """Return the positions in a shard in which no sample moved: 0, 1, 2 and so on."""
+    import numpy as np
 
-    positions: "NDArray[np.uint32]"
+    return np.arange(samples, dtype=DTYPE)
 
-    @classmethod
-    def from_numbers(cls, positions: Iterable[int]) -> "ImagePositions":
-        import numpy as np
 
-        return cls(np.fromiter(positions, DTYPE))
+def are_sound(positions: "Positions", samples: int, inputs: int) -> bool:
+    """Return whether there are as many positions as samples, all different and below `inputs`.
 
-    @classmethod
-    def plain(cls, samples: int) -> "ImagePositions":
-        """Return the positions in a shard in which no sample moved: 0, 1, 2 and so on."""
-        import numpy as np
+    `inputs` is the number of samples in the image shard.
+    """
+    import numpy as np
 
-        return cls(np.arange(samples, dtype=DTYPE))
+    is_inside = len(positions) == samples and positions.max(initial=0) < max(1, inputs)
+    return bool(is_inside and len(np.unique(positions)) == samples)
 
-    def __len__(self) -> int:
-        return len(self.positions)
 
-    def is_sound(self, samples: int, inputs: int) -> bool:
-        """Return whether there are as many positions as samples, all different and below `inputs`.
+def numbers_at(positions: "Positions", inputs: int) -> "Positions":
+    """Return for each of the `inputs` positions the number of the sample that has it.
 
-        `inputs` is the number of samples in the image shard.
-        """
-        import numpy as np
+    The positions are those in the image shard, the numbers those in this one. A position that no
+    sample has gets NOWHERE.
+    """
+    import numpy as np
 
-        is_inside = len(self) == samples and self.positions.max(initial=0) < max(1, inputs)
-        return bool(is_inside and len(np.unique(self.positions)) == samples)
-
-    def numbers(self, inputs: int) -> "NDArray[np.uint32]":
-        """Return for each of the `inputs` positions the number of the sample that has it.
-
-        The positions are those in the image shard, the numbers those in this one. A position that
-        no sample has gets NOWHERE.
-        """
-        import numpy as np
-
-        numbers = np.full(inputs, NOWHERE, DTYPE)
-        inside = self.positions < inputs
-        numbers[self.positions[inside]] = np.flatnonzero(inside)
-        return numbers
-
-    def others(self, inputs: int) -> "NDArray[np.int64]":
-        """Return which of the `inputs` positions in the image shard no sample has."""
-        import numpy as np
-
-        return np.setdiff1d(np.arange(inputs), self.positions)
+    numbers = np.full(inputs, NOWHERE, DTYPE)
+    inside = positions < inputs
+    numbers[positions[inside]] = np.flatnonzero(inside)
+    return numbers
 
 
 def may_have_moved(receipt: Receipt) -> bool:
@@ -102,12 +83,14 @@ def keys_may_tell(receipt: Receipt) -> bool:
 
 def positions_from_keys(
     receipt: Receipt, keys: Sequence[str], rejected: Sequence[str]
-) -> ImagePositions | None:
+) -> "Positions | None":
     """Return the place of each sample in its image shard, or None if the keys do not tell it.
 
     They do if pack made them: such keys rise in the image shard, and here within each shape.
     `rejected` are the keys of the image shard's other samples.
     """
+    import numpy as np
+
     both = [*keys, *rejected]
     numbers = {key: number for number, key in enumerate(sorted(both, key=key_order))}
     if len(numbers) != receipt.inputs or not are_pack_keys(receipt, both):
@@ -115,7 +98,7 @@ def positions_from_keys(
     positions = [numbers[key] for key in keys]
     runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(keys))]
     rises = (a < b for run in runs for a, b in pairwise(positions[run.start : run.stop]))
-    return ImagePositions.from_numbers(positions) if all(rises) else None
+    return np.fromiter(positions, DTYPE) if all(rises) else None
 
 
 def are_pack_keys(receipt: Receipt, keys: Iterable[str]) -> bool:

@@ -6,7 +6,6 @@ be made again from them.
 
 import contextlib
 import gc
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +47,7 @@ from wdsprep.dataset.settings import (
     checked_settings,
     is_scored,
 )
-from wdsprep.text import brief, command, human_bytes, human_counts, shortened
+from wdsprep.text import command, human_bytes, human_counts
 
 UNITS = b',"units":['  # the last that it says
 TRIAL = Fields({}, {"busy": float, "device": Text, "each": float, "launching": float})
@@ -222,26 +221,3 @@ def _pause_garbage_collector() -> Iterator[None]:
 def sorted_receipts(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
     """Sort receipts by unit, whatever order they were finished in."""
     return tuple(sorted(receipts, key=lambda receipt: (len(receipt.unit), receipt.unit)))
-
-
-def differences(old: Settings, new: Settings) -> list[str]:
-    """List what differs between two settings, one line each: `buckets: 256,512 -> 512`."""
-    lines = []
-    for name in sorted({*old, *new}):
-        before, after = (
-            _format_value(settings[name]) if name in settings else "(none)"
-            for settings in (old, new)
-        )
-        if before != after:
-            both = f"{shortened(before)} -> {shortened(after)}"
-            lines.append(f"{shortened(name.replace('_', '-'))}: {both}")
-    return lines
-
-
-def _format_value(value: object) -> str:
-    if isinstance(value, str) and value:
-        return value
-    try:
-        return ",".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
-    except (TypeError, ValueError, RecursionError):  # no JSON, so none of ours
-        return brief(value)

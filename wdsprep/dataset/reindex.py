@@ -5,6 +5,7 @@ A tar gets its index and the table of its samples.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from wdsprep.dataset.damage import naming_repair, repair_step
 from wdsprep.dataset.file_names import (
@@ -18,9 +19,9 @@ from wdsprep.dataset.file_names import (
     table_name,
 )
 from wdsprep.dataset.image_positions import (
-    ImagePositions,
     keys_may_tell,
     may_have_moved,
+    plain_positions,
     positions_from_keys,
 )
 from wdsprep.dataset.manifest import Manifest
@@ -39,6 +40,9 @@ from wdsprep.errors import DamageError, SourceError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import Counting, command, ignore_count
+
+if TYPE_CHECKING:
+    from wdsprep.dataset.image_positions import Positions
 
 UNTOLD = "no keys tell which images its samples are of"
 """The reason why a table of samples of tars that pack did not make cannot be made."""
@@ -158,7 +162,7 @@ def make_table(
     tar: str,
     *,
     columns: Columns = IMAGE_COLUMNS,
-    positions: ImagePositions | None = None,
+    positions: "Positions | None" = None,
     is_foreign: bool = False,
 ) -> tuple[bytes, int]:
     """Make the table of a tar from the keys and the json of its samples, and count its rows.
@@ -169,15 +173,13 @@ def make_table(
     """
     table = TableWriter(columns)
     samples = len(store.read(index_name(tar))) // 8 - 1
-    rows = positions.positions.tolist() if positions else ()
+    rows = () if positions is None else positions.tolist()
     with ShardReader(store, Shard(tar, samples), is_foreign=is_foreign) as reader:
-        for block in reader.json():
-            for number, (key, data) in enumerate(zip(block.keys, block.json, strict=True)):
-                if data is None and not is_foreign:
-                    raise DamageError(reader.place, "it has a sample that cannot be read")
-                facts = parse_object(data or b"")
-                at = block.first + number
-                table.add(key, {**(facts or {}), ROW: rows[at]} if rows else facts)
+        for number, (key, data) in enumerate(reader.json()):
+            if data is None and not is_foreign:
+                raise DamageError(reader.place, "it has a sample that cannot be read")
+            facts = parse_object(data or b"")
+            table.add(key, {**(facts or {}), ROW: rows[number]} if rows else facts)
     return table.finish(), samples
 
 
@@ -214,14 +216,14 @@ def can_make_table(receipt: Receipt) -> bool:
     )
 
 
-def find_positions(store: Store, receipt: Receipt, tar: str) -> ImagePositions | None:
+def find_positions(store: Store, receipt: Receipt, tar: str) -> "Positions | None":
     """Return the positions of the samples of a tar, or None if neither receipt nor keys tell them.
 
     Those of samples of tars that pack did not make are known only while they are encoded.
     """
     (shard,) = (shard for shard in receipt.shards if shard.name == tar)
     if not may_have_moved(receipt):
-        return ImagePositions.plain(shard.samples)
+        return plain_positions(shard.samples)
     if not keys_may_tell(receipt):
         return None
     with ShardReader(store, shard) as reader:

@@ -25,7 +25,7 @@ import os
 import struct
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -84,18 +84,6 @@ class ShardSize(Protocol):
     def samples(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SampleBlock:
-    """The keys and the json of consecutive samples of a shard, from number `first` on.
-
-    A sample that cannot be read has no key and None for its json, one without a json has b"".
-    """
-
-    first: int
-    keys: list[str]
-    json: list[bytes | None]
 
 
 class ShardReader:
@@ -218,8 +206,11 @@ class ShardReader:
         return map_ahead(self.sample, numbers, self.threads, most=self.store.readers)
 
     # --- all of them, without what is large
-    def json(self) -> Iterator[SampleBlock]:
-        """Yield the keys and the json of all samples."""
+    def json(self) -> Iterator[tuple[str, bytes | None]]:
+        """Yield the key and the json of each sample.
+
+        A sample that cannot be read has no key and None for its json, one without a json has b"".
+        """
         import numpy as np
 
         offsets = np.array(self.offsets, np.uint64).astype(np.int64)
@@ -231,10 +222,12 @@ class ShardReader:
             if comes_whole:
                 reached = np.searchsorted(offsets, offsets[first] + PIECE_NBYTES, side="right") - 1
                 stop = max(first + 1, min(stop, int(reached)))
-            yield self._block(first, offsets[first : stop + 1], comes_whole=comes_whole)
+            yield from self._json_of(offsets[first : stop + 1], comes_whole=comes_whole)
             first = stop
 
-    def _block(self, first: int, offsets: "Offsets", *, comes_whole: bool) -> SampleBlock:
+    def _json_of(
+        self, offsets: "Offsets", *, comes_whole: bool
+    ) -> Iterator[tuple[str, bytes | None]]:
         import numpy as np
 
         sizes = np.diff(offsets)
@@ -243,13 +236,11 @@ class ShardReader:
             is_sound &= offsets[1:] <= self._file[1]
         sizes[~is_sound] = 0
         ends = self._ends(offsets, sizes, comes_whole=comes_whole)
-        found = [None if self._is_foreign else parse_sample_end(data) for data in ends]
-        for number, one in enumerate(found):
-            if one is None and sizes[number]:
-                start, nbytes = int(offsets[number]), int(sizes[number])
-                found[number] = self._walk_sample(start, nbytes, ends[number])
-        keys = [one[0] if one else "" for one in found]
-        return SampleBlock(first, keys, [one[1] if one else None for one in found])
+        for start, nbytes, data in zip(offsets.tolist(), sizes.tolist(), ends, strict=False):
+            sample = None if self._is_foreign else parse_sample_end(data)
+            if sample is None and nbytes:
+                sample = self._walk_sample(start, nbytes, data)
+            yield sample or ("", None)
 
     def _walk_sample(self, start: int, nbytes: int, tail: bytes) -> tuple[str, bytes] | None:
         """Return the key and the json of a sample by its headers, or None if it is damaged."""

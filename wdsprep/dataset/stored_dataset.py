@@ -66,7 +66,7 @@ from wdsprep.text import EXAMPLES, Counting, command, examples, ignore_count, sh
 
 LOOKED_AT = 10_000  # names, for what else a place may be
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
-NONE_KNOWN = Receipts("", {})
+NONE_WRITTEN = Receipts("", {})
 Found = TypeVar("Found")
 
 
@@ -253,58 +253,56 @@ def done_units(store: Store) -> Iterator[str]:
 def refresh_manifest(
     store: Store,
     manifest: Manifest,
-    known: Receipts = NONE_KNOWN,
-    there: Manifest | None = None,
+    written: Receipts = NONE_WRITTEN,
+    stored: Manifest | None = None,
     heard: Counting = ignore_count,
-    held: set[str] | None = None,
+    locks: set[str] | None = None,
 ) -> Manifest:
     """Return the manifest with exactly the receipts that are in the store.
 
-    `known` receipts need not be read again, unless the manifest that is `there` now has another
-    one. If a receipt is gone, the dataset is no longer complete: a user may have deleted it to have
-    its unit done again. `heard` gets the number of receipts read, and of all; `held` gets
-    the names of locks.
+    Receipts that the caller has `written` are not read again, unless the manifest that is `stored`
+    now has another one. If a receipt is gone, the dataset is no longer complete: a user may have
+    deleted it to have its unit done again. `heard` gets the number of receipts read, and of all;
+    `locks` gets the names of locks.
     """
-    stated = manifest.ledger
-    done: dict[str, bytes] = {}
-    younger = set()  # than the manifest: done again since, perhaps
+    lines: dict[str, bytes] = {}  # of receipts by unit, empty for those to be read
+    younger = set()  # than the manifest: made again since, perhaps
     for entry in store.list(RECEIPTS):
         if unit := unit_of_receipt(entry.name):
-            done[unit] = b""
+            lines[unit] = b""
             if entry.written_s > manifest.written_s - SAME_MOMENT_S:
                 younger.add(unit)
-        elif held is not None and (name := held_name(entry.name)):
-            held.add(name)
-    said: dict[str, bytes] = {}  # the bytes of receipts that are read again
-    for unit, line in stated.named_lines():
-        if unit in done:
-            (said if unit in younger else done)[unit] = line
-    for unit, line in known.named_lines():
-        if unit in done:
-            done[unit] = line
-    for unit, line in there.ledger.named_lines() if there else ():
-        if done.get(unit) not in (None, b"", line):
-            done[unit], said[unit] = b"", done[unit]
-    missing = sorted(unit for unit, line in done.items() if not line)
+        elif locks is not None and (name := held_name(entry.name)):
+            locks.add(name)
+    doubtful: dict[str, bytes] = {}  # lines that stand only if their receipts cannot be read
+    for unit, line in manifest.ledger.named_lines():
+        if unit in lines:
+            (doubtful if unit in younger else lines)[unit] = line
+    for unit, line in written.named_lines():
+        if unit in lines:
+            lines[unit] = line
+    for unit, line in stored.ledger.named_lines() if stored else ():
+        if lines.get(unit) not in (None, b"", line):
+            lines[unit], doubtful[unit] = b"", lines[unit]
+    unread = sorted(unit for unit, line in lines.items() if not line)
 
-    def line_there(unit: str) -> bytes:
+    def read_line(unit: str) -> bytes:
         try:
             return line_of(read_receipt(store, unit, manifest.settings))
         except NotFoundError:  # another run has just taken it out
             return b""
         except DamageError:
-            if unit in said:
-                return said[unit]
+            if unit in doubtful:
+                return doubtful[unit]
             raise
 
-    known_before, of = len(done) - len(missing), len(done)
-    read = read_each(
-        line_there, missing, store.readers, lambda count: heard(known_before + count, of)
-    )
-    done.update(zip(missing, read, strict=True))
-    done = {unit: line for unit, line in done.items() if line}
-    whole = manifest.complete and all(unit in done for unit in stated.units())
-    return replace(manifest, receipts=stated.with_lines(sort_by_unit(done)), complete=whole)
+    before, of = len(lines) - len(unread), len(lines)
+    read = read_each(read_line, unread, store.readers, lambda count: heard(before + count, of))
+    lines.update(zip(unread, read, strict=True))
+    lines = {unit: line for unit, line in lines.items() if line}
+    is_whole = manifest.complete and all(unit in lines for unit in manifest.ledger.units())
+    receipts = manifest.ledger.with_lines(sort_by_unit(lines))
+    return replace(manifest, receipts=receipts, complete=is_whole)
 
 
 def read_receipt(store: Store, unit: str, settings: Settings | None = None) -> Receipt:

@@ -17,11 +17,10 @@ from typing import Any
 
 from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.image_positions import may_have_moved
-from wdsprep.dataset.manifest import differences
 from wdsprep.dataset.npy_arrays import fields_of, text_fields
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.sealed_json import read_record
-from wdsprep.dataset.settings import columns_of
+from wdsprep.dataset.settings import changed_settings, columns_of
 from wdsprep.dataset.stored_dataset import check_kind, open_dataset
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
@@ -35,7 +34,7 @@ from wdsprep.runners.job import Job, check_all_done, job_largest_first
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
-from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shown
+from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shortened, shown
 
 FORM = 1
 """A version that rises if a layout writes other files."""
@@ -328,8 +327,8 @@ class _Export:
             said = read_record(dict[str, Any], store.read(CLAIM), f"{store.url}/{CLAIM}")
         except FormatError as error:
             raise FormatError(f"{error}: give another folder, or remove it first") from None
-        if changed := differences(said, json.loads(self.claim)):
-            names = ", ".join(line.partition(":")[0] for line in changed)
+        if changed := changed_settings(said, json.loads(self.claim)):
+            names = ", ".join(shortened(name.replace("_", "-")) for name in changed)
             raise FingerprintError(
                 f"{store.url} holds another export ({names} differ): give another folder, or "
                 "remove it first"

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from wdsprep.dataset.damage import (
     UNLIKE_RECEIPT,
     naming_place,
@@ -21,7 +24,7 @@ from wdsprep.dataset.damage import (
     verify_step,
 )
 from wdsprep.dataset.file_names import is_table
-from wdsprep.dataset.image_positions import NOWHERE, ImagePositions
+from wdsprep.dataset.image_positions import NOWHERE, numbers_at, plain_positions
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import facts_bytes, parse_object
@@ -152,17 +155,17 @@ class UnitSource:
 
     def read_joined(self, first: "UnitSource") -> Iterator[TarSample | None]:
         """Yield the sample for each sample of the first shard, or None if it has none."""
-        positions = first.positions().positions
-        numbers = self.positions().numbers(int(positions.max(initial=0)) + 1)[positions]
+        positions = first.positions()
+        numbers = numbers_at(self.positions(), int(positions.max(initial=0)) + 1)[positions]
         with open_shard(self.store, self.shard, self.scores or {}) as shard:
             samples = shard.samples(numbers[numbers != NOWHERE].tolist())
             for number in numbers.tolist():
                 yield None if number == NOWHERE else next(samples)
 
-    def positions(self) -> ImagePositions:
+    def positions(self) -> NDArray[np.uint32]:
         """Return the positions of the samples of the shard in its image shard."""
         if self.receipt is None:
-            return ImagePositions.plain(self.shard.samples)
+            return plain_positions(self.shard.samples)
         with naming_repair(self.store):  # an error in the first dataset would name another
             return read_positions(self.store, self.receipt)
 

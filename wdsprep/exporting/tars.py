@@ -52,10 +52,10 @@ def write_tar(
         for sample in samples:
             tar.add(sample.key, members(sample))
             yield
-        written = tar.finish()
-        file.samples = written.samples
+        tar.finish()
+        file.samples = tar.samples
     if indexed:
-        out.write(index_name(name), written.index)
+        out.write(index_name(name), tar.index)
 
 
 # --- Energon

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.file_names import latent_unit, maker_of, table_name
-from wdsprep.dataset.image_positions import NBYTES, NOWHERE, ImagePositions
+from wdsprep.dataset.image_positions import NBYTES, NOWHERE, numbers_at, plain_positions
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.receipts import image_shard_digest
@@ -74,11 +74,11 @@ class DatasetPositions:
     inputs: Ints
     moved: NDArray[np.bool_]
 
-    def read(self, shard: int) -> ImagePositions:
+    def read(self, shard: int) -> NDArray[np.uint32]:
         """Return the positions of all samples of a shard."""
         count = int(self.sizes[shard])
         if not self.moved[shard]:
-            return ImagePositions.plain(count)
+            return plain_positions(count)
         inputs = int(self.inputs[shard])
         with naming_next_step(make_step(self.store.url, "latents", self.settings)):
             from wdsprep.tables.stored_tables import read_rows  # pyarrow, which few need
@@ -160,8 +160,8 @@ class JoinPositions:
         numbers = self._maps.get(shard)
         if numbers is None:
             other = self.other.read(int(self.shards[shard]))
-            by_position = other.numbers(int(self.first.inputs[shard]))
-            numbers = by_position[self.first.read(shard).positions]
+            by_position = numbers_at(other, int(self.first.inputs[shard]))
+            numbers = by_position[self.first.read(shard)]
             while len(self._maps) >= self._max_maps:  # whatever other threads take out meanwhile
                 self._maps.pop(next(iter([*self._maps])), None)
             self._maps[shard] = numbers

@@ -117,7 +117,7 @@ class ReportDataset:
     @cached_property
     def positions(self) -> Callable[[str], Any]:
         """Return a function that returns the image positions of a unit; each file is read once."""
-        return lru_cache(None)(lambda unit: read_positions(self.store, self.units[unit]).positions)
+        return lru_cache(None)(lambda unit: read_positions(self.store, self.units[unit]))
 
 
 class Datasets(NamedTuple):

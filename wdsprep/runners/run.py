@@ -316,7 +316,7 @@ class Run:
         with self._edition.holding_manifest():
             there = _read_manifest_or_none(self._store)
             manifest = refresh_manifest(
-                self._store, self._manifest, self._receipts, there, held=held
+                self._store, self._manifest, self._receipts, there, locks=held
             )
             manifest = self._settle(manifest)
             complete = self._is_complete(manifest, there)

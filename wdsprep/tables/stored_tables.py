@@ -19,11 +19,12 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_next_step
 from wdsprep.dataset.file_names import foreign_table_name, index_name, table_name
-from wdsprep.dataset.image_positions import DTYPE, ImagePositions, may_have_moved
+from wdsprep.dataset.image_positions import DTYPE, are_sound, may_have_moved, plain_positions
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import is_older, make_table, table_step
@@ -218,11 +219,11 @@ def _find_names(file: OpenParquet) -> set[str]:
 
 
 # --- one column of the table of one shard, without a listing
-def read_positions(store: Store, receipt: Receipt) -> ImagePositions:
+def read_positions(store: Store, receipt: Receipt) -> NDArray[np.uint32]:
     """Return for each sample of a latent shard which sample of the image shard it was made of."""
     (shard,) = receipt.shards
     if not may_have_moved(receipt):
-        return ImagePositions.plain(shard.samples)
+        return plain_positions(shard.samples)
     return read_rows(
         store, shard.name, receipt.settings, samples=shard.samples, inputs=receipt.inputs
     )
@@ -230,15 +231,15 @@ def read_positions(store: Store, receipt: Receipt) -> ImagePositions:
 
 def read_rows(
     store: Store, tar: str, settings: Settings, *, samples: int, inputs: int
-) -> ImagePositions:
+) -> NDArray[np.uint32]:
     """Return the positions in the table of a tar with so many samples of so many inputs.
 
     Raise UsageError if there is no table, and DamageError if the positions cannot be those.
     """
     field = pa.field(ROW, pa.int64(), False)
     rows = _read_column(store, table_name(tar), field, settings, samples=samples).to_numpy()
-    positions = ImagePositions(rows.astype(DTYPE))
-    if not np.array_equal(positions.positions, rows) or not positions.is_sound(samples, inputs):
+    positions: NDArray[np.uint32] = rows.astype(DTYPE)
+    if not np.array_equal(positions, rows) or not are_sound(positions, samples, inputs):
         place = f"{store.url}/{table_name(tar)}"
         raise DamageError(place, "its positions cannot be those of its samples")
     return positions

@@ -10,7 +10,6 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from zlib import adler32
 
 from blake3 import blake3
@@ -81,20 +80,11 @@ def nbytes_of(data: Data) -> int:
     return sum(map(len, pieces_of(data)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenTar:
-    """The result of writing one tar."""
-
-    samples: int
-    nbytes: int
-    digest: str
-    index: bytes
-
-
 class TarWriter:
     """A writer of a tar of samples.
 
-    Leaving the block without `finish` leaves the tar without end.
+    After `finish` its size, digest and index are known. Leaving the block without `finish` leaves
+    the tar without end.
     """
 
     def __init__(
@@ -201,17 +191,20 @@ class TarWriter:
         if key in self._keys:
             raise TarError(f"{key!r} is the key of an earlier sample too")
 
-    def finish(self) -> WrittenTar:
-        """Write the rest and the end of the tar. Return its size, its digest and its index."""
+    def finish(self) -> None:
+        """Write the rest and the end of the tar."""
         self._blocks.append(END)
         self._flush()
         self._wait()
-        return WrittenTar(
-            samples=self.samples,
-            nbytes=self.nbytes + len(END),
-            digest=self._hash.hexdigest() if self._hash else "",
-            index=encode_index(self._offsets),
-        )
+        self.nbytes += len(END)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest() if self._hash else ""
+
+    @property
+    def index(self) -> bytes:
+        return encode_index(self._offsets)
 
     def _flush(self) -> None:
         pieces = [*join_small(self._blocks)]

@@ -36,6 +36,7 @@ Runs of neighbours are the price of reading from S3 fast. Where neighbours in a 
 frames of a video), `run=1` takes them apart.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -45,7 +46,6 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.manifest import differences
 from wdsprep.dataset.random_numbers import GOLDEN, Ints, key_of
 from wdsprep.errors import FingerprintError, FormatError, OtherFormatError, UsageError
 from wdsprep.loading.order.mixing import (
@@ -58,7 +58,7 @@ from wdsprep.loading.order.mixing import (
     split_shares,
 )
 from wdsprep.loading.order.shuffle import Passes
-from wdsprep.text import brief, plural, whole_number
+from wdsprep.text import brief, plural, shortened, whole_number
 
 VERSION = 2
 SLOTS = 64  # the least number, if a batch has as many samples
@@ -251,8 +251,18 @@ class Order:
         return list(dict.fromkeys(chain.from_iterable(named)))
 
     def _differences(self, state: Mapping[str, Any]) -> list[str]:
+        """Return what differs between a state and this order: `global-batch: 32 -> 64`."""
         old = {name: value for name, value in state.items() if name != "step"}
-        return differences(old, {"version": VERSION} | self._parameters)
+        new = {"version": VERSION} | self._parameters
+        lines = []
+        for name in sorted({*old, *new}):
+            before, after = (
+                _format_value(values[name]) if name in values else "(none)" for values in (old, new)
+            )
+            if before != after:
+                both = f"{shortened(before)} -> {shortened(after)}"
+                lines.append(f"{shortened(name.replace('_', '-'))}: {both}")
+        return lines
 
     def _add_place(self, line: str) -> str:
         """Return a line about a difference, with the URL of the stream that differs."""
@@ -412,3 +422,12 @@ def _describe_dataset(parts: Sequence[OrderStream], shares: Sequence[int]) -> st
     samples = f"{sum(part.samples for part in parts):,} samples"
     shapes = "" if first.part_of is None else f" in {plural(len(parts), 'shape')}"
     return f"{key:016x}, {samples}{shapes}{SHARE}{sum(shares):,}"
+
+
+def _format_value(value: object) -> str:
+    if isinstance(value, str) and value:
+        return value
+    try:
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
+    except (TypeError, ValueError, RecursionError):  # no JSON, so none of ours
+        return brief(value)
