@@ -1,9 +1,10 @@
 """Commands that are killed at random moments, again and again, and resumed until they are through.
 
-A `KilledJob` is a command on small datasets. It is run once undisturbed, whose files and duration
-are kept. Then it is run in a place of its own, where SIGKILL comes at any moment of it; the same
-command goes on, until it ends. After that each file has the bytes of the undisturbed run, and there
-are no others. One dataset after the other, until there were as many kills as are asked for.
+A `KilledJob` is a command on small datasets of pairs. It is run once undisturbed, whose files and
+duration are kept. Then it is run in a place of its own, where SIGKILL comes at any moment of it;
+the same command goes on, until it ends. After that each file has the bytes of the undisturbed run,
+and there are no others. One dataset after the other, until there were as many kills as are asked
+for.
 
 `house/test_meetings.py` lets each job be killed twice, `tools/chaos --kills` any number.
 
@@ -128,6 +129,7 @@ class Kills:
         before = {name: jpeg(99) for name in files if name.endswith("5.jpg")}
         write_files(self._root / "before", {**files, **before, "0007.jpg": b"<html>"})
         options = ("--buckets", "32,64", "--samples-per-shard", str(SLICE))
+        options += ("--role", f"source={self._root}/before")
         pack(write_files(self._root / "in", files), self._root / "source/images", *options)
         encode_here(self._root / "source/images", self._root / "source/latents", resolution=32)
         score_here(self._root / "source/images", self._root / "source/scores", language=True)
