@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 import wdsprep
+from tests.kit.corpus import turned
 from tests.kit.encodes import encode_here
 from tests.kit.mds import write_mds
 from tests.kit.packs import (
@@ -321,6 +322,118 @@ def test_a_sample_with_more_images_in_a_role_than_it_may_have_is_a_reject(
     assert reject["detail"] == "source_3: more than 3 images in one role"
     (sample,) = samples_of(out)
     assert "source_2.jpg" in sample
+
+
+NUMBERED = {
+    "0 1": ("source", "source_1"),
+    "1 2": ("source", "source_1"),
+    "00 01": ("source", "source_1"),
+    "- 1 2": ("source", "source_1", "source_2"),
+    "- 0 10": ("no_role", "source_2 is missing before source_11"),
+    "0 2": ("no_role", "source_1 is missing before source_2"),
+    "2 3": ("no_role", "source is missing before source_1"),
+    "0 00": ("unreadable", "source: two images have its name and number"),
+}
+"""The numbers in the names of images in a role, and the names of these or the reject."""
+
+
+@pytest.mark.parametrize("kind", ["folder", "beside", "tars"])
+def test_numbers_of_images_in_a_role_may_begin_at_0_or_1_and_have_no_gap(
+    tmp_path: Path, kind: str
+) -> None:
+    roles = {"folder": f"{tmp_path}/s", "beside": ".source", "tars": "source.jpg"}
+    infix, images = ".source" if kind != "folder" else "", dict[str, bytes]()
+    targets = {f"t{number}": numbers for number, numbers in enumerate(NUMBERED)}
+    if kind == "folder":  # where t_1 may be the image of a target t_1, and t is there
+        targets = {name: numbers for name, numbers in targets.items() if "-" not in numbers}
+    for target, numbers in targets.items():
+        for place, number in enumerate(numbers.split()):
+            ending = "" if number == "-" else f"_{number}"
+            images[f"{target}{infix}{ending}.jpg"] = jpeg(place)
+    files = {f"{target}.jpg": jpeg(9, SIZE) for target in targets}
+    if kind == "tars":
+        write_files(tmp_path, {"in/a.tar": tar_bytes(sorted({**files, **images}.items()))})
+    else:
+        write_files(tmp_path / "in", files)
+        write_files(tmp_path / ("in" if kind == "beside" else "s"), dict(images))
+    out = packed(tmp_path / "in", tmp_path / "out", f"source={roles[kind]}", optional_role="source")
+    found = {r["source"]: (r["code"], r["detail"]) for r in rejects_of(out)}
+    for sample in samples_of(out):
+        names = [name.removesuffix(".jpg") for name in sample if name.startswith("source")]
+        assert [sample[f"{name}.jpg"] for name in names] == [*map(jpeg, range(len(names)))]
+        found[sample["json"]["source"]] = (*names,)
+    stems = {name.rpartition("/")[2].removesuffix(".jpg"): is_ for name, is_ in found.items()}
+    assert stems == {target: NUMBERED[numbers] for target, numbers in targets.items()}
+
+
+def test_an_image_in_a_role_has_the_extension_of_its_target_if_several_have_its_name(
+    tmp_path: Path,
+) -> None:
+    """Those of a role's folder that belong to no target are counted."""
+    files = {"in/a.jpg": jpeg(1, SIZE), "in/a.png": jpeg(2, SIZE, "PNG")}
+    files |= {"s/a.jpg": jpeg(3), "s/a.png": jpeg(4, kind="PNG"), "s/a_1.png": jpeg(5, kind="PNG")}
+    write_files(tmp_path, {**files, "s/b.jpg": jpeg(6)})
+    out = packed(tmp_path / "in", tmp_path / "out", f"source={tmp_path}/s")
+    first, second = samples_of(out)
+    assert first["source.jpg"] == files["s/a.jpg"]
+    assert second["source.png"] == files["s/a.png"]
+    assert manifest_of(out).extra["left_out"] == {"in source": 2}
+
+
+@pytest.mark.parametrize("kind", ["metadata", "urls", "table"])
+def test_values_of_a_field_that_name_no_image_are_rejects_that_show_them(
+    tmp_path: Path, kind: str
+) -> None:
+    """A null between images is a gap in their numbers, and one behind all images counts as none."""
+    write_files(tmp_path, {"in/a.jpg": jpeg(1, SIZE), "in/s.jpg": jpeg(2)})
+    with WebServer({"/a.jpg": ok(jpeg(1, SIZE)), "/s.jpg": ok(jpeg(2))}) as server:
+        there: Any = {"metadata": "s.jpg", "urls": f"{server.url}/s.jpg", "table": jpeg(2)}[kind]
+        values: list[tuple[Any, str]] = [
+            ([there, None], ""),
+            ([there, None, there], "source_1 is missing before source_2"),
+            ([None, there], "source is missing before source_1"),
+            ([there, "", there], "source_1 is missing before source_2"),
+            ([there, 5], "source_1: "),
+            ([{"image": "s.jpg"}], "source: "),
+        ]
+        values = values[:3] if kind == "table" else values
+        rows = [
+            {"file_name": f"{n}.jpg", "url": f"{server.url}/a.jpg", "image": jpeg(1, SIZE), "s": v}
+            for n, (v, _) in enumerate(values)
+        ]
+        if kind == "table":
+            write_table(tmp_path / "t/t.parquet", rows)
+        else:
+            lines = "\n".join(json.dumps({**row, "image": None}) for row in rows)
+            files = {f"m/{n}.jpg": jpeg(1, SIZE) for n in range(len(rows))}
+            write_files(tmp_path, {**files, "m/s.jpg": jpeg(2), "m/metadata.jsonl": lines})
+            write_files(tmp_path, {"t.jsonl": lines})
+        source = {"metadata": tmp_path / "m", "urls": tmp_path / "t.jsonl", "table": tmp_path / "t"}
+        fetching = FETCHING if kind == "urls" else {}
+        out = packed(source[kind], tmp_path / "out", "source=s", optional_role="source", **fetching)
+    details = [reject["detail"] for reject in rejects_of(out)]
+    assert len(samples_of(out)) == 1
+    for detail, (_, said) in zip(details, values[1:], strict=True):
+        assert detail.startswith(said)
+    if kind == "metadata":
+        assert details[3:] == [
+            "source_1: 5 is no image of the folder",
+            "source: {'image': 's.jpg'} is no image of the folder",
+        ]
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_mask_has_the_size_of_its_upright_image_and_is_not_turned(
+    tmp_path: Path, orientation: int
+) -> None:
+    upright, greys = turned(orientation), Image.open(io.BytesIO(turned(1))).size
+    write_files(tmp_path, {"in/a.jpg": upright, "in/b.jpg": upright})
+    masks = {"m/a.png": mask(1, greys), "m/b.png": mask(1, greys[::-1])}
+    write_files(tmp_path, {**masks})
+    out = packed(tmp_path / "in", tmp_path / "out", f"mask={tmp_path}/m", buckets=(8,))
+    (sample,) = samples_of(out)
+    assert sample["mask.png"] == masks["m/a.png"]
+    assert outcome(out)["b.jpg"] == "other_size"
 
 
 def test_images_in_roles_are_converted_as_targets_are_and_masks_keep_their_greys(

@@ -26,7 +26,7 @@ from wdsprep.dataset.receipts import CONTENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, LATENT_COLUMNS
-from wdsprep.dataset.samples import MAPPING, ROLE, RoleImage, Sample, image_name, role_of
+from wdsprep.dataset.samples import MAPPING, ROLE, Sample, image_name, role_of
 from wdsprep.dataset.sealed_json import Nbytes, hex_digest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
@@ -143,8 +143,9 @@ def ignore_left_out(_kind: str) -> None:
 class LeftOut:
     """A count of files that are no input to `pack`, by kind.
 
-    A kind is an extension such as `.mov`, or `no extension`. Kinds beyond the first NAMED, and odd
-    ones, are counted as `others`.
+    A kind is an extension such as `.mov`, `no extension`, or `in source` for images in the folder
+    of a role that have the name of no target. Kinds beyond the first NAMED, and odd ones, are
+    counted as `others`.
     """
 
     NAMED = 20  # kinds at most: a hostile tar has any number
@@ -155,7 +156,7 @@ class LeftOut:
 
     def note(self, kind: str) -> None:
         kind = kind.lower() or "no extension"
-        is_plain = re.fullmatch(r"\.[\w.-]{1,20}", kind, re.ASCII) or kind == "no extension"
+        is_plain = re.fullmatch(rf"\.[\w.-]{{1,20}}|no extension|in {ROLE}", kind, re.ASCII)
         is_named = kind in self.kinds or len(self.kinds) < self.NAMED
         self.kinds[kind if is_plain and is_named else "others"] += 1
 
@@ -239,15 +240,26 @@ class Role:
             raise UsageError(f"{name} is the name of something else: give the role another")
         return cls(name=name, where=where)
 
-    def columns(self, there: Collection[str]) -> list[str]:
-        """Return the columns or fields of the images in this role, of those that are `there`.
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """Return the names of columns: one that ends in `_0` goes on in `_1`, `_2` and so on."""
+        if not self.where.endswith("_0"):
+            return (self.where,)
+        return tuple(f"{self.where[:-1]}{number}" for number in range(MOST_IMAGES + 1))
 
-        One that ends in `_0` goes on in `_1`, `_2` and so on.
+    def columns(self, there: Collection[str]) -> list[str]:
+        """Return the columns or fields of the images in this role, of those that are `there`."""
+        return [name for name in self._names if name in there]
+
+    def values(self, row: Mapping[str, Any]) -> list[Any]:
+        """Return what a row has for the images in this role, in order; None stands for no image.
+
+        A list has several. An object whose `role` is `target` does not count.
         """
-        names = [self.where]
-        if self.where.endswith("_0"):
-            names += (f"{self.where[:-1]}{number}" for number in range(1, MOST_IMAGES + 1))
-        return [*itertools.takewhile(there.__contains__, names)]
+        values: list[Any] = []
+        for field in map(row.get, self._names):
+            values += (field or [None]) if isinstance(field, list) else [field]
+        return [v for v in values if not (isinstance(v, MAPPING) and v.get("role") == "target")]
 
     @property
     def is_ending(self) -> bool:
@@ -277,38 +289,55 @@ class Role:
         return found[1] if found and not found[0] else None
 
 
-def field_values(role: Role, facts: Mapping[str, Any]) -> list[str]:
-    """Return the paths or URLs that a field of a row gives for the images in a role.
+def field_texts(role: Role, row: Mapping[str, Any]) -> list[str | None]:
+    """Return the paths or URLs that a row gives for the images in a role, None for an empty one.
 
-    The field is a text, a list of texts, or a list of objects with a `file_name` (but for one whose
-    `role` is `target`).
+    Each is a text, or an object with a `file_name`. Anything else becomes a text, which is neither
+    the path nor the URL of an image.
     """
-    fields = [facts[name] for name in role.columns(facts)]
-    values = [item for value in fields for item in (value if isinstance(value, list) else [value])]
-    named = [
-        value.get("file_name") if isinstance(value, MAPPING) else value
-        for value in values
-        if not (isinstance(value, MAPPING) and value.get("role") == "target")
-    ]
-    return [value.strip() for value in named if isinstance(value, str) and value.strip()]
+    values = (v.get("file_name", v) if isinstance(v, MAPPING) else v for v in role.values(row))
+    texts = (v if v is None or isinstance(v, str) else brief(v) for v in values)
+    return [text.strip() or None if text else None for text in texts]
 
 
-def role_images(role: Role, images: Sequence[tuple[bytes, str]]) -> Iterator[RoleImage]:
-    """Yield the images that a sample has in a role, given the bytes or else the URL of each.
+Image = TypeVar("Image")
 
-    Raise RejectedError if they are too many.
+
+def name_images(role: Role, images: Iterable[Image | None]) -> list[tuple[str, Image]]:
+    """Return the images that a sample has in a role, each after its name.
+
+    None stands for no image, and its number is left out, which `check_names` does not permit.
     """
-    for number, (data, url) in enumerate(images):
-        name = image_name(role.name, number)
-        with naming_role(name):
-            check_number(name)
-        yield RoleImage(name, data, url)
+    numbered = enumerate(images)
+    return [(image_name(role.name, n), image) for n, image in numbered if image is not None]
 
 
-def check_number(name: str) -> None:
-    """Raise RejectedError if this name of an image says that its role has too many."""
-    if role_of(name)[1] >= MOST_IMAGES:
-        raise RejectedError(Code.UNREADABLE, f"more than {MOST_IMAGES} images in one role")
+def number_files(files: Iterable[tuple[int, Image]]) -> list[tuple[int, Image]]:
+    """Return the files of a role in order, each after the number of its image.
+
+    They come after the numbers in their names, which rise from 0 or from 1. A file without one has
+    -1, and comes before them.
+    """
+    rising = sorted(files, key=lambda pair: pair[0])
+    has_plain = bool(rising) and rising[0][0] < 0
+    first = min(1, next((number for number, _ in rising if number >= 0), 0))
+    return [(max(0, number - first + has_plain), file) for number, file in rising]
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise RejectedError if a role of a sample has too many images, a gap, or a number twice."""
+    counts = Counter[str]()
+    for name in names:
+        role, number = role_of(name)
+        if number >= MOST_IMAGES:
+            detail = f"{name}: more than {MOST_IMAGES} images in one role"
+            raise RejectedError(Code.UNREADABLE, detail)
+        if number > counts[role]:
+            missing = image_name(role, counts[role])
+            raise RejectedError(Code.NO_ROLE, f"{missing} is missing before {name}")
+        if number < counts[role]:
+            raise RejectedError(Code.UNREADABLE, f"{name}: two images have its name and number")
+        counts[role] += 1
 
 
 @contextmanager

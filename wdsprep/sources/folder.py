@@ -34,16 +34,16 @@ from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceErr
 from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.sources.base import (
-    MOST_IMAGES,
     Columns,
     Item,
     Role,
     Told,
-    check_number,
-    field_values,
+    check_names,
+    field_texts,
     ignore_left_out,
     make_or_refuse,
     naming_role,
+    number_files,
 )
 from wdsprep.sources.captions import apply_caption_file, captions_of, decode_facts, decode_text
 from wdsprep.sources.patterns import extension, kind_of
@@ -97,6 +97,8 @@ class FolderSource:
             if tuple(tables) != self.tables:
                 raise MetadataFound(replace(self, tables=tuple(tables)))
             metadata.check_roles(self.url)
+            for role in metadata.roles_of_others():
+                left_out(f"in {role}")
             for name, row in metadata.left():
                 yield Item(name=name, parts=(), extra=row, samples=0)
 
@@ -120,6 +122,7 @@ class FolderSource:
         in_roles = [part for part in beside if part[0].startswith("/")]
         if in_roles:
             beside = beside[: -len(in_roles)]
+        check_names(path.split("/", 2)[1] for path, _, _ in in_roles)
         for name, nbytes, _ in beside:
             check_nbytes(name, nbytes, MAX_TEXT_NBYTES)
         store = shared_store(self.url)
@@ -141,7 +144,6 @@ class FolderSource:
         _, name, file = path.split("/", 2)
         urls = {role.name: role.url for role in self.columns.roles}
         with naming_role(name):
-            check_number(name)
             if stamp == NOT_THERE:
                 raise RejectedError(Code.NO_IMAGE, f"{shown(file)} is no image of the folder")
             check_nbytes(file, nbytes, self.max_nbytes)
@@ -244,6 +246,10 @@ def is_metadata(name: str) -> bool:
     return name.rpartition("/")[2] in ("metadata.jsonl", "metadata.csv")
 
 
+NumberedFile = tuple[int, tuple[str, int, str]]
+"""A part of an item that is in a role, after the number of its image."""
+
+
 class Metadata:
     """The rows of all metadata tables of a folder, by the image they name, and images in roles.
 
@@ -286,43 +292,59 @@ class Metadata:
         """
         parts = list(item.parts)
         for role in self._roles:
-            if role.is_ending:
-                numbered = sorted(group.in_roles.get(role.name, []), key=lambda pair: pair[0])
-                files = [(entry.name, entry.nbytes, entry.stamp) for _, entry in numbered]
-            elif role.url:
-                files = self._files_named(role, group.stem)
+            if role.url:
+                files = self._files_named(role, group.stem, item.name)
+            elif role.is_ending:
+                files = [
+                    (number, (entry.name, entry.nbytes, entry.stamp))
+                    for number, entry in number_files(group.in_roles.get(role.name, ()))
+                ]
             else:
                 files = self._files_in_field(role, item, folder)
-            has_image = any(stamp != NOT_THERE for _, _, stamp in files)
+            has_image = any(stamp != NOT_THERE for _, (_, _, stamp) in files)
             self._counts[role.name] += bool(has_image and item.samples)
-            for number, (name, nbytes, stamp) in enumerate(files):
+            for number, (name, nbytes, stamp) in files:
                 parts.append((f"/{image_name(role.name, number)}/{name}", nbytes, stamp))
         if item.samples:
             self._first = self._first or item.name
         return replace(item, parts=tuple(parts))
 
-    def _query(self, question: str, *values: str) -> list[tuple[Any, ...]]:
+    def _query(self, question: str, *values: str | bytes) -> list[tuple[Any, ...]]:
         return self._rows.execute(question, values).fetchall() if self._rows else []
 
-    def _files_named(self, role: Role, stem: str) -> list[tuple[str, int, str]]:
-        """Return the images of a role's folder under this name, or else those with numbers."""
-        question = "SELECT file, nbytes, stamp FROM files WHERE role = ? AND stem = ? ORDER BY file"
-        files = self._query(question, role.name, shown(stem))
-        for number in () if files else range(MOST_IMAGES + 1):
-            numbered = self._query(question, role.name, shown(f"{stem}_{number}"))
-            files += numbered
-            if number and not numbered:
-                break
-        return [(os.fsdecode(file), nbytes, stamp) for file, nbytes, stamp in files]
+    def _files_named(self, role: Role, stem: str, image: str) -> list[NumberedFile]:
+        """Return the image of a role's folder with this name, or else those with numbers behind it.
 
-    def _files_in_field(self, role: Role, item: Item, folder: str) -> list[tuple[str, int, str]]:
+        `stem` is the name without its extension. Of several files the one with the extension, too,
+        counts: it is that of the `image` beside others of its name.
+        """
+        question = "SELECT number, file, nbytes, stamp FROM files WHERE role = ? AND stem = ?"
+        rows = self._query(question, role.name, shown(stem))
+        files = [(number, (os.fsdecode(file), *facts)) for number, file, *facts in rows]
+        plain = [file for file in files if file[0] < 0]
+        chosen = [file for file in plain if file[1][0] == image] or plain or files
+        for _, (file, *_) in chosen:
+            self._query(
+                "UPDATE files SET is_taken = 1 WHERE role = ? AND stem = ? AND file = ?",
+                *(role.name, shown(stem), os.fsencode(file)),
+            )
+        return number_files(chosen)
+
+    def roles_of_others(self) -> Iterator[str]:
+        """Yield the role of each image in a folder of a role that belongs to no target."""
+        question = (
+            "SELECT role FROM files WHERE role != '' GROUP BY role, file HAVING NOT max(is_taken)"
+        )
+        return (role for (role,) in self._query(question))
+
+    def _files_in_field(self, role: Role, item: Item, folder: str) -> list[NumberedFile]:
         """Return the images that the item's metadata names for a role, be they there or not."""
-        files: list[tuple[str, int, str]] = []
-        for name in _paths(role, parse_object(item.extra) or {}, folder):
-            question = "SELECT file, nbytes, stamp FROM files WHERE role = '' AND stem = ?"
-            rows = self._query(question, name)
-            files += [(os.fsdecode(file), nbytes, stamp) for file, nbytes, stamp in rows]
-            files += [] if rows else [(name, 0, NOT_THERE)]
+        files: list[NumberedFile] = []
+        for number, name in enumerate(_paths(role, parse_object(item.extra) or {}, folder)):
+            if name is not None:
+                question = "SELECT file, nbytes, stamp FROM files WHERE role = '' AND stem = ?"
+                rows = self._query(question, name) or [(name, 0, NOT_THERE)]
+                files += ((number, (os.fsdecode(file), *facts)) for file, *facts in rows)
         return files
 
     def check_roles(self, url: str) -> None:
@@ -368,8 +390,8 @@ def open_metadata(
         )
         rows.execute("CREATE TABLE in_roles (name TEXT PRIMARY KEY) WITHOUT ROWID")
         rows.execute(
-            "CREATE TABLE files (role TEXT, stem TEXT, file BLOB, nbytes INT, stamp TEXT, "
-            "PRIMARY KEY (role, stem, file)) WITHOUT ROWID"
+            "CREATE TABLE files (role TEXT, stem TEXT, number INT, file BLOB, nbytes INT, "
+            "stamp TEXT, is_taken INT, PRIMARY KEY (role, stem, file)) WITHOUT ROWID"
         )
         for table in tables:
             for name, row, folder in _read_rows(store, table):
@@ -377,26 +399,33 @@ def open_metadata(
                 for role in fields:
                     paths = _paths(role, parse_object(row) or {}, folder)
                     rows.executemany(
-                        "INSERT OR IGNORE INTO in_roles VALUES (?)", ((path,) for path in paths)
+                        "INSERT OR IGNORE INTO in_roles VALUES (?)",
+                        ((path,) for path in paths if path),
                     )
         for name, place in places.items():
             files = _role_files(name, place)
-            rows.executemany("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?, ?)", files)
+            rows.executemany("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?, ?, ?, 0)", files)
         yield Metadata(rows, roles)
 
 
-def _role_files(role: str, store: Store) -> Iterator[tuple[str, str, bytes, int, str]]:
-    """Yield the images of a folder as rows: by their whole names if `role` is ""."""
+def _role_files(role: str, store: Store) -> Iterator[tuple[str, str, int, bytes, int, str]]:
+    """Yield the images of a folder as rows: by their whole names if `role` is "".
+
+    Those of a role come without the extension, and again without the number that ends the name.
+    """
     for entry in store.list():
         if is_image(entry.name) and not is_hidden(entry.name):
+            facts = os.fsencode(entry.name), entry.nbytes, entry.stamp
             stem = entry.name.rpartition(".")[0] if role else entry.name
-            yield role, shown(stem), os.fsencode(entry.name), entry.nbytes, entry.stamp
+            yield role, shown(stem), -1, *facts
+            if role and (numbered := re.fullmatch(r"(.+)_(\d{1,4})", stem, re.ASCII | re.DOTALL)):
+                yield role, shown(numbered[1]), int(numbered[2]), *facts
 
 
-def _paths(role: Role, facts: Mapping[str, Any], folder: str) -> list[str]:
+def _paths(role: Role, facts: Mapping[str, Any], folder: str) -> list[str | None]:
     """Return the names of the files that metadata names for a role, from the source on."""
-    paths = field_values(role, facts)
-    return [shown(posixpath.normpath(posixpath.join(folder, path))) for path in paths]
+    paths = field_texts(role, facts)
+    return [p and shown(posixpath.normpath(posixpath.join(folder, p))) for p in paths]
 
 
 def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str, str]]:

@@ -24,9 +24,10 @@ from wdsprep.sources.base import (
     Role,
     Tables,
     Told,
+    check_names,
     ignore_left_out,
+    name_images,
     naming_role,
-    role_images,
 )
 from wdsprep.sources.captions import captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import table_files
@@ -194,7 +195,8 @@ def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sampl
     data = _bytes_of(image, row.pop(image))
     if data is None:
         raise RejectedError(Code.NO_IMAGE, f"column {image} is null")
-    images = [one for role in columns.roles for one in _in_role(role, row)] if columns.roles else ()
+    images = [image for role in columns.roles for image in _in_role(role, row)]
+    check_names(image.name for image in images)
     facts = plain_facts(row)
     return Sample(
         source=source,
@@ -205,15 +207,13 @@ def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sampl
     )
 
 
-def _in_role(role: Role, row: dict[str, Any]) -> Iterator[RoleImage]:
-    """Yield the images that a row has in a role. They are taken out of the row."""
-    values: list[Any] = []
-    for name in role.columns(row):
-        value = row.pop(name)
-        values += value if isinstance(value, list) else [value]
+def _in_role(role: Role, row: dict[str, Any]) -> list[RoleImage]:
+    """Return the images that a row has in a role. They are taken out of the row."""
     with naming_role(role.name):
-        found = [data for value in values if (data := _bytes_of(role.where, value)) is not None]
-    return role_images(role, [(data, "") for data in found])
+        images = [_bytes_of(role.where, value) for value in role.values(row)]
+    for name in role.columns(row):
+        del row[name]
+    return [RoleImage(*named) for named in name_images(role, images)]
 
 
 def _bytes_of(column: str, value: Any) -> bytes | None:

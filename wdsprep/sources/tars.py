@@ -30,10 +30,11 @@ from wdsprep.sources.base import (
     Columns,
     Item,
     Told,
-    check_number,
+    check_names,
     ignore_left_out,
     make_or_refuse,
     naming_role,
+    number_files,
 )
 from wdsprep.sources.captions import (
     apply_caption_file,
@@ -220,20 +221,19 @@ class TarsSource:
         """Return the members of a sample that are images in roles, by their names as such.
 
         They are in the order of the roles, and of the numbers in their names. Raise RejectedError
-        for one that is too large, and if there are too many.
+        for one that is too large, and as `check_names` does.
         """
-        members: dict[str, str] = {}
+        members: list[tuple[str, str]] = []
         for role in self.columns.roles:
             there = (*found.fields, *(found.unread or ()))
             numbers = ((role.number(name), name) for name in there)
-            numbered = sorted((number, name) for number, name in numbers if number is not None)
-            for number, (_, name) in enumerate(numbered):
-                members[image_name(role.name, number)] = name
-                nbytes = (found.unread or {}).get(name)
-                with naming_role(image_name(role.name, number)):
-                    check_number(image_name(role.name, number))
-                    check_nbytes(name, int(nbytes or 0), self.max_nbytes)
-        return members
+            numbered = [(number, name) for number, name in numbers if number is not None]
+            members += ((image_name(role.name, n), name) for n, name in number_files(numbered))
+        check_names(image for image, _ in members)
+        for image, name in members:
+            with naming_role(image):
+                check_nbytes(name, int((found.unread or {}).get(name) or 0), self.max_nbytes)
+        return dict(members)
 
     def _sample(
         self,

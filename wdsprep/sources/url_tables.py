@@ -19,9 +19,10 @@ from wdsprep.sources.base import (
     Item,
     Tables,
     Told,
-    field_values,
+    check_names,
+    field_texts,
     ignore_left_out,
-    role_images,
+    name_images,
 )
 from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files
@@ -94,7 +95,7 @@ class UrlSource(Tables):
                 continue
             if isinstance(row, dict) and isinstance(url := row.get(column), str):
                 yield url.strip()
-                yield from (url for role in roles for url in field_values(role, row))
+                yield from (url for role in roles for url in field_texts(role, row) if url)
 
     def _url_column(self, table: Table, name: str) -> str:
         """Return the name of the column of URLs in a table.
@@ -127,9 +128,11 @@ class UrlSource(Tables):
         captions = captions_of(facts, self.columns.caption)
         images: list[RoleImage] = []
         for role in self.columns.roles:
-            images += role_images(role, [(b"", there) for there in field_values(role, row)])
+            named = name_images(role, field_texts(role, row))
+            images += (RoleImage(name, b"", link) for name, link in named)
             for name in role.columns(facts):
                 del facts[name]
+        check_names(image.name for image in images)
         return Sample(
             source=source, image=b"", captions=captions, facts=facts, url=url, images=tuple(images)
         )

@@ -263,11 +263,15 @@ def broken_tars_lines(count: int, url: str) -> list[str]:
 
 
 def left_out_lines(kinds: Mapping[str, int]) -> list[str]:
-    """Return the line about files that are neither images nor captions, by their kind."""
-    if not kinds:
-        return []
+    """Return the lines about files that are neither images nor captions, or no target's image."""
     parts = [f"{count:,} {kind}" for kind, count in Counter(kinds).most_common()]
+    in_roles = [part for part in parts if " in " in part]
+    parts = [part for part in parts if part not in in_roles]
+    lines = [f"left out, as no image has their names: {', '.join(in_roles)}"] if in_roles else []
+    if not parts:
+        return lines
     formats = [kind[1:] for kind in (".parquet", ".csv", ".tsv", ".jsonl") if kind in kinds]
     formats += ["tars"] if {".tar", ".tgz"} & kinds.keys() else []
     hint = f" (--input-format {' or '.join(formats)} packs those)" if formats else ""
-    return [f"left out, neither images nor captions by their names: {', '.join(parts)}{hint}"]
+    named = ", ".join(parts)
+    return [*lines, f"left out, neither images nor captions by their names: {named}{hint}"]
