@@ -1,7 +1,7 @@
 """Datasets of the same pretended images, to be joined: latents, texts and both, without a model."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ TEXT = (array_field("pooled", (6,)), array_field("emb", (7, 16)))
 VARIED = (array_field("pooled", (6,)), array_field("emb", (7, 16), "bfloat16", is_variable=True))
 Rejected = Mapping[int, Sequence[int]]
 """By shard, the positions of images that came to nothing."""
+RoleSizes = Callable[[str], Mapping[str, Size]]
+"""The sizes of the images in roles that the sample of a key has, by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ def write_part(
     tag: str = "",
     more: Mapping[str, Any] | None = None,
     units: int | None = None,
+    roles: RoleSizes | None = None,
 ) -> str:
     """What `encode` would make of the images: `tag` tells captions from others, and the arrays of
     text with them; of the first `units` shards alone."""
@@ -73,7 +76,7 @@ def write_part(
     receipts = []
     for number in range(len(images.sizes) if units is None else units):
         lost = (rejects or {}).get(number, ())
-        receipts.append(_unit(store, images, settings, fields, number, lost, tag))
+        receipts.append(_unit(store, images, settings, fields, number, lost, tag, roles))
     for item in text_fields(fields):
         write_bytes(store, f"empty.{item.name}", npy(empty_of(item) + len(tag)))
     whole = Manifest(
@@ -95,6 +98,7 @@ def _unit(
     number: int,
     lost: Sequence[int],
     tag: str,
+    roles: RoleSizes | None,
 ) -> Receipt:
     unit, name = f"256/{number:06d}", f"256/{number:06d}.tar"
     left = [n for n in range(images.sizes[number]) if n not in lost]
@@ -113,8 +117,14 @@ def _unit(
         table = TableWriter(table_columns("latents", settings))
         with store.write(name) as sink, TarWriter(sink) as tar:
             for n in left:
-                own = of_shape[images.shape(keys[n]) if _shaped(images, fields) else 0]
-                stored = members(keys[n], own, tag)
+                shape_number = images.shape(keys[n]) if _shaped(images, fields) else 0
+                own, facts = of_shape[shape_number], {}
+                if roles is not None:
+                    square = (images.resolution, images.resolution)
+                    size = images.shapes[shape_number] if _shaped(images, fields) else square
+                    own = fields_in_shape(settings, size, sizes := roles(keys[n]))
+                    facts = facts_of_roles(size, sizes)
+                stored = members(keys[n], own, tag, facts)
                 tar.add(keys[n], stored)
                 table.add(keys[n], {**json.loads(dict(stored)["json"]), "row": n})
             tar.finish()
@@ -138,7 +148,16 @@ def _unit(
     )
 
 
-def members(key: str, fields: Sequence[Field], tag: str) -> list[tuple[str, bytes]]:
+def facts_of_roles(size: Size, sizes: Mapping[str, Size]) -> dict[str, Any]:
+    """What the json of latents says of the crop, and of images in roles."""
+    sides = {f"{name}_width": width for name, (width, _) in sizes.items()}
+    sides |= {f"{name}_height": height for name, (_, height) in sizes.items()}
+    return {"crop": [0, 0, *size], **sides}
+
+
+def members(
+    key: str, fields: Sequence[Field], tag: str, more: Mapping[str, Any]
+) -> list[tuple[str, bytes]]:
     """Arrays of the image know nothing of the caption."""
     of_text = text_fields(fields)
     arrays = [
@@ -149,6 +168,7 @@ def members(key: str, fields: Sequence[Field], tag: str) -> list[tuple[str, byte
         facts |= {"width": int(key), "height": 9, "original_width": int(key), "original_height": 18}
     if of_text:
         facts |= {"caption": caption(key, tag), "tokens": int(key) % 7}
+    facts |= more
     return [
         *arrays,
         ("json", json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()),

@@ -35,6 +35,8 @@ def array_of(key: str, item: Field) -> Any:
     """As NumPy reads it; where lengths vary, so long that some captions fill their row."""
     seed = hashlib.sha256(f"{key}/{item.name}".encode()).digest()[:4]
     chance = np.random.default_rng(list(seed))
+    if item.dtype == "|u1":
+        return chance.integers(256, size=item.shape, dtype="|u1")
     length = 1 + int(chance.integers(item.shape[0])) if item.is_variable else item.shape[0]
     return stored(chance.standard_normal((length, *item.shape[1:])), item)
 

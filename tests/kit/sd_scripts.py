@@ -71,6 +71,16 @@ def cached_images(root: Path, family: str, *, resolution: int, step: int) -> Ite
             )
 
 
+def conditioning_images(folder: Path, data_dir: Path) -> dict[str, Path]:
+    """Return the image in `conditioning_data_dir` for each image of a folder, by its name.
+
+    As in `ControlNetDataset`, one that is missing, or has no image to go with, is an error."""
+    keys = {path.stem for path in folder.iterdir() if path.suffix in IMAGES}
+    beside = {path.stem: path for path in data_dir.iterdir() if path.suffix in IMAGES}
+    assert keys == beside.keys(), "missing or extra conditioning data"
+    return beside
+
+
 def caption_of(path: Path) -> str:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     assert lines, "caption file is empty"

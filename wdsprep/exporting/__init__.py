@@ -3,7 +3,8 @@
 1. A *layout* is what one reader expects. It says which datasets fit, what becomes of a shard, and
    what is written after all shards. `tars` has those of programs that read tars, or metadata about
    ours: energon, primus, wids and webshart; `folders` those of image files with files beside them:
-   imagefolder and kohya; `mds` and `parquet` have one each.
+   imagefolder and kohya; `edit_caches` those of a file for each sample, for trainers of edits:
+   musubi and automodel; `mds` and `parquet` have one each.
 2. `layout` has what all layouts share, and finds a layout by its name. `output` writes their files,
    with digests, and checks those that are there.
 3. `read_samples` reads a shard and what is joined to it, and checks digests.
@@ -28,5 +29,7 @@ LAYOUTS = {
     "parquet": "parquet:ParquetLayout",
     "imagefolder": "folders:ImageFolderLayout",
     "kohya": "folders:KohyaLayout",
+    "musubi": "edit_caches:MusubiLayout",
+    "automodel": "edit_caches:AutomodelLayout",
 }
 """The module and class of each layout by its name in `--to`; energon reads tars as they are."""

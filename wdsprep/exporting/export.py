@@ -17,8 +17,9 @@ from typing import Any
 
 from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.image_positions import may_have_moved
-from wdsprep.dataset.npy_arrays import fields_of, text_fields
+from wdsprep.dataset.npy_arrays import LATENT, fields_of, text_fields
 from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import read_record
 from wdsprep.dataset.settings import changed_settings, columns_of
 from wdsprep.dataset.stored_dataset import check_kind, open_dataset
@@ -89,6 +90,11 @@ def export(options: ExportOptions) -> Exported:
     for dataset in datasets:
         check_apart(dataset.url, target)
     layout = chosen.check(exportable)
+    if left := layout.left_behind(exportable):
+        options.heard_by.told(
+            f"--to {to} has no place for the images in roles of a sample: "
+            f"those in {', '.join(left)} are left behind"
+        )
     first, *joined = (dataset.manifest.settings for dataset in datasets)
     claim = {"form": FORM, "join": joined, "layout": repr(layout), "settings": first, "to": to}
     return _Export(
@@ -109,6 +115,7 @@ class _Dataset:
         self.has_images, self.is_scored = self.manifest.dataset == "images", self.manifest.is_scored
         self.fields = () if self.has_images else fields_of(self.manifest.settings["layout"])
         self.names = {field.name for field in self.fields}
+        self.roles = roles_of(self.manifest.settings)
         self._texts = {field.name for field in text_fields(self.fields)}
         self.shards = {latent_unit(shard.name): shard for shard in self.manifest.shards}
 
@@ -120,6 +127,8 @@ class _Dataset:
     def give_way(self, later: "_Dataset") -> None:
         """Leave out the arrays whose names a later dataset has, and all of text if it has text."""
         self.names -= later.names | (self._texts if later.texts else set())
+        if not later.has_images:
+            self.roles = tuple(role for role in self.roles if role not in later.roles)
 
     @property
     def made_of(self) -> dict[str, str]:
@@ -169,23 +178,31 @@ def _exportable(datasets: Sequence[_Dataset], *, tower: str, takes_images: bool)
             "latents or text with --join"
         )
     settings = [dataset.manifest.settings for dataset in datasets]
-    with_latents = [stated for stated in settings if stated.get("latents", "none") != "none"]
+    with_latents = [dataset.manifest.settings for dataset in datasets if LATENT in dataset.names]
+    with_arrays = [dataset for dataset in datasets if first.has_images or not dataset.has_images]
     of_texts = [dataset.manifest for dataset in datasets if dataset.texts]
+    fields = [
+        field
+        for dataset in datasets
+        for field in dataset.fields
+        if field.name in dataset.names and not first.has_images
+    ]
     return Exportable(
         url=first.url,
         kind=first.manifest.dataset,
-        fields=tuple(
-            field
-            for dataset in datasets
-            for field in dataset.fields
-            if field.name in dataset.names and not first.has_images
-        ),
+        fields=tuple(field for field in fields if not field.is_of_role),
         settings=(with_latents or settings[:1])[-1],
         model=str((of_texts or [first.manifest])[-1].extra.get("model", "")),
         tower=tower,
         shards=tuple((shard.name, shard.samples) for shard in first.manifest.shards),
         has_images=has_images,
         columns={name: holds for stated in settings for name, holds in columns_of(stated).items()},
+        roles=tuple(chain.from_iterable(dataset.roles for dataset in with_arrays)),
+        references=tuple(
+            field.name.removesuffix(".npy")
+            for field in fields
+            if field.is_of_role and field.dtype != "|u1"
+        ),
     )
 
 
@@ -214,6 +231,7 @@ def _units(datasets: Sequence[_Dataset], layout: Layout) -> Iterator[ExportUnit]
                     arrays=None  # of images all members are read
                     if dataset.has_images
                     else tuple(sorted(dataset.names.intersection(layout.arrays))),
+                    roles=tuple(role for role in dataset.roles if role in layout.roles),
                     scores=dataset.manifest.settings if dataset.is_scored else None,
                     gives_caption=bool(dataset.texts),
                     receipt=receipts.get(unit),

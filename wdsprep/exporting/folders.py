@@ -19,8 +19,8 @@ from wdsprep.dataset.npy_arrays import (
     field_of,
     values_of,
 )
+from wdsprep.dataset.samples import is_mask
 from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
-from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Writing, to_json
 from wdsprep.exporting.output import Output
@@ -49,18 +49,13 @@ class ImageFolderLayout(Layout):
 
     def check(self, dataset: Exportable) -> Layout:
         dataset.check("imagefolder", "images")
-        return self
+        return replace(self, roles=dataset.roles)
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         lines: dict[str, list[bytes]] = {}
         for sample in samples:
             folder = folder_of(unit, sample)
-            kind, data = sample.image
-            write_captioned(out, folder, sample, kind, data)
-            row = {"file_name": f"{stem_of(sample)}.{kind}", "text": caption_line(sample)}
-            for name, kind, data in sample.in_roles:
-                row[f"{name}_file_name"] = f"{name}/{stem_of(sample)}.{kind}"
-                out.write(f"{folder}/{row[f'{name}_file_name']}", data)
+            row = {**write_images(out, folder, sample), "text": caption_line(sample)}
             lines.setdefault(folder, []).append(to_json(row) + b"\n")
             yield
         for folder, rows in lines.items():
@@ -83,17 +78,20 @@ def caption_line(sample: ExportSample) -> str:
     return " ".join(sample.caption.split("\n")).replace("\r", "").strip()
 
 
-def write_captioned(
-    out: Output, folder: str, sample: ExportSample, kind: str, image: Buffer
-) -> None:
-    """Write an image and its caption.
+def write_images(out: Output, folder: str, sample: ExportSample) -> dict[str, str]:
+    """Write the image to train on with its caption, and further images in folders of their roles.
 
     The caption file ends with a line break even if it is empty: sd-scripts fails on empty files.
+    Return the names of the images in the folder by the columns that `datasets` reads them from.
     """
-    name = f"{folder}/{stem_of(sample)}"
-    text = f"{caption_line(sample)}\n".encode()
-    out.write(f"{name}.{kind}", image, samples=1)
-    out.write(f"{name}.txt", text)
+    stem, (kind, image) = stem_of(sample), sample.image
+    names = {"file_name": f"{stem}.{kind}"}
+    out.write(f"{folder}/{stem}.{kind}", image, samples=1)
+    out.write(f"{folder}/{stem}.txt", f"{caption_line(sample)}\n".encode())
+    for name, kind, data in sample.in_roles:
+        names[f"{name}_file_name"] = f"{name}/{stem}.{kind}"
+        out.write(f"{folder}/{name}/{stem}.{kind}", data)
+    return names
 
 
 # --- with caches
@@ -104,9 +102,10 @@ class KohyaLayout(Layout):
     sd-scripts looks beside an image for `NAME_0832x1216_sdxl.npz`. It takes the size in that name
     for the image's, and so sorts the image into the bucket of the latent without opening it.
     Latents of SD and SDXL are as the VAE gives them, those of Flux as the transformer takes them.
-    In the box of `crop_ltrb` and in `original_size` widths come first. The text embeddings that
-    sd-scripts would make of a caption are in `NAME_te_outputs.npz` (SDXL) and `NAME_flux_te.npz`;
-    it keeps no such file for SD.
+    In the box of `crop_ltrb` and in `original_size` widths come first. An encoded mask is the
+    `alpha_mask`, from 0 to 1, which sd-scripts scales to the grid of latents by area. The text
+    embeddings that sd-scripts would make of a caption are in `NAME_te_outputs.npz` (SDXL) and
+    `NAME_flux_te.npz`; it keeps no such file for SD.
 
     Written after what its `library/strategy_base.py`, `strategy_sd.py`, `strategy_sdxl.py` and
     `strategy_flux.py` read in February 2026 (commit 48d368fa).
@@ -119,34 +118,28 @@ class KohyaLayout(Layout):
 
     def check(self, dataset: Exportable) -> Layout:
         dataset.check("kohya", "latents")
-        pipeline = dataset.settings.get("pipeline", "StableDiffusionPipeline")
         if not dataset.has_images:
             raise UsageError(
                 f"{dataset.url} has no images, and sd-scripts looks for caches beside them: --join "
                 "the images that it was made of"
             )
-        if pipeline not in FAMILIES:
-            raise UsageError(
-                f"{dataset.url} was encoded with a {pipeline}, and --to kohya takes latents of SD, "
-                "SDXL and Flux: give another --to"
-            )
-        if dataset.has_moments or dataset.settings.get("latents") == "given":
-            raise UsageError(
-                f"{dataset.url} has moments or imported latents, and sd-scripts takes one latent "
-                "of known scale for each image: encode images with --latents sample or mean"
-            )
+        family = dataset.check_latents("kohya", "sd-scripts", FAMILIES)
         check_buckets(dataset)
-        family = FAMILIES[pipeline]
         known = {field.name for field in dataset.fields}
         texts = {EMB, POOLED} if family != "sd" and {EMB, POOLED} <= known else set[str]()
         arrays = tuple(sorted(known & {*LATENTS, *texts}))
-        return replace(self, family=family, settings=dataset.settings, arrays=arrays)
+        return replace(
+            self,
+            family=family,
+            settings=dataset.settings,
+            arrays=arrays,
+            roles=dataset.roles,
+        )
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         for sample in samples:
             folder = folder_of(unit, sample)
-            kind, data = sample.image
-            write_captioned(out, folder, sample, kind, data)
+            write_images(out, folder, sample)
             for ending, arrays in self.caches(sample).items():
                 out.write(f"{folder}/{stem_of(sample)}{ending}", to_npz(arrays))
             yield
@@ -192,6 +185,12 @@ class KohyaLayout(Layout):
             latents = {n: denormalise(v, self.settings or {}) for n, v in latents.items()}
         height, width = latents["latents"].shape[-2:]
         size = [sample.number("original_width"), sample.number("original_height")]
+        masks = [role for role in self.roles if is_mask(role)][:1]
+        if masks:  # without one, all of the image counts
+            mask = np.full((height, width), 255)
+            for name, data in sample.arrays_in(masks).items():
+                mask = values_of(field_of(name, data), data)
+            latents["alpha_mask"] = mask.astype("<f4") / 255
         arrays = {
             **latents,
             "original_size": np.array(size),

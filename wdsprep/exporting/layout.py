@@ -4,10 +4,12 @@ What several of them need is here too: JSON, arrays as bfloat16, and arrays of o
 """
 
 import importlib
+import io
 import json
+import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
@@ -17,6 +19,7 @@ from wdsprep.dataset.npy_arrays import (
     to_bfloat16,
     values_of,
 )
+from wdsprep.dataset.samples import ROLE, role_of
 from wdsprep.dataset.settings import SCORES, is_scored
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.tar.write import Buffer
@@ -26,6 +29,11 @@ from wdsprep.exporting.output import ExportedFile, Output
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+Family = TypeVar("Family")
+IN_ROLE = re.compile(rf"({ROLE}(?:_[1-9]\d*)?)\.npy")
+"""Matches the name of an array of an image in a role, such as `source_1.npy`. It matches some names
+of other arrays, too: which roles there are decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +57,10 @@ class Exportable:
     """True if the images are joined to latents that were made of them."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The columns of scores, with the kind of value that each holds."""
+    roles: tuple[str, ...] = ()
+    """The roles in which samples have further images, or arrays of such images, in their order."""
+    references: tuple[str, ...] = ()
+    """The roles whose arrays are latents, neither masks nor pixels."""
 
     @property
     def has_shapes(self) -> bool:
@@ -86,6 +98,25 @@ class Exportable:
                 "makes it, or --join the text that has it"
             )
 
+    def check_latents(self, to: str, reader: str, families: Mapping[str, Family]) -> Family:
+        """Return which of the families, by the names of their pipelines, the latents are of.
+
+        Raise UsageError if they are of another, or are not one latent of known scale a sample.
+        """
+        pipeline = self.settings.get("pipeline", "StableDiffusionPipeline")
+        if pipeline not in families:
+            names = ", ".join(name.removesuffix("Pipeline") for name in families)
+            raise UsageError(
+                f"{self.url} was encoded with a {pipeline}, and --to {to} takes latents of "
+                f"{names}: give another --to"
+            )
+        if self.has_moments or self.settings.get("latents") == "given":
+            raise UsageError(
+                f"{self.url} has moments or imported latents, and {reader} takes one latent "
+                "of known scale for each image: encode images with --latents sample or mean"
+            )
+        return families[pipeline]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSample:
@@ -112,11 +143,20 @@ class ExportSample:
 
     @property
     def in_roles(self) -> Iterator[tuple[str, str, Buffer]]:
-        """Yield the further images of a sample of images, each after its name and its extension."""
+        """Yield the further images of a sample, each after its name and its extension."""
         for member, data in self.members.items():
-            name, dot, kind = member.partition(".")
-            if dot:
+            name, _, kind = member.partition(".")
+            if kind not in ("", "npy"):
                 yield name, kind, data
+
+    def arrays_in(self, roles: Sequence[str]) -> dict[str, Buffer]:
+        """Return the arrays of the images in these roles by their members, in order."""
+        places: dict[str, tuple[int, int]] = {}
+        for match in filter(None, map(IN_ROLE.fullmatch, self.members)):
+            role, number = role_of(match[1])
+            if role in roles:
+                places[match[0]] = roles.index(role), number
+        return {name: self.members[name] for name in sorted(places, key=places.__getitem__)}
 
     def number(self, name: str) -> int:
         """Return a whole number from the json. Raise FormatError if it has no such number."""
@@ -142,6 +182,12 @@ class Layout:
     """True for a layout of latents to which images may be joined."""
     arrays: tuple[str, ...] = ()
     """The names of the arrays that the layout writes."""
+    roles: tuple[str, ...] = field(default=(), repr=False)
+    """The roles whose images or arrays the layout writes; the settings of datasets decide them."""
+
+    def left_behind(self, dataset: Exportable) -> tuple[str, ...]:
+        """Return the roles of a dataset whose images or arrays the layout does not write."""
+        return tuple(role for role in dataset.roles if role not in self.roles)
 
     def check(self, dataset: Exportable) -> "Layout":
         """Return the layout for a dataset. Raise UsageError if the dataset does not fit."""
@@ -179,6 +225,15 @@ def bfloat16_bits(field: Field, data: Buffer) -> "NDArray[Any]":
         return np.frombuffer(data, "<u2", offset=len(field.header)).reshape(field.shape)
     bits: NDArray[Any] = to_bfloat16(values_of(field, data))
     return bits
+
+
+def save_by_torch(value: object) -> bytes:
+    """Return the file that torch.save writes of tensors, or of plain values that hold them."""
+    import torch
+
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
 
 
 def pad_to(array: "NDArray[Any]", length: int) -> "NDArray[Any]":

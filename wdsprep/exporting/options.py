@@ -26,7 +26,8 @@ class ExportOptions(WorkerOptions, ListenedOptions):
         metadata=about(
             "Write for this reader: Megatron Energon, AMD's Primus, wids (Sana), webshart "
             "(SimpleTuner), MosaicML's streaming (PRX), datasets (MLPerf), programs for folders of "
-            "images (diffusers' scripts, OneTrainer, ai-toolkit), or kohya's sd-scripts.",
+            "images (diffusers' scripts, OneTrainer, ai-toolkit), kohya's sd-scripts, "
+            "musubi-tuner, or NeMo Automodel.",
             LAYOUT,
             choices=tuple(LAYOUTS),
         )
@@ -35,7 +36,7 @@ class ExportOptions(WorkerOptions, ListenedOptions):
         default=(),
         metadata=about(
             "Add the arrays of this dataset of the same images to those of DATASET, such as text "
-            "that was encoded alone; for kohya add the images themselves.",
+            "or references that were encoded alone; for kohya add the images themselves.",
             LAYOUT,
             metavar="DATASET",
             is_place=True,

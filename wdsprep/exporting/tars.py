@@ -1,6 +1,5 @@
 """Tars as other programs read them, and metadata for programs that read ours where they are."""
 
-import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from wdsprep.exporting.layout import (
     Writing,
     bfloat16_bits,
     pad_to,
+    save_by_torch,
     to_json,
 )
 from wdsprep.exporting.output import ExportedFile, Output
@@ -174,9 +174,7 @@ def save_tensor(bits: "NDArray[Any]") -> bytes:
     """Return the file that torch.save writes of a bfloat16 tensor."""
     import torch
 
-    out = io.BytesIO()
-    torch.save(torch.from_numpy(bits.copy()).view(torch.bfloat16), out)
-    return out.getvalue()
+    return save_by_torch(torch.from_numpy(bits.copy()).view(torch.bfloat16))
 
 
 # --- wids and webshart

@@ -17,6 +17,8 @@ OPENED = {
     "imagefolder": "datasets.load_dataset('imagefolder', data_dir={out!r})",
     "kohya": "give sd-scripts --train_data_dir {out} --caption_extension .txt "
     "--cache_latents_to_disk",
+    "musubi": "start musubi-tuner in {out} with --dataset_config dataset.toml",
+    "automodel": "give Automodel {out} as the cache_dir of its image-edit dataset",
 }
 
 

@@ -1,0 +1,236 @@
+"""Samples of several images are exported to the programs that read them, each by a reader of its
+layout; what a layout has no place for is said before anything is written."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+import wdsprep
+from tests.exporting.test_export import tree
+from tests.kit.edit_trainers import automodel_batches, musubi_batches
+from tests.kit.encodes import encode_here, latents_of
+from tests.kit.joined_sets import Images, caption, write_part
+from tests.kit.latent_sets import field
+from tests.kit.sd_scripts import conditioning_images
+from tests.packing.test_roles import SOURCES, folders
+from tests.packing.test_roles import packed as packed_with_roles
+from wdsprep.dataset.npy_arrays import Field, from_bfloat16
+from wdsprep.dataset.shapes import Size
+from wdsprep.errors import UsageError
+from wdsprep.runners.job import JobListener
+
+SHAPES = ((64, 64), (96, 48))
+IMAGES = Images(sizes=(9, 8), shapes=SHAPES)
+LATENT = field("latent", (4, 8, 8))
+SOURCE = Field(name="source.npy", dtype="<f2", shape=(4, 8, 8), is_of_role=True)
+MASK = Field(name="mask.npy", dtype="|u1", shape=(8, 8), is_of_role=True)
+EMB = field("emb", (7, 16), "bfloat16", is_variable=True)
+POOLED = field("pooled", (6,))
+
+
+def one_each(key: str) -> dict[str, Size]:
+    """A reference of a size of its own."""
+    return {"source": (96, 64) if int(key) % 3 else (64, 64)}
+
+
+def several(key: str) -> dict[str, Size]:
+    """One to three references, of which the second has another shape, and of some a mask."""
+    count = 1 + int(key) % 3
+    sizes = {f"source_{n}" if n else "source": ((64, 64), (128, 32))[n % 2] for n in range(count)}
+    return sizes | ({"mask": IMAGES.shapes[IMAGES.shape(key)]} if int(key) % 2 else {})
+
+
+def edits(
+    out: Path | str,
+    pipeline: str,
+    fields: tuple[Field, ...] = (LATENT, SOURCE, EMB),
+    **options: Any,
+) -> str:
+    """Latents with references, as `encode --roles target,source` makes them."""
+    roles = [f.name.removesuffix(".npy").replace("latent", "target") for f in fields[:-1]]
+    stated = {"pipeline": f"{pipeline}Pipeline", "roles": [r for r in roles if r != "pooled"]}
+    options = {"images": IMAGES, "roles": one_each, "more": stated, **options}
+    return write_part(str(out), fields=fields, **options)
+
+
+def stored(root: Path | str) -> dict[str, dict[str, Any]]:
+    """The arrays of each sample as floats, by its key."""
+    samples = latents_of(Path(root))
+    for sample in samples.values():
+        sample["emb.npy"] = from_bfloat16(sample["emb.npy"])
+    return samples
+
+
+def same(ours: Any, theirs: torch.Tensor) -> bool:
+    return np.array_equal(ours.reshape(theirs.shape), theirs.float().numpy())
+
+
+# --- musubi-tuner
+@pytest.mark.parametrize(
+    ("pipeline", "short", "text"),
+    [
+        ("QwenImageEditPlus", "qie", "vl_embed"),
+        ("Flux2Klein", "f2k4b", "ctx_vec"),
+    ],
+)
+def test_musubi_reads_several_references(
+    pipeline: str, short: str, text: str, tmp_path: Path
+) -> None:
+    """In batches of one shape and one number of them."""
+    emb = EMB if short == "qie" else field("emb", EMB.shape, EMB.dtype)
+    source = edits(tmp_path / "in", pipeline, (LATENT, SOURCE, emb), roles=several)
+    done = wdsprep.export(source, tmp_path / "out", to="musubi")
+    assert (done.samples, done.index) == (17, ("dataset.toml",))
+    samples = stored(source)
+    keys = []
+    for batch_keys, batch in musubi_batches(tmp_path / "out", short):
+        keys += batch_keys
+        for number, key in enumerate(batch_keys):
+            ours = samples[key]
+            assert same(ours["latent.npy"], batch["latents"][number])
+            assert batch["latents"].ndim == (5 if short == "qie" else 4)
+            assert same(ours["emb.npy"], batch[text][number])
+            references = [name for name in ours if name.startswith("source")]
+            assert len(references) == sum(name.startswith("latents_control") for name in batch)
+            for place, name in enumerate(references):
+                assert same(ours[name], batch[f"latents_control_{place}"][number])
+    assert sorted(keys) == sorted(samples)
+
+
+def test_musubi_reads_the_one_reference_of_kontext(tmp_path: Path) -> None:
+    fields = (LATENT, SOURCE, POOLED, field("emb", EMB.shape, EMB.dtype))
+    source = edits(tmp_path / "in", "FluxKontext", fields)
+    wdsprep.export(source, tmp_path / "out", to="musubi")
+    samples, count = stored(source), 0
+    for keys, batch in musubi_batches(tmp_path / "out", "fk"):
+        count += len(keys)
+        for number, key in enumerate(keys):
+            assert same(samples[key]["source.npy"], batch["latents_control"][number])
+            assert same(samples[key]["pooled.npy"], batch["clip_l_pooler"][number])
+            assert same(samples[key]["emb.npy"], batch["t5_vec"][number])
+    assert count == 17
+    (te_file,) = (tmp_path / "out").glob("*/000000000003_fk_te.safetensors")
+    with safe_open(te_file, "pt") as file:
+        assert file.metadata()["caption1"] == caption("000000000003", "")
+        assert file.metadata()["architecture"] == "flux_kontext"
+
+
+def test_musubi_reads_a_dataset_without_roles(tmp_path: Path) -> None:
+    """Text ends where its mask does."""
+    fields = (LATENT, field("emb_mask", (7,), "|u1"), field("emb", (7, 16), "bfloat16"))
+    more = {"pipeline": "ZImagePipeline"}
+    images = Images(sizes=(6,), shapes=SHAPES)
+    source = write_part(str(tmp_path / "in"), images, fields, more=more, roles=lambda _: {})
+    wdsprep.export(source, tmp_path / "out", to="musubi")
+    samples = stored(source)
+    for keys, batch in musubi_batches(tmp_path / "out", "zi"):
+        for key, latent, text in zip(keys, batch["latents"], batch["llm_embed"], strict=True):
+            length = np.count_nonzero(samples[key]["emb_mask.npy"])
+            assert same(samples[key]["latent.npy"], latent)
+            assert same(samples[key]["emb.npy"][:length], text)
+
+
+# --- NeMo Automodel
+def test_automodel_reads_references_and_text(tmp_path: Path) -> None:
+    source = edits(tmp_path / "in", "QwenImageEditPlus", roles=several)
+    done = wdsprep.export(source, tmp_path / "out", to="automodel")
+    assert (done.samples, done.index) == (17, ("metadata.json",))
+    samples, keys = stored(source), []
+    for batch_keys, batch in automodel_batches(tmp_path / "out"):
+        keys += batch_keys
+        for number, key in enumerate(batch_keys):
+            ours = samples[key]
+            assert same(ours["latent.npy"], batch["image_latents"][number])
+            references = [data for name, data in ours.items() if name.startswith("source")]
+            for mine, theirs in zip(references, batch["context_latents"], strict=True):
+                assert same(mine, theirs[number])
+            length = batch["lengths"][number]
+            assert same(ours["emb.npy"], batch["text_embeddings"][number][:length])
+    assert sorted(keys) == sorted(samples)
+
+
+# --- sd-scripts, and folders of images
+def test_folders_have_the_images_of_a_role_by_the_names_of_targets(tmp_path: Path) -> None:
+    """As sd-scripts takes conditioning images, and musubi-tuner those to be edited: with latents
+    of the targets, and without."""
+    source, (from_folder, _) = folders(tmp_path)
+    images = packed_with_roles(source, tmp_path / "images", from_folder)
+    encode_here(images, tmp_path / "latents", resolution=32)
+    wdsprep.export(tmp_path / "latents", tmp_path / "kohya", to="kohya", join=images)
+    wdsprep.export(images, tmp_path / "folders", to="imagefolder")
+    for out in (tmp_path / "kohya", tmp_path / "folders"):
+        (folder,) = out.glob("1_*")
+        beside = conditioning_images(folder, folder / "source")
+        kept = [beside[key].read_bytes() for key in sorted(beside)]
+        assert kept == [images_of_role[0] for images_of_role in SOURCES]
+        (second,) = (folder / "source_1").iterdir()
+        assert second.read_bytes() == SOURCES[3][1]
+
+
+# --- what all have in common
+@pytest.mark.parametrize("to", ["musubi", "automodel"])
+def test_caches_have_the_same_bytes_again(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By other processes, after files were damaged, and with references that were encoded alone."""
+    source = edits(tmp_path / "in", "QwenImageEditPlus", roles=several)
+    wdsprep.export(source, tmp_path / "out", to=to)
+    whole = tree(tmp_path / "out")
+    files = {name: data for name, data in whole.items() if not name.startswith(".wdsprep")}
+    for number, name in enumerate(files):
+        if number % 7 == 0 or name.endswith((".json", ".toml")):
+            (tmp_path / "out" / name).write_bytes(b"x" + files[name][1:])
+    wdsprep.export(source, tmp_path / "out", to=to)
+    assert tree(tmp_path / "out") == whole
+    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
+    wdsprep.export(source, tmp_path / "there", to=to, workers=2, runner="local")
+    assert tree(tmp_path / "there") == whole
+    plain = {"pipeline": "QwenImageEditPlusPipeline"}
+    parts = [
+        edits(tmp_path / "targets", "", (LATENT, EMB), more=plain, roles=lambda _: {}),
+        edits(tmp_path / "sources", "", (SOURCE,), more={"roles": ["source"]}, roles=several),
+    ]
+    wdsprep.export(parts[0], tmp_path / "joined", to=to, join=parts[1])
+    joined = tree(tmp_path / "joined")
+    assert {name: joined[name] for name in files} == files
+
+
+@pytest.mark.parametrize(
+    ("to", "how", "said"),
+    [
+        ("musubi", {"pipeline": "StableDiffusionXL"}, "takes latents of FluxKontext, Flux2,"),
+        ("musubi", {"pipeline": "FluxKontext"}, r"has no pooled\.npy"),
+        ("automodel", {"fields": (LATENT, EMB)}, "has no references.*--roles target,source"),
+        ("automodel", {"fields": (LATENT, SOURCE)}, r"has no emb\.npy"),
+    ],
+)
+def test_what_a_layout_does_not_take_is_one_line(
+    to: str, how: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    source = edits(tmp_path / "in", **{"pipeline": "QwenImageEdit", **how})
+    with pytest.raises(UsageError, match=said) as caught:
+        wdsprep.export(source, tmp_path / "out", to=to)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_masks_that_a_layout_has_no_place_for_are_named_first(tmp_path: Path) -> None:
+    source = edits(tmp_path / "in", "QwenImageEdit", (LATENT, SOURCE, MASK, EMB), roles=several)
+    lines: list[str] = []
+    wdsprep.export(source, tmp_path / "out", to="musubi", listener=JobListener(told=lines.append))
+    assert lines[0].endswith("those in mask are left behind")
+
+
+def test_samples_without_a_reference_are_named(tmp_path: Path) -> None:
+    def some(key: str) -> dict[str, Size]:
+        return one_each(key) if int(key) else {}
+
+    for to, pipeline in (("automodel", "QwenImageEdit"), ("musubi", "FluxKontext")):
+        fields = (LATENT, SOURCE, POOLED, EMB)
+        source = edits(tmp_path / f"in-{to}", pipeline, fields, roles=some)
+        with pytest.raises(UsageError, match=r"000000000000 has (no|0) reference"):
+            wdsprep.export(source, tmp_path / f"out-{to}", to=to)

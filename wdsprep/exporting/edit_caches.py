@@ -1,0 +1,308 @@
+"""Caches of trainers of edits: files for each sample, as these trainers make them themselves.
+
+A sample is the latent of its target, those of its reference images, and the embedding of its
+caption. Masks and pixels have no place there. Written after the code of musubi-tuner of June 2026
+(commit 30c658c) and of NeMo Automodel of August 2026 (commit 36044ad).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wdsprep.dataset.npy_arrays import (
+    BFLOAT16,
+    DTYPES,
+    EMB,
+    LATENT,
+    MASK,
+    POOLED,
+    Field,
+    field_of,
+    values_of,
+)
+from wdsprep.dataset.shapes import Size, cut_size, shapes_of
+from wdsprep.dataset.tar.write import Buffer
+from wdsprep.errors import FormatError, UsageError
+from wdsprep.exporting.folders import folder_of, stem_of
+from wdsprep.exporting.layout import (
+    Exportable,
+    ExportSample,
+    Layout,
+    Writing,
+    save_by_torch,
+    to_json,
+)
+from wdsprep.exporting.output import ExportedFile, Output
+
+if TYPE_CHECKING:
+    import torch
+
+
+def latents_in(sample: ExportSample, roles: Sequence[str]) -> list[tuple[Field, Buffer]]:
+    """Return the latent of a sample, then those of its references."""
+    members = {LATENT: sample.members[LATENT], **sample.arrays_in(roles)}
+    return [(field_of(name, data), data) for name, data in members.items()]
+
+
+def text_length(sample: ExportSample) -> int:
+    """Return how many rows of a sample's embedding its mask counts; all if it has no mask."""
+    if mask := sample.members.get(MASK):
+        return int(values_of(field_of(MASK, mask), mask).astype(bool).sum())
+    return field_of(EMB, sample.members[EMB]).shape[0]
+
+
+# --- musubi-tuner
+class Family(NamedTuple):
+    """How musubi-tuner calls a kind of model in names of files and arrays."""
+
+    short: str
+    name: str
+    texts: Mapping[str, str]
+    """Its names for our arrays of text; an array of a name with `varlen` ends with its caption."""
+    reference: str = ""
+    """Its name for the latent of a reference, with a place for a number if it takes several."""
+    frames: str = "1x"
+    """What stands before the sides of a latent in the name of its array."""
+    has_axis: bool = False
+    """True if its latents have an axis for frames after that of channels."""
+
+
+_FLUX = {EMB: "t5_vec", POOLED: "clip_l_pooler"}
+_FLUX_2 = Family("", "", {EMB: "ctx_vec"}, "latents_control_{}", frames="")
+_QWEN = Family("qi", "qwen_image", {EMB: "varlen_vl_embed"}, has_axis=True)
+_EDIT = _QWEN._replace(short="qie", reference="latents_control_{}")
+FAMILIES = {
+    "FluxKontextPipeline": Family("fk", "flux_kontext", _FLUX, "latents_control"),
+    "Flux2Pipeline": _FLUX_2._replace(short="f2d", name="flux_2_dev"),
+    "Flux2KleinPipeline": _FLUX_2._replace(short="f2k4b", name="flux_2_klein_4b"),
+    "QwenImagePipeline": _QWEN,
+    "QwenImageEditPipeline": _EDIT,
+    "QwenImageEditPlusPipeline": _EDIT,
+    "ZImagePipeline": Family("zi", "z_image", {EMB: "varlen_llm_embed"}),
+}
+KLEIN_9B = _FLUX_2._replace(short="f2k9b", name="flux_2_klein_9b")
+KLEIN_9B_WIDTH = 12288
+NAMES = {"<f2": ("float16", "F16"), "<f4": ("float32", "F32"), BFLOAT16: ("bfloat16", "BF16")}
+"""What torch and safetensors call our types of numbers."""
+TensorPart = tuple[tuple[int, ...], str, Buffer]
+"""The shape, the type and the bytes of a tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MusubiLayout(Layout):
+    """The layout of folders with the caches of musubi-tuner: of latents and of text.
+
+    A name such as `000000000007_0832x1216_qie.safetensors` says the size of an image, by which
+    musubi-tuner sorts it into a bucket. `dataset.toml` lists the folders. It gives each size a
+    bucket of its own, so that all latents of a batch have one shape.
+    """
+
+    family: Family = _QWEN
+    largest: Size = (0, 0)
+    """The size of an image with the largest area."""
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("musubi", "latents")
+        family = dataset.check_latents("musubi", "musubi-tuner", FAMILIES)
+        dataset.check_arrays("musubi", (LATENT, *family.texts))
+        emb = dataset.field(EMB)
+        if "klein" in family.name and emb is not None and emb.shape[-1] == KLEIN_9B_WIDTH:
+            family = KLEIN_9B
+        roles = dataset.references if family.reference else ()
+        if family.reference == "latents_control" and len(roles) != 1:
+            raise UsageError(
+                f"{dataset.url} has {len(roles)} roles of references, and musubi-tuner takes one "
+                f"for {family.name}: encode with --roles target,source"
+            )
+        square = int(dataset.settings["resolution"])
+        sizes = shapes_of(dataset.settings) or [(square, square)]
+        return replace(
+            self,
+            family=family,
+            largest=max(sizes, key=prod),
+            arrays=(LATENT, MASK, *family.texts),
+            roles=roles,
+        )
+
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        family = self.family
+        for sample in samples:
+            width, height = cut_size(sample.facts)
+            if not width:
+                raise FormatError(f"the json of {sample.key} has no crop")
+            path = f"{folder_of(unit, sample)}/{stem_of(sample)}"
+            facts = {"architecture": family.name, "format_version": "1.0.1"}
+            size = {"height": str(height), "width": str(width)}
+            latents = to_safetensors(self._latents(sample), facts | size)
+            texts = to_safetensors(_texts(family, sample), facts | {"caption1": sample.caption})
+            name = f"{path}_{width:04d}x{height:04d}_{family.short}.safetensors"
+            out.write(name, latents, samples=1)
+            out.write(f"{path}_{family.short}_te.safetensors", texts)
+            yield
+
+    def _latents(self, sample: ExportSample) -> dict[str, TensorPart]:
+        """Return a sample's latents by musubi-tuner's names for them."""
+        family = self.family
+        (first, *references) = latents_in(sample, self.roles)
+        takes_one = "{}" not in family.reference
+        if self.roles and takes_one and len(references) != 1:
+            raise UsageError(
+                f"{sample.key} has {len(references)} references, and musubi-tuner takes one for "
+                f"{family.name}: choose samples that have one with select --where"
+            )
+        named = [("latents", *first)]
+        named += [(family.reference.format(n), *part) for n, part in enumerate(references)]
+        parts = {}
+        for name, array, data in named:
+            channels, *sides = array.shape
+            high, wide = sides
+            shape = (channels, 1, *sides) if family.has_axis else array.shape
+            full = f"{name}_{family.frames}{high}x{wide}_{NAMES[array.dtype][0]}"
+            parts[full] = (shape, array.dtype, data[len(array.header) :])
+        return parts
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        folders = sorted({file.name.partition("/")[0] for file in files})
+        width, height = self.largest
+        lines = [
+            "# Start musubi-tuner in this folder: the paths below are relative.",
+            "[general]",
+            f"resolution = [{width}, {height}]",
+            "enable_bucket = true",
+            "bucket_no_upscale = true",
+        ]
+        for folder in folders:
+            lines += ["", "[[datasets]]", f'image_directory = "{folder}"']
+            lines += [f'cache_directory = "{folder}"', f"num_repeats = {folder.partition('_')[0]}"]
+        return {"dataset.toml": "\n".join([*lines, ""]).encode()}
+
+
+def _texts(family: Family, sample: ExportSample) -> dict[str, TensorPart]:
+    """Return a sample's arrays of text by musubi-tuner's names for them."""
+    parts = {}
+    for member, name in family.texts.items():
+        data = sample.members[member]
+        array = field_of(member, data)
+        if name.startswith("varlen"):
+            array = array.of_length(text_length(sample))
+        start = len(data) - field_of(member, data).array_nbytes
+        part = data[start : start + array.array_nbytes]
+        parts[f"{name}_{NAMES[array.dtype][0]}"] = (array.shape, array.dtype, part)
+    return parts
+
+
+def to_safetensors(tensors: Mapping[str, TensorPart], facts: Mapping[str, str]) -> bytes:
+    """Return the bytes of a safetensors file. Large numbers come first, so that all are aligned.
+
+    The writer of safetensors 0.8 puts facts in another order in each process, so a file that is
+    written again would differ.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(facts)}
+    ordered = sorted(tensors.items(), key=lambda item: -DTYPES[item[1][1]])
+    end = 0
+    for name, (shape, dtype, data) in ordered:
+        start, end = end, end + len(data)
+        place = {"data_offsets": [start, end], "dtype": NAMES[dtype][1], "shape": list(shape)}
+        header[name] = place
+    text = to_json(header)
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(part[2] for _, part in ordered)])
+
+
+# --- NeMo Automodel
+@dataclass(frozen=True, kw_only=True)
+class AutomodelLayout(Layout):
+    """The layout of the cache that NeMo Automodel's `ImageEditDataset` reads.
+
+    A sample is a file of `torch.save` with its tensors, their shapes and counts of tokens, of which
+    four cells of a latent make one. Each tar has a JSON beside them with the shapes of its samples,
+    by which Automodel makes batches, and `metadata.json` lists these.
+    """
+
+    arrays: tuple[str, ...] = (LATENT, EMB, MASK)
+
+    def check(self, dataset: Exportable) -> Layout:
+        dataset.check("automodel", "latents")
+        dataset.check_arrays("automodel", (LATENT, EMB))
+        if dataset.has_moments:
+            raise UsageError(
+                f"{dataset.url} has moments, and Automodel takes one latent of each image: encode "
+                "with --latents sample or mean"
+            )
+        if not dataset.references:
+            raise UsageError(
+                f"{dataset.url} has no references, and --to automodel takes edits: encode with "
+                "--roles target,source, or --join the references"
+            )
+        return replace(self, roles=dataset.references)
+
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        rows: list[dict[str, Any]] = []
+        for sample in samples:
+            name = f"{unit}/{stem_of(sample)}.pt"
+            tensors, facts = self._tensors(sample)
+            out.write(name, save_by_torch({**tensors, "metadata": facts}), samples=1)
+            rows.append({"cache_file": name, **{fact: facts[fact] for fact in IN_INDEX}})
+            yield
+        out.write(f"{unit}.json", to_json(rows) + b"\n")
+
+    def _tensors(self, sample: ExportSample) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the tensors of a sample, and what its file says of them."""
+        import torch
+
+        first, *references = latents_in(sample, self.roles)
+        if not references:
+            raise UsageError(
+                f"{sample.key} has no reference, and Automodel needs one for each sample: choose "
+                "samples that have one with select --where"
+            )
+        emb, length = to_tensor(EMB, sample.members[EMB]), text_length(sample)
+        mask = torch.zeros(len(emb), dtype=torch.long)
+        mask[:length] = 1
+        shapes = [list(array.shape) for array, _ in (first, *references)]
+        tokens = [(high // 2) * (wide // 2) for _, high, wide in shapes]
+        target, *contexts = (to_tensor(array.name, data) for array, data in (first, *references))
+        tensors = {
+            "target_latent": target,
+            "context_latents": contexts,
+            "prompt_embeddings": emb,
+            "prompt_attention_mask": mask,
+            "conditioning_tensors": {},
+        }
+        facts = {
+            "compound_bucket_signature": {"target": shapes[0], "contexts": shapes[1:]},
+            "conditioning_shapes": {},
+            "context_spatial_shapes": [shape[1:] for shape in shapes[1:]],
+            "context_token_lengths": tokens[1:],
+            "original_ids": {"key": sample.key},
+            "prompt": sample.caption,
+            "target_spatial_shape": shapes[0][1:],
+            "target_token_length": tokens[0],
+            "text_token_length": length,
+        }
+        return tensors, facts
+
+    def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
+        shards = [file.name for file in files if file.name.endswith(".json")]
+        return {"metadata.json": to_json({"shards": shards}) + b"\n"}
+
+
+IN_INDEX = (
+    "compound_bucket_signature",
+    "context_token_lengths",
+    "target_token_length",
+    "text_token_length",
+)
+
+
+def to_tensor(name: str, data: Buffer) -> "torch.Tensor":
+    """Return the tensor in the bytes of an array, of bfloat16 where its bits are stored."""
+    import numpy as np
+    import torch
+
+    array = field_of(name, data)
+    is_bits = array.dtype == BFLOAT16
+    stored = np.frombuffer(data, "<u2" if is_bits else array.dtype, offset=len(array.header))
+    tensor = torch.from_numpy(stored.reshape(array.shape).copy())
+    return tensor.view(torch.bfloat16) if is_bits else tensor
