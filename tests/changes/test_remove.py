@@ -664,7 +664,7 @@ def test_a_manifest_that_is_lost_in_an_unfinished_removal_is_written_by_repair(p
     assert not samples_in(images).keys() & {*GONE}
 
 
-@pytest.mark.parametrize("gives_images", [False, True])
+@pytest.mark.parametrize("gives_images", [False, pytest.param(True, marks=pytest.mark.system)])
 def test_latents_that_follow_later_do_so_after_a_kill(
     pair: Pair, once: Any, gives_images: bool
 ) -> None:

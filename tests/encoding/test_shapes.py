@@ -273,12 +273,13 @@ ENLARGED_SQUARES = {"resolution": 96, "shapes": (), "max_crop": 1.0, "upscale": 
     "how",
     [
         {},
-        {"max_crop": 1.0},
         ABOVE_BUCKETS,
-        ENLARGED,
         *(
             pytest.param(how, marks=pytest.mark.system)
-            for how in ({"shapes": ()}, BETWEEN_BUCKETS, ENLARGED_SQUARES)
+            for how in (
+                *({"max_crop": 1.0}, {"shapes": ()}),
+                *(ENLARGED, BETWEEN_BUCKETS, ENLARGED_SQUARES),
+            )
         ),
     ],
 )

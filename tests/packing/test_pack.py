@@ -7,12 +7,15 @@ from collections import Counter
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from blake3 import blake3
 from PIL import Image
 
 import wdsprep
+from tests.kit.encode_work import Making
+from tests.kit.encodes import encode_here
 from tests.kit.packs import (
     BUCKETS,
     TWENTY,
@@ -148,7 +151,8 @@ def test_folders_of_kohya_tell_repeats_and_captions_that_a_loader_takes_over(
     assert settings["caption_ext"] == [".caption", ".txt"]
     check_dataset(out)
     latents = tmp_path / "latents"
-    wdsprep.encode(out, latents, resolution=32, model="tiny", device="cpu")
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        encode_here(out, latents, resolution=32)
     assert "1 of 5 images has no caption\n" not in capsys.readouterr().out
     streams = [wdsprep.Stream(latents, where=f"repeats == {n}", repeat=n) for n in (1, 2, 10)]
     served = Counter(key for batch in wdsprep.load(streams, global_batch=4) for key in batch["key"])

@@ -270,11 +270,14 @@ def test_rows_that_a_footer_claims_are_held_against_its_size(
     assert "t.parquet claims 1,000,000,000,000,000 rows in" in said
 
 
-def test_what_unpacks_to_far_more_than_its_file_is_refused(tmp_path: Path) -> None:
+def test_what_unpacks_to_far_more_than_its_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A row group by its footer, and lists of one value by what came of them."""
-    zeros = pa.array([bytes(300 << 20)])
+    monkeypatch.setattr("wdsprep.sources.parsing.UNPACKED_NBYTES", 2 << 20)
+    zeros = pa.array([bytes(3 << 20)])
     pq.write_table(pa.table({"image": zeros}), tmp_path / "t.parquet", compression="zstd")
-    with pytest.raises(SourceError, match=r"t.parquet has .* a part of it unpacks to 314.6 MB"):
+    with pytest.raises(SourceError, match=r"t.parquet has .* a part of it unpacks to 3.1 MB"):
         rows_of(tmp_path / "t.parquet")
     place = tmp_path / "saved"
     place.mkdir()
@@ -285,7 +288,7 @@ def test_what_unpacks_to_far_more_than_its_file_is_refused(tmp_path: Path) -> No
         pa.ipc.new_stream(file, batch.schema, options=options) as writer,
     ):
         writer.write_batch(batch)
-    with pytest.raises(SourceError, match=r"data.arrow has .* a part of it unpacks to 314.6 MB"):
+    with pytest.raises(SourceError, match=r"data.arrow has .* a part of it unpacks to 3.1 MB"):
         rows_of(place)
 
 

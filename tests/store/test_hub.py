@@ -103,6 +103,7 @@ def test_a_forked_child_reads_what_its_parent_has_read(
         assert pool.apply_async(hf_store.read, ("a.tar",)).get(20) == DATA
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_children_forked_while_other_threads_read_wait_for_nobody(
     hub: Hub, hub_dataset: str, hf_store: HubStore

@@ -3,10 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 import wdsprep
+from tests.kit.encode_work import Making
+from tests.kit.encodes import encode_here
 from tests.kit.packs import jpeg, pack, samples_of, write_files
 from wdsprep.errors import UsageError
 
@@ -46,7 +49,8 @@ def test_a_process_that_asked_can_be_forked(home: Path) -> None:
 
 
 def test_joined_datasets_give_the_columns_that_are_lacking(home: Path) -> None:
-    wdsprep.encode(home / "images", home / "latents-64", resolution=64, model="tiny", workers=1)
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        encode_here(home / "images", home / "latents-64")
     rows = wdsprep.table(home / "images", join=[home / "latents-64"])
     assert {"md5", "tokens", "crop"} <= {*rows.columns}
     assert (rows.columns.count("width"), rows.columns.count("row")) == (1, 0)
