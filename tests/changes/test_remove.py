@@ -33,6 +33,7 @@ from tests.kit.packs import (
     upload,
     write_files,
 )
+from tests.kit.sealed_files import receipt_of_images
 from tests.kit.sites import FAST, open_site, table_of, write_parquet
 from wdsprep.changes import copy_samples, find_samples
 from wdsprep.changes.find_samples import SampleFinder
@@ -43,7 +44,6 @@ from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import MANIFEST, MANIFEST_HOLD, is_table, table_name, unit_of_file
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from, write_removed
 from wdsprep.dataset.stored_dataset import write_rebuilt
 from wdsprep.dataset.unit_locks import Edition
@@ -608,10 +608,7 @@ def test_what_was_under_way_is_made_again_without_it(tmp_path: Path) -> None:
     with Draft(Edition(store=store), "000000") as draft:
         tar = draft.shard("32/000000.tar")
         tar.add("000000000000", [("txt", b"mine")])
-        receipt = Receipt(
-            dataset="images", unit="000000", generation=0, settings={}, input="x", inputs=1,
-            shards=(tar.finish(),), rejects={},
-        )  # fmt: skip
+        receipt = receipt_of_images(input="x", inputs=1, shards=(tar.finish(),))
         write_removed(store, NONE_REMOVED)
         with pytest.raises(BusyError, match="done again"):
             draft.finish(receipt, {})

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.packs import temporaries
+from tests.kit.sealed_files import receipt_of_images
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import (
     FIRST_RETRY,
@@ -28,7 +29,6 @@ from wdsprep.dataset.file_names import (
     unit_of_file,
     unit_of_receipt,
 )
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.dataset.unit_locks import Edition
@@ -61,18 +61,7 @@ def test_who_comes_second_drops_its_files_and_says_once_that_the_work_was_done_t
 ) -> None:
     edition = Edition(store=LocalStore(tmp_path))
     for unit in ("000000", "000001"):
-        receipt = Receipt(
-            dataset="images",
-            unit=unit,
-            generation=0,
-            settings={"buckets": [64]},
-            input="",
-            inputs=0,
-            shards=(),
-            rejects={},
-            counts={},
-            files={},
-        )
+        receipt = receipt_of_images(unit=unit)
         with Draft(edition, unit) as quick, Draft(edition, unit) as slow:
             finished = quick.finish(receipt, {"beside": b"quick"})
             assert finished == replace(receipt, files={"beside": hex_digest(b"quick")})

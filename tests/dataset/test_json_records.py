@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from tests.kit.sealed_files import resealed, sealed, unsealed
+from tests.kit.sealed_files import receipt_of_images, resealed, sealed, unsealed
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import read_rejects
@@ -48,19 +48,10 @@ def test_a_value_is_shown_in_few_characters() -> None:
 
 def receipt(**changed: Any) -> Receipt:
     shard = Shard("256/000000.tar", 3, 10_240, DIGEST)
-    said: dict[str, Any] = {
-        "dataset": "images",
-        "unit": "000000",
-        "generation": 0,
-        "settings": SETTINGS,
-        "input": DIGEST,
-        "inputs": 5,
-        "shards": (shard,),
-        "rejects": {"too_small": 2},
-        "counts": {"side<512": 3},
-        "files": {"rejects/000000.jsonl": DIGEST},
-    }
-    return Receipt(**(said | changed))
+    said = {"settings": SETTINGS, "input": DIGEST, "inputs": 5, "shards": (shard,)}
+    said |= {"rejects": {"too_small": 2}, "counts": {"side<512": 3}}
+    files = {"rejects/000000.jsonl": DIGEST}
+    return receipt_of_images(**(said | {"files": files} | changed))
 
 
 def changes() -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.sealed_files import receipt_of_images
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import receipt_name
 from wdsprep.dataset.manifest import Manifest
@@ -34,16 +35,8 @@ def receipt(unit: str = "000000") -> Receipt:
         Shard(name=f"256/{unit}.tar", samples=3, nbytes=10_240, digest="ab" * 32),
         Shard(name=f"512/{unit}.tar", samples=1, nbytes=4_096, digest="cd" * 32),
     )
-    return Receipt(
-        dataset="images",
-        unit=unit,
-        generation=0,
-        settings=SETTINGS,
-        input="ef" * 32,
-        inputs=6,
-        shards=shards,
-        rejects={"too_small": 2},
-    )
+    made = {"settings": SETTINGS, "input": "ef" * 32, "inputs": 6, "shards": shards}
+    return receipt_of_images(unit=unit, rejects={"too_small": 2}, **made)
 
 
 def manifest() -> Manifest:
@@ -170,10 +163,7 @@ def test_settings_that_a_file_has_given_back_are_the_same(value: Any) -> None:
 
 def test_a_receipt_is_found_by_settings_that_hold_a_tuple(tmp_path: Path) -> None:
     settings = {"buckets": [64], "value": (9, (18, 27))}
-    receipt = Receipt(
-        dataset="images", unit="000000", generation=0, settings=settings, input="i", inputs=0,
-        shards=(), rejects={},
-    )  # fmt: skip
+    receipt = receipt_of_images(settings=settings, input="i")
     store = open_store(str(tmp_path))
     write_bytes(store, receipt_name("000000"), receipt.to_bytes())
     found = find_receipt(store, "000000", "i", settings)

@@ -2,7 +2,7 @@
 
 import io
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from tests.kit.stores import Far
 from wdsprep.dataset import shard_reader
 from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.receipts import Shard
@@ -19,28 +20,8 @@ from wdsprep.dataset.tar.read import TarSample, file_tape, read_samples, scan
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
 from wdsprep.store import open_store
-from wdsprep.store.base import Entry
-from wdsprep.store.remote import OverNetwork
 
 COUNT = 60
-
-
-class Far(OverNetwork):
-    """A store that is not local, and notes what was asked of it."""
-
-    url = "s3://far/data"
-
-    def __init__(self, root: Path) -> None:
-        self._store = open_store(str(root))
-        self.asked: list[tuple[str, int, int]] = []
-
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        return self._store.list(prefix)
-
-    def read(self, name: str, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        data = self._store.read(name, start=start, nbytes=nbytes)
-        self.asked.append((name, start, len(data)))
-        return data
 
 
 class Made(NamedTuple):

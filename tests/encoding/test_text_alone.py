@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.kit.encodes import (
 )
 from tests.kit.packs import check_tables, jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
+from tests.kit.stores import Far
 from wdsprep.checks.findings import Kind
 from wdsprep.dataset.file_names import is_table, tar_of
 from wdsprep.dataset.reindex import UNTOLD, index
@@ -41,8 +41,6 @@ from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.options import TEXT_PLACE
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
-from wdsprep.store.base import Entry
-from wdsprep.store.remote import OverNetwork
 from wdsprep.tables.stored_tables import read_positions
 
 
@@ -324,24 +322,6 @@ def test_a_reader_of_the_page_joins_latents_with_their_images(mixed: Path) -> No
 # --- from S3, where each sample is a request
 
 
-class Far(OverNetwork):
-    """A store that is not local, and counts what was asked of it."""
-
-    url = "s3://far/images"
-
-    def __init__(self, root: Path) -> None:
-        self._store = open_store(str(root))
-        self.read_nbytes = 0
-
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        return self._store.list(prefix)
-
-    def read(self, name: str, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        data = self._store.read(name, start=start, nbytes=nbytes)
-        self.read_nbytes += len(data)
-        return data
-
-
 def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +342,7 @@ def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
         assert rows == near
         assert list(rows) == list(members(images / shard.item.name))
     whole = sum(shard.item.nbytes for shard in find_image_shards(str(images), 0).shards)
-    assert store.read_nbytes < whole / 4
+    assert sum(nbytes for *_, nbytes in store.asked) < whole / 4
     monkeypatch.setattr(image_shards, "LARGE_NBYTES", 1)
     assert image_shards.is_read_in_parts(store, found)  # type: ignore[arg-type]
 

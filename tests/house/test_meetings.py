@@ -20,11 +20,11 @@ from tests.kit.encodes import packed as packed_for_encode
 from tests.kit.kills import JOBS, Kills
 from tests.kit.meetings import Meeting, Stage
 from tests.kit.packs import jpeg, manifest_of, once, outcome, rejects_of, tree
+from tests.kit.sealed_files import receipt_of_images
 from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import FingerprintError
 from wdsprep.store import open_store
@@ -230,16 +230,7 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
     with Draft(Edition(store=store), "000000") as mine:
         tar = mine.shard("32/000000.tar")
         tar.add("000000000000", [("txt", b"mine")])
-        receipt = Receipt(
-            dataset="images",
-            unit="000000",
-            generation=0,
-            settings={"buckets": [64]},
-            input="x",
-            inputs=1,
-            shards=(tar.finish(),),
-            rejects={},
-        )
+        receipt = receipt_of_images(input="x", inputs=1, shards=(tar.finish(),))
         assert mine.finish(receipt, {"inputs/000000.jsonl": b""}) == receipt
     done = files(tmp_path / "out")
     os.kill(slow.pid, signal.SIGCONT)

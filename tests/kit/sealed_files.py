@@ -9,7 +9,15 @@ from blake3 import blake3
 
 from tests.kit.fuzz.mutations import mutate, mutate_json, mutate_json_line
 from wdsprep.dataset.file_names import MANIFEST, REMOVED
+from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.sealed_json import hex_digest
+
+
+def receipt_of_images(**changed: Any) -> Receipt:
+    """Return a receipt of a slice that has nothing, but for what is changed."""
+    said = {"dataset": "images", "unit": "000000", "generation": 0, "settings": {"buckets": [64]}}
+    return Receipt(**(said | {"input": "", "inputs": 0, "shards": (), "rejects": {}} | changed))
+
 
 _LENGTH = len(b'{"digest":"","') - 2 + 64 + 1
 

@@ -1,11 +1,17 @@
-"""What writers do in tests of stores, and the one line that an error is."""
+"""What writers do in tests of stores, the one line that an error is, and what was read."""
 
 import contextlib
 import random
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.kit.s3 import s3_client
-from wdsprep.store.base import Store
+from wdsprep.store.base import Entry, Store
+from wdsprep.store.local import LocalStore
+from wdsprep.store.remote import OverNetwork
 from wdsprep.store.s3.s3_store import S3Store
 
 
@@ -24,6 +30,38 @@ def one_line(error: Exception, *parts: str) -> bool:
 
 def names(store: Store, prefix: str = "") -> list[str]:
     return [entry.name for entry in store.list(prefix)]
+
+
+class Far(OverNetwork):
+    """A folder as a store that is not local, which notes the name, start and size of each read."""
+
+    url = "s3://far/data"
+
+    def __init__(self, root: Path) -> None:
+        self._store = LocalStore(root)
+        self.asked: list[tuple[str, int, int]] = []
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        return self._store.list(prefix)
+
+    def read(self, name: str, *, start: int = 0, nbytes: int | None = None) -> bytes:
+        data = self._store.read(name, start=start, nbytes=nbytes)
+        self.asked.append((name, start, len(data)))
+        return data
+
+
+def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, int]]:
+    """Return the name of each local read from now on, how much was asked for, and how much came."""
+    noted: list[tuple[str, int | None, int]] = []
+    real = LocalStore.read
+
+    def read(store: LocalStore, name: str, /, **part: Any) -> bytes:
+        data = real(store, name, **part)
+        noted.append((name, part.get("nbytes"), len(data)))
+        return data
+
+    monkeypatch.setattr(LocalStore, "read", read)
+    return noted
 
 
 # --- on S3

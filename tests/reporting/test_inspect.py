@@ -12,6 +12,7 @@ import pytest
 from tests.kit.damaged import pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, receipt_of, write_shard
 from tests.kit.packs import manifest_of, tree
+from tests.kit.stores import note_reads
 from wdsprep.cli import main
 from wdsprep.dataset.coarse_histograms import bin_name, quantile
 from wdsprep.dataset.file_names import MANIFEST, table_name
@@ -26,7 +27,6 @@ from wdsprep.reporting.overview import patterns
 from wdsprep.sources.patterns import expand_braces
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
-from wdsprep.store.local import LocalStore
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +74,10 @@ def test_a_sample_is_found_in_a_few_reads_of_one_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = latents(tmp_path, [[f"{n:06d}{i:06d}" for i in range(300)] for n in range(3)])
-    reads: list[str] = []
-    real = LocalStore.read
-
-    def read(store: LocalStore, name: str, /, **what: int | None) -> bytes:
-        reads.append(name)
-        return real(store, name, **what)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(LocalStore, "read", read)
+    reads = note_reads(monkeypatch)
     assert isinstance(find(url, "000001000123"), FoundSample)
-    assert reads == [MANIFEST, "64/000001.parquet", "64/000001.tar.idx", "64/000001.tar"]
+    names = [MANIFEST, "64/000001.parquet", "64/000001.tar.idx", "64/000001.tar"]
+    assert [name for name, *_ in reads] == names
 
 
 def latents(root: Path, keys: list[list[str]]) -> str:

@@ -15,6 +15,7 @@ import pytest
 import wdsprep
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
+from tests.kit.stores import note_reads
 from wdsprep.changes.merged_datasets import select_samples
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
@@ -27,7 +28,6 @@ from wdsprep.loading.where import Where
 from wdsprep.reporting.inspect import MatchingSamples
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
-from wdsprep.store.local import LocalStore
 from wdsprep.tables import stored_tables
 
 ASKED = (
@@ -185,17 +185,10 @@ def test_columns_of_a_joined_table_may_be_named(images: Path, tmp_path: Path) ->
 def test_the_manifest_and_each_table_are_all_that_is_read(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names: list[str] = []
-    real = LocalStore.read
-
-    def read(self: LocalStore, name: str, **part: Any) -> bytes:
-        names.append(name)
-        return real(self, name, **part)
-
-    monkeypatch.setattr(LocalStore, "read", read)
+    reads = note_reads(monkeypatch)
     find(images, "width", limit=0)
     tables = [path.relative_to(images).as_posix() for path in images.rglob("*.parquet")]
-    assert sorted(names) == sorted([MANIFEST, MANIFEST, *tables])
+    assert sorted(name for name, *_ in reads) == sorted([MANIFEST, MANIFEST, *tables])
 
 
 def test_of_a_large_table_only_the_columns_asked_for_are_read(
@@ -209,20 +202,15 @@ def test_of_a_large_table_only_the_columns_asked_for_are_read(
     images = pack(write_files(tmp_path / "photos", files), tmp_path / "images")
     (size,) = (path.stat().st_size for path in images.rglob("*.parquet"))
     assert size > stored_tables.WHOLE_NBYTES
-    nbytes = 0
-    real = LocalStore.read
+    reads = note_reads(monkeypatch)
 
-    def read(self: LocalStore, name: str, **part: Any) -> bytes:
-        nonlocal nbytes
-        data = real(self, name, **part)
-        nbytes += len(data) * name.endswith((".parquet", ".tar"))
-        return data
+    def read_nbytes() -> int:
+        return sum(came for name, _, came in reads if name.endswith((".parquet", ".tar")))
 
-    monkeypatch.setattr(LocalStore, "read", read)
     assert find(images, "width >= 64").matching == 40
-    assert nbytes < size / 4
+    assert read_nbytes() < size / 4
     assert find(images, "score >= 30").matching == 10
-    assert nbytes > size
+    assert read_nbytes() > size
 
 
 # --- what is refused, in one line

@@ -20,6 +20,7 @@ from tests.kit.encodes import latents_of
 from tests.kit.latent_sets import npy
 from tests.kit.packs import manifest_of, pack, samples_of, write_files
 from tests.kit.reports import SCRIPT, Made, Page, make, pack_pictures, parsed
+from tests.kit.stores import note_reads
 from wdsprep import remove
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import Field, layout
@@ -35,7 +36,6 @@ from wdsprep.reporting.page import UNREADABLE, fill
 from wdsprep.reporting.pictures import find_decoding
 from wdsprep.reporting.report import report
 from wdsprep.runners.job import JobListener
-from wdsprep.store.local import LocalStore
 
 PLACE = SamplePlace(Shard(name="64/0.tar", samples=1, nbytes=1, digest=""), 0)
 
@@ -175,22 +175,14 @@ def test_the_pick_is_fair_and_whole() -> None:
 def test_nothing_is_read_of_shards_but_the_picked_samples(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nbytes: list[int] = []
-    real = LocalStore.read
-
-    def read(store: LocalStore, name: str, /, **what: int | None) -> bytes:
-        data = real(store, name, **what)  # type: ignore[arg-type]
-        if name.endswith((".tar", ".idx")):
-            assert what.get("nbytes") is not None, f"{name} is read whole"
-            nbytes.append(len(data))
-        return data
-
-    monkeypatch.setattr(LocalStore, "read", read)
+    reads = note_reads(monkeypatch)
     with patch("wdsprep.reporting.distributions.SAMPLES", 2):
         made.report(name="little", samples=1, model="none")
+    parts = [read for read in reads if read[0].endswith((".tar", ".idx"))]
+    assert all(asked is not None for _, asked, _ in parts)
     whole = sum(s.nbytes for root in (made.images, made.latents) for s in manifest_of(root).shards)
-    assert sum(nbytes) < whole / 3
-    assert len(nbytes) < 2 * (2 + 2) * 5
+    assert sum(came for *_, came in parts) < whole / 3
+    assert len(parts) < 2 * (2 + 2) * 5
 
 
 def test_a_damaged_sample_is_said_to_be_one(made: Made, tmp_path: Path) -> None:
