@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.file_names import IMPORTER, empty_name
-from wdsprep.dataset.npy_arrays import LATENT, is_imported, normalise, text_fields
+from wdsprep.dataset.npy_arrays import LATENT, Field, is_imported, normalise, text_fields
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FormatError, NotFoundError, UsageError
@@ -26,8 +26,8 @@ from wdsprep.text import brief, real_number
 def finish(plan: LoadPlan, batch: Batch, rows: range) -> None:
     """Make the random changes to these rows of a batch; write table columns and masks."""
     _put_columns(plan, batch, rows)
-    if batch.flipped is not None:
-        _flip(plan, batch, batch.flipped, rows)
+    if plan.flip:
+        _flip(plan, batch, rows)
     if batch.moments is not None:
         _sample(plan, batch, batch.moments, rows)
     if plan.drop_text:
@@ -55,10 +55,15 @@ def _put_columns(plan: LoadPlan, batch: Batch, rows: range) -> None:
                     into[where] = torch.from_numpy(values)
 
 
-def _flip(plan: LoadPlan, batch: Batch, flipped: torch.Tensor, rows: range) -> None:
-    latent = batch.out[batch_name(LATENT)] if batch.moments is None else batch.moments
+def _flip(plan: LoadPlan, batch: Batch, rows: range) -> None:
+    """Give the rows that chance picks the latents of mirror images; mirror pixels and masks."""
     hit = torch.tensor(plan.mirrored_rows(batch, rows), dtype=torch.int64)
-    latent[hit] = flipped[hit]
+    if batch.flipped is not None:
+        latent = batch.out[batch_name(LATENT)] if batch.moments is None else batch.moments
+        latent[hit] = batch.flipped[hit]
+    for item in plan.datasets[batch.stream[0]].served:
+        if item.is_of_role and (name := batch_name(item.name)) in batch.out:
+            batch.out[name][hit] = batch.out[name][hit].flip(-1)
 
 
 def _sample(plan: LoadPlan, batch: Batch, moments: torch.Tensor, rows: range) -> None:
@@ -151,11 +156,18 @@ def read_empty_caption(dataset: Dataset) -> Empty:
             if is_imported(dataset.settings):
                 need += f': the same "{IMPORTER}" with --empty and --overwrite writes it'
             raise NotFoundError(f"{error}: {need}") from None
-        header = item.header_of(len(data))
-        if not header or not data.startswith(header):
+        if (values := tensor_of(item, data)) is None:
             raise FormatError(
                 f"{dataset.store.url}/{what} has another shape than the arrays of captions"
             )
-        values = torch.frombuffer(bytearray(data), dtype=TENSORS[item.dtype], offset=len(header))
-        arrays[batch_name(item.name)] = values.view(-1, *item.shape[1:])
+        arrays[batch_name(item.name)] = values
     return arrays
+
+
+def tensor_of(item: Field, data: bytes) -> torch.Tensor | None:
+    """Return the array in a member's bytes, or None if it is none of this field."""
+    header = item.header_of(len(data))
+    if not header or not data.startswith(header):
+        return None
+    values = torch.frombuffer(bytearray(data), dtype=TENSORS[item.dtype], offset=len(header))
+    return values.view(-1, *item.shape[1:])

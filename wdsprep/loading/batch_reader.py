@@ -16,6 +16,7 @@ beforehand what is taken from which dataset.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -26,18 +27,26 @@ from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, Field, patched_shape
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import facts_bytes, parse_json
+from wdsprep.dataset.samples import facts_bytes, is_mask, parse_json, role_of
 from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.nearest_shape import Shapes
-from wdsprep.loading.augmentation import finish
+from wdsprep.loading.augmentation import finish, tensor_of
 from wdsprep.loading.batch_memory import Batch, BlockPool, Memory
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.sample_layout import SampleLayout, batch_name, layout_for
-from wdsprep.loading.served_datasets import ATTEMPTS, MISSING, SHAPE, Fault, Substitutes
+from wdsprep.loading.served_datasets import (
+    ATTEMPTS,
+    MISSING,
+    SHAPE,
+    Dataset,
+    Fault,
+    Substitutes,
+    presence_name,
+)
 from wdsprep.loading.shard_access import NOTHING, Shards, read_samples, too_short
 from wdsprep.loading.wanted_arrays import (
     TEXTS,
@@ -108,12 +117,22 @@ class Reader:
         for name, kind in dataset.columns.items():
             if name in self.names:
                 self._begin_tensor(batch, name, COLUMNS[kind], ())
-        if self.plan.pixels and "pixels" in self.names:
+        listed = *LISTED, *dataset.role_images
+        if self.plan.pixels:
+            listed = LISTED
             width, height = dataset.size or (self.plan.pixels,) * 2
-            self._begin_tensor(batch, "pixels", torch.uint8, (3, height, width))
+            for name in ("pixels", *dataset.role_images):
+                if name in self.names:
+                    planes = () if is_mask(name) else (3,)
+                    self._begin_tensor(batch, name, torch.uint8, (*planes, height, width))
         for name in self.names:
-            if name in LISTED:
+            if name in listed:
                 batch.out[name] = batch.keys if name == "key" else [None] * count
+        if self.plan.pad_roles:
+            for role, images in groupby(dataset.images_in_roles, lambda name: role_of(name)[0]):
+                if (name := presence_name(role)) in self.names:
+                    self._begin_tensor(batch, name, torch.bool, (len([*images]),))
+                    batch.out[name][:] = True
         if dataset.has_moments and batch_name(LATENT) in self.names:
             batch.moments = batch.out[batch_name(LATENT)]
             channels, *sides = batch.moments.shape[1:]
@@ -355,11 +374,12 @@ class Reader:
         Raise FormatError if a joined sample has another key than the row.
         """
         batch, arrays = reads.batch, reads.arrays
-        if reads.slot:
-            if sample.key != batch.keys[row]:
-                raise self._wrong_key_error(batch, reads.slot, row, sample.key)
+        if not reads.slot:
+            batch.keys[row] = sample.key
+        elif sample.key != batch.keys[row]:
+            raise self._wrong_key_error(batch, reads.slot, row, sample.key)
+        elif self.plan.raw:
             return self._merge_raw(batch.out["samples"][row], arrays, sample)
-        batch.keys[row] = sample.key
         if self.plan.raw:
             names = {field.name for field in arrays.fields}
             others = {name for name in names if batch_name(name) not in arrays.names}
@@ -369,20 +389,57 @@ class Reader:
             return ""
         if "made" in self.names:
             return self._prepare(batch, row, sample)
-        image = next((sample.fields[name] for name in IMAGES if name in sample.fields), None)
-        if image is None and {"image", "pixels"} & set(self.names):
-            return "it has no image"
-        if "image" in self.names:
-            batch.out["image"][row] = image
-        if "pixels" in self.names and image is not None:
-            from wdsprep.images.crop import crop  # Pillow and pyarrow, which latents do not need
+        dataset = self.datasets[batch.stream[row]].with_joined[reads.slot]
+        if dataset.kind == "latents":
+            fault = self._put_members(reads, row, sample)
+        else:
+            fault = self._put_images(batch, row, dataset, sample)
+        return fault or self._put_texts(reads, row, sample)
 
-            side, max_area = self.plan.pixels, self.plan.max_area
-            try:
-                batch.out["pixels"][row] = crop(image, side, max_area=max_area).pixels
-            except RejectedError as error:
-                return str(error)
-        return self._put_texts(reads, row, sample)
+    def _put_members(self, reads: RowReads, row: int, sample: TarSample) -> str:
+        """Put the arrays of a sample that was read whole into its row; return its fault, or "".
+
+        In place of an image in a role that it lacks are zeros.
+        """
+        batch = reads.batch
+        for item in reads.arrays.fields:
+            name, data = batch_name(item.name), sample.fields.get(item.name)
+            if data is None and item.is_of_role:
+                _leave_out(batch, row, name)
+            elif name in reads.arrays.names:
+                value = None if data is None else tensor_of(item, data)
+                if value is None:
+                    return f"its {name} is not that of the dataset"
+                if item.is_variable:
+                    batch.put(name, row, value[None])
+                elif name in batch.views:
+                    batch.views[name][row] = value.view(torch.uint8).numpy().reshape(-1)
+        return ""
+
+    def _put_images(self, batch: Batch, row: int, dataset: Dataset, sample: TarSample) -> str:
+        """Put the images of a sample, or their crops, into its row; return its fault, or ""."""
+        for name in ("image", "pixels", *dataset.role_images):
+            if name not in batch.out:
+                continue
+            prefix = f"{name}." if name in dataset.role_images else ""
+            members = (sample.fields.get(f"{prefix}{kind}") for kind in IMAGES)
+            image = next((data for data in members if data is not None), None)
+            if image is None and prefix and dataset.lacks_images:
+                _leave_out(batch, row, name)
+            elif image is None:
+                return f"it has no {name if prefix else 'image'}"
+            elif name == "image" or not self.plan.pixels:
+                batch.out[name][row] = image
+            else:
+                from wdsprep.images.crop import crop  # Pillow, which latents do not need
+
+                side, max_area = self.plan.pixels, self.plan.max_area
+                try:
+                    pixels = crop(image, side, max_area=max_area).pixels
+                except RejectedError as error:
+                    return f"{prefix}{error}"
+                batch.out[name][row] = pixels[0] if is_mask(name) else pixels
+        return ""
 
     def _merge_raw(self, members: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
         """Add the wanted members of a joined sample to those of the first one.
@@ -526,6 +583,15 @@ class Reader:
                 what = f"none of the first {MANY:,} samples has a text at {path} in its json"
                 _log.warning("%s: %s; captions= gives them their own captions instead", url, what)
         return sample.fields.get("txt", b"").decode("utf-8", "replace")
+
+
+def _leave_out(batch: Batch, row: int, name: str) -> None:
+    """Put zeros in place of an image in a role that a sample lacks, and note that it does."""
+    role, number = role_of(name)
+    if name in batch.views:
+        batch.views[name][row] = 0
+    if presence_name(role) in batch.out:
+        batch.out[presence_name(role)][row, number] = False
 
 
 def parse_tail(held: Bytes, rest: memoryview, start: int, key: str) -> "TarSample | str":

@@ -23,6 +23,7 @@ import torch
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, text_fields
 from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
+from wdsprep.dataset.samples import role_of
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import Shapes
@@ -33,7 +34,7 @@ from wdsprep.loading.order.global_order import Order
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.sample_cache import CacheDir, check_cache_size
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.served_datasets import SHAPE, Dataset, caption_name
+from wdsprep.loading.served_datasets import SHAPE, Dataset, caption_name, presence_name
 from wdsprep.loading.wanted_arrays import TEXTS
 from wdsprep.text import examples, plural
 
@@ -83,6 +84,7 @@ class LoadPlan:
     pin: bool
     device: torch.device | None
     pad: str
+    pad_roles: bool
     skip_missing: bool
     cache: CacheDir | None
 
@@ -95,8 +97,8 @@ class LoadPlan:
         wholes = dict.fromkeys(dataset.whole for dataset in self.datasets)
         places = examples([repr(whole.store.url) for whole in wholes])
         samples = plural(sum(stream.samples for stream in self.order.streams), "sample")
-        if sizes := {dataset.size for dataset in self.datasets if dataset.size}:
-            samples += f" in {plural(len(sizes), 'shape')}"
+        if shapes := {d.shown_sizes for d in self.datasets if d.is_of_one_shape}:
+            samples += f" in {plural(len(shapes), 'shape')}"
         steps = plural(self.order.steps_per_epoch, "step")
         return f"{places}: {samples}, {steps} of {self.order.global_batch:,} an epoch"
 
@@ -236,6 +238,9 @@ def choose_fields(datasets: tuple[Dataset, ...], options: LoadOptions) -> tuple[
     arrays = dict.fromkeys(batch_name(field.name) for field in served)
     if any(field.is_variable for field in served):
         arrays[batch_name(MASK)] = None
+    in_roles = dict.fromkeys(name for dataset in datasets for name in dataset.images_in_roles)
+    if options.pad_roles:
+        arrays |= dict.fromkeys(presence_name(role_of(name)[0]) for name in in_roles)
     if datasets[0].kind == "latents":
         shape = (SHAPE,) if any(dataset.size for dataset in datasets) else ()
         straight = (name for name in arrays if name != batch_name(FLIPPED))
@@ -243,8 +248,8 @@ def choose_fields(datasets: tuple[Dataset, ...], options: LoadOptions) -> tuple[
     else:
         first = "pixels" if options.pixels else IMAGE_FIELDS[0]
         usual, known = (
-            (first, *arrays, *IMAGE_FIELDS[1:]),
-            {first, "image", *arrays, *COMMON_FIELDS},
+            (first, *in_roles, *arrays, *IMAGE_FIELDS[1:]),
+            {first, "image", *in_roles, *arrays, *COMMON_FIELDS},
         )
     columns = dict.fromkeys(name for dataset in datasets for name in dataset.columns)
     taken = {*known, *RESERVED, batch_name(MASK)}
@@ -388,6 +393,14 @@ def _check_flips(dataset: Dataset, names: tuple[str, ...], *, flip: float) -> No
         raise UsageError(
             f"{dataset.store.url} has no latents of mirror images: leave out flip, or encode "
             "with --flip"
+        )
+    in_roles = [field for field in dataset.served if field.is_of_role]
+    if dataset.images is None:  # else nothing is mirrored here
+        in_roles = [field for field in in_roles if field.dtype != "|u1"]
+    if flip and in_roles:
+        raise UsageError(
+            f"{dataset.store.url}: no mirror images of {batch_name(in_roles[0].name)} are there, "
+            "and all images of a sample are mirrored or none: leave out flip"
         )
 
 

@@ -54,6 +54,7 @@ from wdsprep.loading.open_datasets import find_latent_shapes, open_datasets, sel
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order.global_order import MAX_STEP, Order
 from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
+from wdsprep.loading.role_sizes import divide_by_roles
 from wdsprep.loading.sample_cache import CacheDir, open_cache_dir
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams
@@ -109,9 +110,8 @@ def load(options: LoadOptions) -> "Loader":
     and states as with stored latents, in which a GPU may give other last bits. `tee` is where to
     keep these latents, as `wdsprep encode` would.
     """
-    is_plain = not (
-        options.pixels or options.captions or options.drop_text or options.flip or options.pin
-    )
+    changes = (options.pixels, options.captions, options.drop_text, options.flip, options.pad_roles)
+    is_plain = not (any(changes) or options.pin)
     if options.raw and not (
         is_plain and options.pad == FULL and options.fields is None and options.device is None
     ):
@@ -131,7 +131,7 @@ def load(options: LoadOptions) -> "Loader":
         seed=options.seed,
         window=options.window,
         run=options.run,
-        homogeneous=options.homogeneous or any(dataset.size for dataset in datasets),
+        homogeneous=options.homogeneous or any(d.is_of_one_shape for d in datasets),
         shape_batch=options.shape_batch,
         epoch_steps=options.epoch_steps,
         also=_state_parameters(datasets, options, captions),
@@ -162,6 +162,7 @@ def load(options: LoadOptions) -> "Loader":
         threads=threads,
         ahead=ahead,
         pad=options.pad,
+        pad_roles=options.pad_roles,
         pin=options.pin,
         device=None if options.device is None else torch.device(options.device),
         skip_missing=options.skip_missing,
@@ -182,6 +183,7 @@ def _state_parameters(
     max_area = options.max_area
     area = {"max_area": max_area} if max_area != MAX_AREA else {}  # of pixels alone
     flip = {"flip": float(options.flip)} if options.flip else {}
+    padded = {"pad_roles": True} if options.pad_roles else {}
     shown = ", ".join(f"{name} {share!r}" for name, share in captions)
     picked = {"captions": shorten_for_state(shown)} if shown else {}
     usual = {"drop_text": float(options.drop_text), "pixels": options.pixels}
@@ -197,7 +199,7 @@ def _state_parameters(
     lines |= {f"table {number}": table.digest[:16] for number, table in enumerate(tables)}
     if len(lines) > NAMED:
         lines = {"joined": f"{len(lines)}, together {key_of(*lines.values()):016x}"}
-    return usual | flip | latents | area | where | picked | lines
+    return usual | flip | padded | latents | area | where | picked | lines
 
 
 def _joined_datasets(datasets: tuple[Dataset, ...]) -> dict[str, Dataset]:
@@ -228,7 +230,8 @@ def _select_samples(
             select_large_enough(dataset, options.pixels) if dataset.kind == "images" else dataset
             for dataset in datasets
         )
-    left = select_where(join_datasets(datasets), options.where, cached)
+    divided = divide_by_roles(join_datasets(datasets), cached, pad=options.pad_roles)
+    left = select_where(divided, options.where, cached)
     lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
     if options.tee and lost:
         raise UsageError(

@@ -267,6 +267,14 @@ class ServingOptions(Options):
             example='"longest"',
         ),
     )
+    pad_roles: bool = field(
+        default=False,
+        metadata=about(
+            "Let samples with different numbers of [images in a role](#images-in-roles) come in "
+            "one batch, with zeros in place of those that a sample lacks.",
+            example="True",
+        ),
+    )
     tee: "str | os.PathLike[str]" = field(
         default="",
         metadata=about(

@@ -21,6 +21,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
 
 SHAPE = "shape"
 """The name in a batch for the shape of its images."""
+
+
+def presence_name(role: str) -> str:
+    """Return the name in a batch for the mask of the images in a role that its samples have."""
+    return f"{role}_mask"
 
 
 class ImageShape(NamedTuple):
@@ -89,6 +95,10 @@ class Dataset:
     """The opened dataset, if this is a selection of its samples."""
     size: Size | None = None
     """The shape of all these samples, if the dataset has shapes."""
+    role_sizes: Mapping[str, Size] | None = None
+    """The sizes of the images that these samples have in roles, by name, if the dataset has any."""
+    lacks_images: bool = False
+    """Whether some of these samples lack some of these images, in whose place are zeros."""
     made_of: tuple[str, ...] = ()
     inputs: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     join: tuple[str, ...] = ()
@@ -106,9 +116,15 @@ class Dataset:
         """The arrays of a sample, which are its first members; empty unless these are latents."""
         if self.kind != "latents":
             return ()
-        if self.size is not None:
-            return fields_in_shape(self.settings, self.size)
-        return fields_of(self.settings["layout"])
+        if self.size is None and self.role_sizes is None:
+            return fields_of(self.settings["layout"])
+        return fields_in_shape(self.settings, self.size, self.role_sizes)
+
+    @property
+    def is_of_one_shape(self) -> bool:
+        """True if these are the samples of one shape, or of one size of each image in a role."""
+        has_roles = any(part.role_sizes is not None for part in self.with_joined)
+        return self.size is not None or has_roles
 
     @property
     def with_joined(self) -> "tuple[Dataset, ...]":
@@ -178,9 +194,31 @@ class Dataset:
 
     @property
     def place(self) -> str:
-        """The name of these samples in messages: the URL, and their shape if they have one."""
-        url = self.store.url
-        return url if self.size is None else f"{url} ({shape_name(self.size)})"
+        """The name of these samples in messages: the URL, and their shapes if they have any."""
+        return f"{self.store.url} ({self.shown_sizes})" if self.shown_sizes else self.store.url
+
+    @property
+    def shown_sizes(self) -> str:
+        """The shape of these samples and the sizes of their images in roles, for messages."""
+        shown = [] if self.size is None else [shape_name(self.size)]
+        in_roles = chain.from_iterable((part.role_sizes or {}).items() for part in self.with_joined)
+        shown += [f"{name} {shape_name(size)}" if all(size) else name for name, size in in_roles]
+        return ", ".join(shown)
+
+    @property
+    def images_in_roles(self) -> tuple[str, ...]:
+        """The names of the images in roles that a batch may have, such as `source_1`."""
+        return tuple(dict.fromkeys(n for part in self.with_joined for n in part.role_sizes or ()))
+
+    @cached_property
+    def role_images(self) -> tuple[str, ...]:
+        """The names of the images in roles that a batch has as they are stored, or their crops.
+
+        They are those of image shards; arrays of joined datasets replace them.
+        """
+        arrays = {batch_name(field.name) for field in self.served}
+        images = self.role_sizes or () if self.kind == "images" else ()
+        return tuple(name for name in images if name not in arrays)
 
     @property
     def shape(self) -> ImageShape:
@@ -264,7 +302,7 @@ def order_streams(datasets: Sequence[Dataset]) -> tuple[OrderStream, ...]:
             sizes=dataset.sizes,
             amount=dataset.amount,
             place=dataset.store.url,
-            part_of=None if dataset.size is None else numbers[dataset.whole],
+            part_of=numbers[dataset.whole] if dataset.is_of_one_shape else None,
         )
         for dataset in datasets
     )

@@ -19,9 +19,10 @@ from typing import Any
 
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.npy_arrays import FLIPPED, Field
+from wdsprep.dataset.samples import role_of
 from wdsprep.loading.batch_memory import Batch, PaddedRows
 from wdsprep.loading.sample_layout import SampleLayout, batch_name
-from wdsprep.loading.served_datasets import Dataset
+from wdsprep.loading.served_datasets import Dataset, presence_name
 from wdsprep.loading.shard_access import SampleReads
 
 TEXTS = ("txt", "caption")
@@ -66,7 +67,8 @@ def find_wanted(
     `choices` are the names of captions, or one empty name if none are picked.
     """
     variable = (batch_name(field.name) for field in dataset.variable_fields(names))
-    wanted = {*names, batch_name(FLIPPED), *variable}
+    asked_for = {n for n in dataset.images_in_roles if presence_name(role_of(n)[0]) in names}
+    wanted = {*names, batch_name(FLIPPED), *variable, *asked_for}
     texts = tuple(name for name in TEXT_FIELDS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
     by_choice = [dataset.array_sources(choice) for choice in choices]
@@ -77,7 +79,7 @@ def find_wanted(
             arrays = [name for name, giver in slots.items() if giver == slot]
             kept = tuple(name for name in arrays if raw or name in wanted)
             kept_texts = texts if slot == text_slot else facts if arrays or not slot else ()
-            is_whole = raw or not part.fields
+            is_whole = raw or not part.fields or part.lacks_images
             arrays_wanted = _make_wanted(part.fields, kept, kept_texts, is_whole, slot > text_slot)
             row.append(arrays_wanted if slot == 0 or kept or kept_texts else None)
         by_slot.append(tuple(row))

@@ -1,0 +1,325 @@
+"""Datasets whose samples have several images: batches of one size of each, in one order."""
+
+import io
+import itertools
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+import wdsprep
+from tests.kit.batches import assert_same
+from tests.kit.latent_sets import array_of, field, flat, keys
+from tests.kit.packs import jpeg, packing_here
+from tests.kit.role_sets import (
+    CELLS,
+    LATENT,
+    MASK,
+    SOURCE,
+    SQUARE,
+    TEXT,
+    RoleSample,
+    keys_of,
+    random_samples,
+    write_roles,
+)
+from tests.kit.shape_sets import CELL, RESOLUTION
+from wdsprep.dataset.npy_arrays import layout
+from wdsprep.dataset.shapes import fields_in_shape
+from wdsprep.errors import FingerprintError, UsageError
+
+BATCH = 4
+SAMPLES = random_samples(4, 60, shapes=((48, 80), SQUARE))
+FIELDS = (LATENT, SOURCE, MASK, TEXT)
+SETTINGS = {"layout": layout(FIELDS), "resolution": RESOLUTION}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_roles(str(tmp_path_factory.mktemp("roles") / "pairs"), SAMPLES)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The same, as targets with their text, and sources with masks."""
+    root = tmp_path_factory.mktemp("apart")
+    targets = write_roles(str(root / "targets"), SAMPLES, (LATENT, TEXT))
+    return targets, write_roles(str(root / "sources"), SAMPLES, (SOURCE, MASK))
+
+
+def load(url: Any, **options: Any) -> Any:
+    return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
+
+
+def assert_right(batch: dict[str, Any], samples: Mapping[str, RoleSample]) -> None:
+    """All of one size of each image, and each row is what was stored for its key."""
+    for row, key in enumerate(batch["key"]):
+        sample = samples[key]
+        fields = fields_in_shape(SETTINGS, sample.target, sample.images)
+        names = [item.name.removesuffix(".npy") for item in fields]
+        assert {*names} == {*batch} - {"key", "shape"}
+        for name, item in zip(names, fields, strict=True):
+            assert np.array_equal(batch[name][row].numpy(), array_of(key, item))
+
+
+def test_a_batch_is_of_one_size_of_each_image_and_one_number_of_them(url: str) -> None:
+    samples = keys_of(SAMPLES)
+    kinds: dict[str, list[str]] = {}
+    for key, sample in samples.items():
+        kinds.setdefault(repr(sample), []).append(key)
+    came: Counter[str] = Counter()
+    steps: Counter[str] = Counter()
+    for step, batch in enumerate(load(url, epochs=12), 1):
+        assert_right(batch, samples)
+        assert batch["mask" if "mask" in batch else "source"].dtype in (torch.uint8, torch.float16)
+        (kind,) = {repr(samples[key]) for key in batch["key"]}
+        came.update(batch["key"])
+        steps[kind] += 1
+        if min(map(len, kinds.values())) >= BATCH:  # in proportion to what there is
+            times = [came[key] for key in kinds[kind]]
+            assert max(times) - min(times) <= 1
+        assert abs(steps[kind] - step * len(kinds[kind]) / len(samples)) < 2
+    assert len(steps) == len(kinds)
+    assert came.keys() == samples.keys()
+
+
+def test_no_tar_is_read_to_know_the_sizes(url: str, tmp_path: Path) -> None:
+    left = Path(shutil.copytree(url, tmp_path / "left"))
+    for tar in left.glob("*/*.tar*"):
+        if not tar.name.endswith(".parquet"):
+            tar.unlink()
+    assert load(str(left)).state_dict() == load(url).state_dict()
+
+
+def test_numbers_of_images_may_be_padded_to_one(url: str) -> None:
+    samples = keys_of(SAMPLES)
+    seen: Counter[tuple[bool, ...]] = Counter()
+    both = 0
+    loader = load(url, pad_roles=True, epochs=3)
+    assert len(loader.plan.datasets) < len(load(url).plan.datasets)
+    for batch in loader:
+        shown = {tuple(row) for row in batch["source_mask"].tolist()}
+        both += len(shown) > 1
+        for row, key in enumerate(batch["key"]):
+            sample = samples[key]
+            present = tuple(batch["source_mask"][row].tolist())
+            seen[present] += 1
+            assert sum(present) == 1 + ("source_1" in sample.images)
+            assert ("mask" in batch) is ("mask" in sample.images)
+            for item in fields_in_shape(SETTINGS, sample.target, sample.images):
+                found = batch[item.name.removesuffix(".npy")][row].numpy()
+                assert np.array_equal(found, array_of(key, item))
+            if present[-1:] == (False,):
+                assert not batch["source_1"][row].any()
+                assert batch["source_1"].shape == batch["source"].shape
+    assert both > 10
+    assert {*seen} >= {(True, False), (True, True)}
+    # The mask alone, and in a DataLoader's worker:
+    only = load(url, pad_roles=True, epochs=3, fields=("source_mask",))
+    workers = DataLoader(load(url, pad_roles=True, epochs=3), batch_size=None, num_workers=2)
+    for batch, mask, other in zip(load(url, pad_roles=True, epochs=3), only, workers, strict=True):
+        assert torch.equal(batch["source_mask"], mask["source_mask"])
+        assert_same([batch], [other])
+
+
+def test_the_order_is_the_same_on_any_ranks_and_resumes_in_mid_epoch(url: str) -> None:
+    whole = keys(load(url, epochs=2))
+    halves = [load(url, epochs=2, rank=rank, world_size=2) for rank in range(2)]
+    assert [flat(parts) for parts in zip(*map(keys, halves), strict=True)] == whole
+    first = load(url, epochs=2)
+    assert [*map(keys, [itertools.islice(first, 7)])] == [whole[:7]]
+    quarters = [load(url, epochs=2, rank=rank, world_size=4) for rank in range(4)]
+    for loader in quarters:
+        loader.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [flat(parts) for parts in zip(*map(keys, quarters), strict=True)] == whole[7:]
+    assert len(json.dumps(first.state_dict())) < 1024
+
+
+def test_sources_that_were_encoded_alone_are_joined_to_targets(
+    url: str, apart: tuple[str, str], tmp_path: Path
+) -> None:
+    targets, sources = apart
+    names = ("latent", "source", "source_1", "mask", "emb", "source_mask", "shape", "key")
+    for options in ({"pad_roles": True}, {"where": "source_width == 64"}, {"drop_text": 0.5}):
+        fields = names if "pad_roles" in options else [n for n in names if n != "source_mask"]
+        found = [*load(targets, join=sources, fields=fields, **options)]
+        assert_same(found, load(url, fields=fields, **options))
+        assert len({*flat(batch["key"] for batch in found)}) > 20
+    # Without shapes of the target either may be the first.
+    square = [[RoleSample(images=sample.images) for sample in shard] for shard in SAMPLES]
+    plain = write_roles(str(tmp_path / "plain"), square, (LATENT, TEXT), shapes=())
+    fields = ("latent", "source", "source_1", "mask", "emb", "key")
+    joined = load(plain, join=sources, fields=fields)
+    assert_same(joined, load(sources, join=plain, fields=fields))
+    # What is made of the same role later comes in place of the first.
+    others = write_roles(str(tmp_path / "others"), SAMPLES, (field("latent", LATENT.shape), MASK))
+    found = next(iter(load(url, join=others, fields=("source", "mask", "key"))))
+    assert_same([found], [next(iter(load(url, fields=("source", "mask", "key"))))])
+
+
+def test_forty_shapes_of_forty_shapes_each_come_in_their_turn(tmp_path: Path) -> None:
+    shapes = [(CELL * (n + 1), CELL * (40 - n)) for n in range(40)]
+    samples = random_samples(2, 2000, shapes=shapes)
+    for shard in samples:
+        for number, sample in enumerate(shard):
+            shard[number] = RoleSample(
+                target=sample.target, images={"source": sample.images["source"]}
+            )
+    small = (LATENT, replace(SOURCE, shape=(1, CELLS, CELLS)))
+    made = write_roles(str(tmp_path / "many"), samples, small, shapes=shapes)
+    loader = load(made, global_batch=2)
+    assert len(loader.plan.datasets) > 1400
+    known, came = keys_of(samples), Counter[str]()
+    for batch in loader:
+        (sample,) = {repr(known[key]) for key in batch["key"]}
+        assert sample
+        came.update(batch["key"])
+    assert len(came) > 3000
+
+
+def test_masks_are_mirrored_with_their_images_and_latents_without_a_mirror_image_are_not(
+    url: str, tmp_path: Path
+) -> None:
+    fields = (LATENT, field("latent_flipped", LATENT.shape), MASK, TEXT)
+    samples = [[RoleSample(images={"mask": SQUARE}) for _ in range(40)] for _ in range(2)]
+    made = write_roles(str(tmp_path / "masked"), samples, fields, shapes=())
+    mirrored = 0
+    for batch in load(made, flip=0.5):
+        for row, key in enumerate(batch["key"]):
+            latent, other, mask = (array_of(key, item) for item in fields[:3])
+            is_mirrored = np.array_equal(batch["latent"][row].numpy(), other)
+            mirrored += is_mirrored
+            assert is_mirrored or np.array_equal(batch["latent"][row].numpy(), latent)
+            assert np.array_equal(batch["mask"][row].numpy(), mask[:, :: -1 if is_mirrored else 1])
+    assert 20 < mirrored < 60
+    with pytest.raises(UsageError, match="has no latents of mirror images: leave out flip"):
+        load(url, flip=0.5)
+    pairs = [[RoleSample(images={"source": SQUARE})] * 40]
+    both = write_roles(str(tmp_path / "both"), pairs, (*fields[:2], SOURCE), shapes=())
+    with pytest.raises(UsageError, match="no mirror images of source are there, and all images"):
+        load(both, flip=0.5)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Image shards of 24 pairs: with one source, with two, with a mask or none."""
+    root = tmp_path_factory.mktemp("images")
+    for number in range(24):
+        for folder, seed in (("targets", 0), ("source", 100)):
+            (root / folder).mkdir(exist_ok=True)
+            has_two = folder == "source" and number % 3 == 0
+            for name in (f"{number}_0", f"{number}_1") if has_two else (f"{number}",):
+                data = jpeg(number + seed + 50 * has_two, (64, 48) if has_two else (48, 40))
+                (root / folder / f"{name}.jpg").write_bytes(data)
+        if number % 2:
+            levels = np.arange(48 * 40, dtype=np.uint8).reshape(40, 48) + number
+            (root / "mask").mkdir(exist_ok=True)
+            Image.fromarray(levels).save(root / "mask" / f"{number}.png")
+    with packing_here():
+        wdsprep.pack(
+            root / "targets",
+            root / "shards",
+            role=(f"source={root}/source", f"mask={root}/mask"),
+            optional_role="mask",
+            buckets=(32,),
+            workers=1,
+            min_caption=0,
+        )
+    return str(root / "shards")
+
+
+def test_image_shards_give_the_images_of_each_sample_as_they_are_stored(images: str) -> None:
+    seen: Counter[tuple[str, ...]] = Counter()
+    for batch in load(images, global_batch=2, epochs=2):
+        names = tuple(name for name in batch if name not in ("image", "txt", "key"))
+        seen[names] += 2
+        for name in ("image", *names):
+            sizes = {Image.open(io.BytesIO(data)).size for data in batch[name]}
+            wanted = {(64, 48)} if "source_1" in batch and name.startswith("source") else {(48, 40)}
+            assert sizes == wanted
+    assert {*seen} == {
+        ("source",),
+        ("source", "mask"),
+        ("source", "source_1"),
+        ("source", "source_1", "mask"),
+    }
+    for sample in load(images, raw=True, global_batch=2):
+        assert {"jpg", "source.jpg"} <= {*sample}
+
+
+def test_images_in_roles_are_cropped_as_their_target_is(images: str) -> None:
+    from wdsprep.images.crop import crop
+
+    stored = {sample["__key__"]: sample for sample in load(images, raw=True, global_batch=2)}
+    for batch in load(images, pixels=32, global_batch=2):
+        for row, key in enumerate(batch["key"]):
+            assert torch.equal(batch["pixels"][row], crop(stored[key]["jpg"], 32).pixels)
+            assert torch.equal(batch["source"][row], crop(stored[key]["source.jpg"], 32).pixels)
+            if "mask" in batch:
+                assert batch["mask"].shape == (2, 32, 32)
+    fields = ("source", "source_1", "source_mask")
+    for batch in load(images, pixels=32, global_batch=8, pad_roles=True, fields=fields):
+        assert torch.equal(batch["source_1"].flatten(1).any(1), batch["source_mask"][:, -1])
+
+
+def test_what_cannot_be_served_is_refused_in_a_line(
+    url: str, apart: tuple[str, str], tmp_path: Path
+) -> None:
+    targets, sources = apart
+
+    def refused(*streams: Any, **options: Any) -> str:
+        with pytest.raises(UsageError) as error:
+            load(*streams, **options)
+        return str(error.value)
+
+    assert "fields=latent, sauce: " in refused(url, fields=("latent", "sauce"))
+    assert "ask for some of" in refused(targets, fields=("latent", "source"))
+    assert "source_mask" in refused(url, fields=("source_mask",))
+    twice = shutil.copytree(sources, tmp_path / "twice")
+    assert "both have source" in refused(targets, join=(sources, twice))
+    assert "a multiple of the 4 samples" in refused(url, shape_batch=2)
+
+
+def test_a_state_is_refused_where_the_roles_are_others(
+    url: str, apart: tuple[str, str], tmp_path: Path
+) -> None:
+    targets, _ = apart
+    state = load(url).state_dict()
+    fewer = write_roles(str(tmp_path / "fewer"), SAMPLES, (LATENT, SOURCE, TEXT))
+    for other in (
+        load(targets),
+        load(url, pad_roles=True),
+        load(fewer),
+        load(targets, join=write_roles(str(tmp_path / "sources"), SAMPLES, (SOURCE,))),
+    ):
+        with pytest.raises(FingerprintError):
+            other.load_state_dict(state)
+    load(url).load_state_dict(state)
+
+
+def test_a_damaged_sample_is_replaced_by_one_of_its_sizes(url: str, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(url, tmp_path / "broken"))
+    samples = keys_of(SAMPLES)
+    for tar in broken.glob("64/*.tar"):
+        data = bytearray(tar.read_bytes())
+        for at in range(0, len(data), len(data) // 5):
+            place = data.find(b"source.npy", at)
+            if place >= 0:
+                data[place : place + 6] = b"sauces"
+        tar.write_bytes(data)
+    for pad in (False, True):
+        lost = {*flat(keys(load(url, epochs=3, pad_roles=pad)))}
+        left = [*load(str(broken), epochs=3, pad_roles=pad)]
+        assert 5 < len(lost - {*flat(batch["key"] for batch in left)}) < 40
+        if not pad:
+            for batch in left:
+                assert_right(batch, samples)

@@ -1,0 +1,219 @@
+"""Divide datasets by the images that their samples have in roles: how many, and how large.
+
+A batch has one shape of the target, and one of each further image. So a dataset becomes one dataset
+for each combination of sizes, as it does for each shape of the target. The tables beside the shards
+say the sizes, those of a joined dataset too, and no tar is read. They are read once: which samples
+have which combination is kept on this machine, as what a condition selects is.
+
+Samples with fewer images in a role are apart from those with more, unless they are to be padded:
+then an image that a sample lacks has the size of its first one in that role. A sample without any
+image in a role stays apart, since nothing says how large one would be.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from itertools import chain, count, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wdsprep.dataset.kept_file import KeptWriter, open_or_make
+from wdsprep.dataset.sample_selection import SampleSelection, ShardSamples, keep_selection
+from wdsprep.dataset.sample_table import REST
+from wdsprep.dataset.samples import image_name, parse_object, role_of, roles_of
+from wdsprep.dataset.shapes import Size
+from wdsprep.dataset.thread_map import map_ahead
+from wdsprep.loading.open_datasets import SIDES, select
+from wdsprep.loading.sample_cache import CacheDir, cache_folder
+from wdsprep.loading.served_datasets import Dataset
+from wdsprep.text import plural
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from wdsprep.sources.tables.parquet import OpenParquet
+
+NO_SIZE = (0, 0)
+"""The size of images that come as they are, or are cropped to one size."""
+ImageSizes = tuple[tuple[str, Size], ...]
+"""The images that a sample has in roles, in their order: the name and the size of each."""
+Combination = tuple[ImageSizes, ...]
+"""The images of a sample in each of the datasets that have roles."""
+_log = logging.getLogger("wdsprep")
+
+
+def divide_by_roles(
+    datasets: Iterable[Dataset], kept_in: CacheDir | None, *, pad: bool
+) -> tuple[Dataset, ...]:
+    """Return for each dataset those of its samples whose images in roles have equal sizes.
+
+    With `pad`, samples with different numbers of images in a role may come together.
+    """
+    divided: list[Dataset] = []
+    for _, of_whole in groupby(datasets, lambda dataset: dataset.whole):
+        parts = [*of_whole]
+        slots = [slot for slot, d in enumerate(parts[0].with_joined) if roles_of(d.settings)]
+        if not slots:
+            divided += parts
+            continue
+        for by_slot, selection in _find_combinations(parts[0], slots, kept_in, pad=pad):
+            for part in parts:
+                if (left := select(part, selection)) is not None:
+                    joined = tuple(
+                        other._replace(dataset=replace(other.dataset, **by_slot.get(slot, {})))
+                        for slot, other in enumerate(left.joined, 1)
+                    )
+                    divided.append(replace(left, joined=joined, **by_slot.get(0, {})))
+    return tuple(divided)
+
+
+def _find_combinations(
+    dataset: Dataset, slots: Sequence[int], kept_in: CacheDir | None, *, pad: bool
+) -> Iterator[tuple[dict[int, dict[str, Any]], SampleSelection]]:
+    """Yield each combination of sizes, and the samples that have it.
+
+    Of a combination there is for each slot what its dataset then knows of its samples.
+    """
+    files = dataset.whole.files
+    holders = [files, *(dataset.with_joined[slot].whole for slot in slots if slot)]
+    what = [f"roles {slots} {pad}", *(c for d in holders for c in (*d.names, *d.contents))]
+    kept = open_or_make(
+        cache_folder(kept_in), what, lambda writer, path: _keep(dataset, slots, writer, path, pad)
+    )
+    counts = kept.arrays["counts"].reshape(len(files.names), -1)
+    starts = kept.arrays["starts"][:-1]
+    shards = np.arange(len(starts), dtype=np.int32)
+    for column, combination in zip(counts.T, kept.facts["combinations"], strict=True):
+        by_slot = {
+            slot: {"role_sizes": {name: (w, h) for name, (w, h) in images}, "lacks_images": lacks}
+            for slot, (images, lacks) in zip(slots, combination, strict=True)
+        }
+        in_shards = column.astype(np.int64)
+        yield by_slot, SampleSelection(shards=shards, starts=starts, counts=in_shards, holds=kept)
+        starts = starts + in_shards
+
+
+def _keep(
+    dataset: Dataset, slots: Sequence[int], writer: KeptWriter, path: Path, pad: bool
+) -> None:
+    """Write which samples have which combination of sizes, shard by shard."""
+    files = dataset.whole.files
+    what = f"the sizes of images in roles of {plural(files.samples, 'sample')}"
+    _log.info("%s: reading %s, which are kept in %s", files.store.url, what, path)
+    groups: dict[Combination, int] = {}
+    members: list[list[Combination]] = []
+
+    @cache
+    def number_of(combination: Combination) -> int:
+        key = tuple(map(_without_repeats, combination)) if pad else combination
+        if (number := groups.setdefault(key, len(groups))) == len(members):
+            members.append([])
+        members[number].append(combination)
+        return number
+
+    counts: list[Any] = []
+
+    def group_by_sizes() -> Iterator[ShardSamples]:
+        for shard, combinations in enumerate(_read_combinations(dataset, slots)):
+            numbers = np.array([*map(number_of, combinations)], np.int64)
+            counts.append(np.bincount(numbers))
+            yield ShardSamples(shard, np.argsort(numbers, kind="stable").astype(np.uint32))
+
+    keep_selection(writer, len(files.names), group_by_sizes())
+    writer.add("counts", "<i4", (np.pad(row, (0, len(groups) - len(row))) for row in counts))
+    writer.facts["combinations"] = [[*map(_merge, zip(*of, strict=True))] for of in members]
+
+
+def _read_combinations(dataset: Dataset, slots: Sequence[int]) -> Iterator[list[Combination]]:
+    """Yield for each shard the combination of each of its samples."""
+    from wdsprep.loading.dataset_tables import (
+        TablesBeside,
+        open_tables,  # pyarrow and DuckDB, which few need
+    )
+
+    files = dataset.whole.files
+    tables = open_tables(files)
+    beside = {slot: TablesBeside(dataset.joined[slot - 1]) for slot in slots if slot}
+
+    def read(shard: int) -> list[Combination]:
+        by_slot = []
+        for slot in slots:
+            part, samples = dataset.with_joined[slot], int(files.sizes[shard])
+            roles = roles_of(part.settings)
+            columns = {f"{role}_{side}" for role in roles for side in SIDES} | {REST}
+
+            def read_columns(file: "OpenParquet", columns: set[str] = columns) -> "pa.Table":
+                return file.read(columns)
+
+            if slot:
+                rows = beside[slot].read(read_columns, shard, samples)
+            else:
+                rows = tables.read_shard(read_columns, tables.shards[shard])
+            sizes = [()] * samples if rows is None else _sizes_in(rows.to_pydict(), roles)
+            by_slot.append(sizes if part.kind == "latents" else [*map(_without_sizes, sizes)])
+        return [*zip(*by_slot, strict=True)]
+
+    return map_ahead(read, range(len(files.names)), tables.threads, most=tables.threads)
+
+
+def _sizes_in(columns: Mapping[str, Sequence[Any]], roles: Sequence[str]) -> list[ImageSizes]:
+    """Return the images of each row of a table: those in its columns, and others in its `rest`."""
+    sides = (columns[f"{role}_{side}"] for role in roles for side in SIDES)
+    first = lru_cache(1 << 12)(
+        lambda *sides: tuple(
+            (role, size)
+            for role, size in zip(roles, zip(sides[::2], sides[1::2], strict=True), strict=True)
+            if None not in size
+        )
+    )
+    rows: list[ImageSizes] = [*map(first, *sides)]
+    for row, text in enumerate(columns[REST]):
+        facts = parse_object(text) if text else None
+        if facts:
+            rows[row] = tuple(chain.from_iterable(_with_next(image, facts) for image in rows[row]))
+    return rows
+
+
+def _with_next(image: tuple[str, Size], facts: Mapping[str, Any]) -> Iterator[tuple[str, Size]]:
+    """Yield the first image of a role, and the next ones, whose sizes these facts state."""
+    yield image
+    for number in count(1):
+        name = image_name(image[0], number)
+        width, height = (facts.get(f"{name}_{side}") for side in SIDES)
+        if type(width) is not int or type(height) is not int:
+            return
+        yield name, (width, height)
+
+
+def _without_sizes(images: ImageSizes) -> ImageSizes:
+    return tuple((name, NO_SIZE) for name, _ in images)
+
+
+def _without_repeats(images: ImageSizes) -> ImageSizes:
+    """Return images without the last ones of each role that are as large as its first one."""
+    kept: list[tuple[str, Size]] = []
+    for _, of_role in groupby(images, lambda image: role_of(image[0])[0]):
+        first, *others = of_role
+        while others and others[-1][1] == first[1]:
+            others.pop()
+        kept += [first, *others]
+    return tuple(kept)
+
+
+def _merge(samples: Sequence[ImageSizes]) -> tuple[list[tuple[str, Size]], bool]:
+    """Return all images that any of these samples has, in order, and whether a sample lacks some.
+
+    All have images in the same roles.
+    """
+    images = {*chain.from_iterable(samples)}
+    roles = [name for name, _ in samples[0]]
+
+    def place(image: tuple[str, Size]) -> tuple[int, int]:
+        role, number = role_of(image[0])
+        return roles.index(role), number
+
+    merged = sorted(images, key=place)
+    return merged, any(len(sample) < len(merged) for sample in samples)
