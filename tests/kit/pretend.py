@@ -21,7 +21,7 @@ from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.receipts import Receipt, Receipts, Shard
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import NotFoundError
-from wdsprep.runners.base import Event, SlotMessage
+from wdsprep.runners.base import Event, RunnerSettings, SlotMessage
 from wdsprep.runners.schedule import drive
 from wdsprep.sources.base import Item
 from wdsprep.store.base import HELD, Entry
@@ -106,8 +106,8 @@ class Pretenders:
         self._given.append((slot, order, unit))
         self.calls += 1
 
-    def end(self, slot: int) -> None:
-        raise AssertionError(f"nobody fails, and so nobody ends {slot}")
+    def end(self, slot: int, *, is_stuck: bool = False) -> str:
+        raise AssertionError(f"nobody fails, and so nobody ends {slot} ({is_stuck=})")
 
     def hear(self) -> Iterator[SlotMessage]:
         self.calls += 1
@@ -132,9 +132,8 @@ class PretendRunner:
         yield from drive(
             crew,
             units,
+            RunnerSettings(units_per_worker=self.units_per_worker),
             workers=self.workers,
-            max_attempts=3,
-            units_per_worker=self.units_per_worker,
         )
 
 

@@ -24,7 +24,7 @@ from tests.kit.serving import serving
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
-from wdsprep.runners.base import Finished
+from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.schedule import drive
 
@@ -62,7 +62,7 @@ def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_
 def test_the_driver_takes_as_many_steps_for_each_unit_however_many_there_are(workers: int) -> None:
     def steps(count: int) -> int:
         crew = Pretenders(lambda _unit: None)
-        events = drive(crew, units(count), workers=workers, max_attempts=3, units_per_worker=3)
+        events = drive(crew, units(count), RunnerSettings(units_per_worker=3), workers=workers)
         assert sum(isinstance(event, Finished) for event in events) == count
         return crew.calls
 

@@ -42,9 +42,11 @@ class FakeCrew:
     def give(self, slot: int, order: int, unit: Any) -> None:
         self.messages.extend((slot, order, message) for message in self.how(slot, unit))
 
-    def end(self, slot: int) -> None:
+    def end(self, slot: int, *, is_stuck: bool = False) -> str:
+        assert not is_stuck
         self.ended.append(slot)
         self.messages = deque(message for message in self.messages if message[0] != slot)
+        return ""
 
     def hear(self) -> list[SlotMessage]:
         messages = list(self.messages)
@@ -60,8 +62,8 @@ def test_the_queue_bears_many_units_and_ten_thousand_workers(count: int) -> None
     def cost(workers: int) -> float:
         crew = FakeCrew()
         started = time.process_time()
-        orders = {"workers": workers, "max_attempts": 3, "units_per_worker": count}
-        assert sum(1 for _ in drive(crew, range(100_000), **orders)) == 100_000
+        settings = RunnerSettings(units_per_worker=count)
+        assert sum(1 for _ in drive(crew, range(100_000), settings, workers=workers)) == 100_000
         assert crew.stopped
         return time.process_time() - started
 
@@ -88,7 +90,7 @@ def test_whatever_happens_every_unit_ends_once_and_no_fault_of_a_node_is_counted
             ]
         return [("progress", 1), ("done", unit)]
 
-    events = list(drive(FakeCrew(how), range(5_000), workers=7, max_attempts=3))
+    events = list(drive(FakeCrew(how), range(5_000), RunnerSettings(), workers=7))
     finished = [e.unit for e in events if isinstance(e, Finished)]
     quarantined = [e.unit for e in events if isinstance(e, Quarantined)]
     assert sorted(finished + quarantined) == list(range(5_000))
@@ -105,7 +107,7 @@ def test_a_place_where_no_worker_starts_is_given_up_and_the_others_do_its_work()
             )
 
     crew = HalfCrew()
-    events = list(drive(crew, range(100), workers=2, max_attempts=3))
+    events = list(drive(crew, range(100), RunnerSettings(), workers=2))
     assert len(events) == 100
     assert crew.started.count(1) <= 3
 
@@ -124,9 +126,11 @@ class Desks(FakeCrew):
         self.started.append(slot)
         self.held[slot] = {}
 
-    def end(self, slot: int) -> None:
+    def end(self, slot: int, *, is_stuck: bool = False) -> str:
+        assert not is_stuck
         self.ended.append(slot)
         del self.held[slot]
+        return ""
 
     def units(self, slot: int) -> list[int]:
         return sorted(self.held[slot].values())
@@ -142,26 +146,28 @@ class Desks(FakeCrew):
             if held[order] == unit
         ]
         del self.held[slot][order]
-        event = schedule.heard(slot, order, message)
+        event = schedule.take(slot, order, message)
         schedule.dispatch(self)
         return event
 
     def lose(self, schedule: Schedule, slot: int, *, costs: bool = True) -> Any:
         del self.held[slot]
-        event = schedule.heard(slot, 0, ("lost", Failure(reason="dead", costs=costs)))
+        event = schedule.take(slot, 0, ("lost", Failure(reason="dead", costs=costs)))
         schedule.dispatch(self)
         return event
 
     def ready(self, schedule: Schedule, *slots: int) -> None:
         for slot in slots:
-            schedule.heard(slot, 0, ("ready", 0))
+            schedule.take(slot, 0, ("ready", 0))
         schedule.dispatch(self)
 
 
 def desks(units: int, *, workers: int, count: int, max_attempts: int = 3) -> tuple[Desks, Schedule]:
     crew = Desks()
     schedule = Schedule(
-        range(units), workers=workers, max_attempts=max_attempts, units_per_worker=count
+        range(units),
+        RunnerSettings(max_attempts=max_attempts, units_per_worker=count),
+        workers=workers,
     )
     schedule.dispatch(crew)
     return crew, schedule
@@ -170,7 +176,7 @@ def desks(units: int, *, workers: int, count: int, max_attempts: int = 3) -> tup
 def test_a_worker_that_takes_fewer_units_than_the_run_gives_gets_no_more() -> None:
     crew, schedule = desks(40, workers=3, count=8)
     for slot, units in enumerate((3, 0, 99)):
-        schedule.heard(slot, 0, ("ready", units))
+        schedule.take(slot, 0, ("ready", units))
     schedule.dispatch(crew)
     assert [len(crew.units(slot)) for slot in range(3)] == [3, 8, 8]
     for unit in crew.units(0):
@@ -185,6 +191,18 @@ def test_workers_get_a_second_unit_when_each_has_a_first() -> None:
     assert len(crew.units(0)) == 3  # 5 units: one for each worker to come is left
     crew.ready(schedule, 1, 2)
     assert [len(crew.units(slot)) for slot in range(3)] == [3, 1, 1]
+
+
+def test_a_worker_that_may_be_dead_gets_no_more_units_and_what_it_still_says_counts() -> None:
+    crew, schedule = desks(20, workers=2, count=2)
+    crew.ready(schedule, 0, 1)
+    silent = crew.units(0)
+    schedule.take(0, 0, ("unsure", None))
+    crew.done(schedule, silent[0])
+    assert crew.units(0) == silent[1:]
+    assert crew.lose(schedule, 0, costs=False) is None
+    crew.ready(schedule, 0)
+    assert silent[1] in [*crew.units(0), *crew.units(1)]
 
 
 def test_a_suspect_is_alone_until_it_is_over() -> None:
@@ -232,7 +250,7 @@ def test_beyond_the_least_few_workers_wait_for_a_place_at_a_time() -> None:
 
     crew, least, most = Desks(), 20, 100
     allowed = partial(ahead_of_open, least)
-    schedule = Schedule(range(10_000), workers=most, max_attempts=3, allowed=allowed)
+    schedule = Schedule(range(10_000), RunnerSettings(), workers=most, allowed=allowed)
     schedule.dispatch(crew)
     assert len(crew.started) == least
     for opened in range(1, most + 1):
@@ -250,7 +268,8 @@ def test_without_a_number_workers_follow_the_room_of_the_cluster(
     monkeypatch.setattr(cluster.ray, "nodes", lambda: [{"Alive": True, "Resources": resources}])
     monkeypatch.setattr(cluster.time, "monotonic", lambda: now["s"])
     crew, allowed = Desks(), cluster.room_now(RunnerSettings(), 2)
-    schedule = Schedule(range(1_000), workers=cluster.MOST, max_attempts=1, allowed=allowed)
+    alone = RunnerSettings(max_attempts=1)
+    schedule = Schedule(range(1_000), alone, workers=cluster.MOST, allowed=allowed)
     schedule.dispatch(crew)
     assert crew.started == [0, 1]
     resources["CPU"] = 4
@@ -279,7 +298,7 @@ def dying_at(slots: Collection[int], units: Collection[int]) -> FakeCrew:
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_units_in_a_row_that_kill_are_left_out_and_all_others_done(workers: int) -> None:
     crew, killers = dying_at((), range(10, 16)), range(10, 16)
-    events = list(drive(crew, range(40), workers=workers, max_attempts=3))
+    events = list(drive(crew, range(40), RunnerSettings(), workers=workers))
     assert sorted(e.unit for e in events if isinstance(e, Quarantined)) == list(killers)
     assert sorted(e.unit for e in events if isinstance(e, Finished)) == sorted(
         {*range(40)} - {*killers}
@@ -289,7 +308,7 @@ def test_units_in_a_row_that_kill_are_left_out_and_all_others_done(workers: int)
 def test_a_place_that_was_given_up_is_tried_again_later() -> None:
     crew = dying_at({0}, ())
     assert (
-        sum(isinstance(e, Finished) for e in drive(crew, range(400), workers=2, max_attempts=3))
+        sum(isinstance(e, Finished) for e in drive(crew, range(400), RunnerSettings(), workers=2))
         == 400
     )
     assert 3 * MOST_IN_A_ROW <= crew.started.count(0) < 400 / TRIED_AGAIN * (MOST_IN_A_ROW + 2)
@@ -357,9 +376,9 @@ def test_in_any_chaos_every_unit_ends_once_and_suspects_are_alone(
     seed: int, workers: int, count: int, max_attempts: int, killers: frozenset[int]
 ) -> None:
     crew = Chaos(random.Random(seed), count, killers)
-    orders = {"workers": workers, "max_attempts": max_attempts, "units_per_worker": count}
+    rules = RunnerSettings(max_attempts=max_attempts, units_per_worker=count)
     finished, quarantined = [], {}
-    for event in drive(crew, range(40), **orders):
+    for event in drive(crew, range(40), rules, workers=workers):
         if isinstance(event, Finished):
             assert event.unit == event.result
             finished.append(event.unit)

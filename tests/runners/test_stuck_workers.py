@@ -58,10 +58,10 @@ def test_a_worker_that_comes_no_further_is_overdue_whatever_it_says(time: Time) 
     time.watch.given(0, 1)
     time.watch.given(1, 2)
     for number in range(6):
-        time.watch.heard(0, 1, ("progress", "8 images"))
-        time.watch.heard(1, 2, ("progress", f"{number} images"))
+        time.watch.take(0, 1, ("progress", "8 images"))
+        time.watch.take(1, 2, ("progress", f"{number} images"))
         assert time.passes(PATIENCE_S / 6) == [0] * (number == 5)
-    time.watch.heard(0, 0, ("lost", Failure(reason="ended")))
+    time.watch.take(0, 0, ("lost", Failure(reason="ended")))
     assert time.watch.overdue() == []
 
 
@@ -72,13 +72,13 @@ def test_more_units_do_not_make_a_worker_look_alive(time: Time) -> None:
     assert time.passes(LOOK_S) == [0]
 
 
-@pytest.mark.parametrize("end", ["done", "returned"])
+@pytest.mark.parametrize("end", ["done", "failed"])
 def test_a_worker_that_holds_nothing_may_be_silent(time: Time, end: Any) -> None:
-    time.watch.heard(0, 0, ("ready", 0))
+    time.watch.take(0, 0, ("ready", 0))
     time.watch.given(0, 1)
     time.watch.given(0, 2)
-    time.watch.heard(0, 1, (end, None))
-    time.watch.heard(0, 2, (end, None))
+    time.watch.take(0, 1, (end, None))
+    time.watch.take(0, 2, (end, None))
     assert time.passes(10 * PATIENCE_S) == []
     time.watch.given(0, 3)
     assert time.passes(PATIENCE_S - LOOK_S) == []
@@ -96,14 +96,14 @@ def test_a_worker_that_opens_no_further_is_overdue_and_one_that_downloads_is_not
     time: Time,
 ) -> None:
     for slot in (0, 1):
-        time.watch.heard(slot, 0, ("opening", None))
+        time.watch.take(slot, 0, ("opening", None))
     for megabytes in range(10):
-        time.watch.heard(1, 0, ("opening", megabytes))
+        time.watch.take(1, 0, ("opening", megabytes))
         assert time.passes(OPENING_S / 5) == [0] * (megabytes >= 4)
     ((slot, lost),) = time.watch.overdue()
     assert (slot, lost.reason) == (0, "worker opened no further for 300 s, and was ended")
-    time.watch.heard(0, 0, ("lost", lost))
-    time.watch.heard(1, 0, ("ready", 0))
+    time.watch.take(0, 0, ("lost", lost))
+    time.watch.take(1, 0, ("ready", 0))
     assert time.passes(10 * OPENING_S) == []
 
 

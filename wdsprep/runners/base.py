@@ -112,7 +112,7 @@ class Failure:
 
 
 Kind: TypeAlias = Literal[
-    "opening", "ready", "progress", "done", "failed", "returned", "fatal", "lost"
+    "opening", "ready", "progress", "done", "failed", "unsure", "fatal", "lost"
 ]
 Message: TypeAlias = tuple[Kind, Any]
 """A message of a worker, or about it, and its value:
@@ -121,7 +121,7 @@ Message: TypeAlias = tuple[Kind, Any]
 - `ready`: it is open, and takes so many units at once; 0 means as many as the schedule gives.
 - `progress` of a unit, whatever the work yields. `done`: its result.
 - `failed`: a `Failure` of a unit, after which the worker lives on.
-- `returned`: a unit never reached the worker, and so has no part in its end.
+- `unsure`: nobody knows whether the worker lives, so it gets no more units.
 - `fatal`: an error and its trace, for which the whole run cannot go on.
 - `lost`: a `Failure` of the worker, which is gone with all units it held.
 """

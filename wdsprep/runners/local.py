@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeAlias
@@ -29,13 +28,7 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Failure, RunnerSettings, SlotMessage, Unit, Work
 from wdsprep.runners.schedule import drive
-from wdsprep.runners.stuck_workers import (
-    LOOK_S,
-    ONE_BLAS_THREAD,
-    KillsCounted,
-    Watch,
-    reason_of_end,
-)
+from wdsprep.runners.stuck_workers import LOOK_S, ONE_BLAS_THREAD, KillsCounted, reason_of_end
 from wdsprep.runners.worker import GRACE_S, place_of
 from wdsprep.runners.worker_versions import installed, refusal
 from wdsprep.version import __version__
@@ -73,7 +66,6 @@ class LocalRunner:
         self._slots: dict[Connection, int] = {}
         self._news: list[SlotMessage] = []
         """Messages that workers which are started open, or could not be started."""
-        self._watch = Watch(settings)
         self._kills = KillsCounted()
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
@@ -82,9 +74,8 @@ class LocalRunner:
         return drive(
             self,
             units,
+            settings,
             workers=settings.workers or len(settings.gpus) or usable_cpus(),
-            max_attempts=settings.max_attempts,
-            units_per_worker=settings.units_per_worker,
         )
 
     def start(self, slot: int) -> None:
@@ -114,17 +105,15 @@ class LocalRunner:
         return place_of(self._environment(slot))
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
-        self._watch.given(slot, order)
         _send(self._workers[slot][1], pickle.dumps((order, unit)))
 
-    def end(self, slot: int) -> None:
+    def end(self, slot: int, *, is_stuck: bool = False) -> str:
+        if is_stuck:
+            self._workers[slot][0].kill()
         self._bury(slot)
-        self._watch.forget(slot)
+        return self._place(slot)
 
-    def hear(self) -> Iterable[SlotMessage]:
-        return self._watch.watched(self._messages())
-
-    def _messages(self) -> Iterator[SlotMessage]:
+    def hear(self) -> Iterator[SlotMessage]:
         news, self._news = self._news, []
         yield from news
         for pipe in wait(list(self._slots), 0 if news else LOOK_S):
@@ -143,10 +132,6 @@ class LocalRunner:
                     error = WorkError(refusal("a worker process", message[1], __version__, remedy))
                     message = "fatal", (error, "")
             yield slot, order, message
-        for slot, lost in self._watch.overdue():
-            self._workers[slot][0].kill()
-            self._bury(slot)
-            yield slot, 0, ("lost", replace(lost, place=self._place(slot)))
 
     def _bury(self, slot: int) -> int:
         worker = self._workers.pop(slot)

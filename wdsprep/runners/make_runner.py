@@ -37,14 +37,14 @@ class InProcessRunner:
     """
 
     def __init__(self, max_attempts: int = 3) -> None:
-        self._max_attempts = max_attempts
+        self._settings = RunnerSettings(max_attempts=max_attempts)
         self._work: Work | None = None
         self._worker: Worker | None = None
         self._messages: Generator[SlotMessage, None, None] | None = None
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         self._work = work
-        return drive(self, units, workers=1, max_attempts=self._max_attempts)
+        return drive(self, units, self._settings, workers=1)
 
     def start(self, slot: int) -> None:
         self._worker, message = open_worker(lambda: cast("Work", self._work))
@@ -59,8 +59,9 @@ class InProcessRunner:
                 for message in messages:
                     yield slot, order, message
 
-    def end(self, _slot: int) -> None:
+    def end(self, slot: int, *, is_stuck: bool = False) -> str:  # noqa: ARG002  there is one
         self.stop()
+        return ""
 
     def hear(self) -> Iterable[SlotMessage]:
         return islice(self._messages or (), 1)

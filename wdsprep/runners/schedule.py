@@ -4,7 +4,7 @@ These are the decisions of a runner, apart from how messages travel.
 
 A `Schedule` draws a unit when a worker has room for it, or to justify starting one more
 worker. Failed units go before fresh ones: what is held stays bounded however many fail.
-Everything is O(1) a message.
+A message costs O(1), and O(workers) only while a last attempt waits for a better place.
 
 A worker gets a second unit only when there is one for every worker that has none yet, and a fourth
 only when there are two, so units spread over workers before they pile up on the first.
@@ -34,10 +34,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import count, product
 from typing import Protocol, TypeAlias
 
 from wdsprep.errors import WorkError
@@ -47,10 +47,12 @@ from wdsprep.runners.base import (
     Finished,
     Message,
     Quarantined,
+    RunnerSettings,
     SlotMessage,
     Step,
     Unit,
 )
+from wdsprep.runners.stuck_workers import Watch
 from wdsprep.text import plural
 
 _log = logging.getLogger("wdsprep")
@@ -75,8 +77,11 @@ class Workers(Protocol):
 
     def give(self, slot: int, order: int, unit: Unit) -> None: ...
 
-    def end(self, slot: int) -> None:
-        """End the worker of a slot. Nothing more is heard of it."""
+    def end(self, slot: int, *, is_stuck: bool = False) -> str:
+        """End the worker of a slot, and return its place in words, or "" if that is not known.
+
+        Nothing more is heard of the worker. One that `is_stuck` gets no time to clean up.
+        """
         ...
 
     def hear(self) -> Iterable[SlotMessage]:
@@ -105,13 +110,11 @@ class WorkerTraceback(Exception):  # noqa: N818  it is never raised, only shown 
 
 
 @dataclass(slots=True, eq=False)
-class _FailuresInARow:
-    """The failures at a place since it last finished a unit.
-
-    `finished` is the number of units that the run had finished when the first of them came.
-    """
+class _Streak:
+    """Failures in a row at a place: those since it last finished a unit."""
 
     finished: int
+    """The number of units that the run had finished when the first of them came."""
     failures: int = 0
     units: int = 0
     """The number of different units that failed."""
@@ -121,72 +124,74 @@ class _FailuresInARow:
 
 
 @dataclass(slots=True, eq=False)
-class _Ticket:
+class _Task:
+    """A unit, and its failed attempts."""
+
     unit: Unit
     is_suspect: bool = False
-    rows: list[_FailuresInARow] = field(default_factory=list)
-    """The row to which each failed attempt belongs, for which the place may be to blame."""
+    streaks: list[_Streak] = field(default_factory=list)
+    """The streak to which each failed attempt belongs, for which the place may be to blame."""
     other_attempts: int = 0
 
     @property
     def attempts(self) -> int:
         """Count the failed attempts, without those at places that are known to be broken."""
-        return self.other_attempts + sum(not (r.is_given_up and r.is_refuted) for r in self.rows)
+        counted = [not (streak.is_given_up and streak.is_refuted) for streak in self.streaks]
+        return self.other_attempts + sum(counted)
 
 
-class _Queue:
-    """Units that wait for a worker. Those of which the next attempt is the last wait apart."""
-
-    def __init__(self) -> None:
-        self.usual: deque[_Ticket] = deque()
-        self.last: deque[_Ticket] = deque()
-
-    def __len__(self) -> int:
-        return len(self.usual) + len(self.last)
+@dataclass(slots=True, eq=False)
+class _OpenWorker:
+    capacity: int
+    """The number of units that it takes at once; 0 once nobody knows whether it lives."""
+    tasks: dict[int, _Task] = field(default_factory=dict)
+    """The units that it holds, by order."""
+    is_proven: bool = False
+    """True if it has finished a unit."""
 
 
 class Schedule:
+    """The units that wait and the workers that hold some, with what is known of both.
+
+    Up to `workers` workers are started, of which `allowed` says how many more may start at a time.
+    """
+
     def __init__(
         self,
         units: Iterable[Unit],
+        settings: RunnerSettings,
         *,
         workers: int,
-        max_attempts: int,
-        units_per_worker: int = 1,
         allowed: Allowed = all_at_once,
     ) -> None:
         self._source = iter(units)
+        self._settings = settings
         self._allowed = allowed
         self._exhausted = False
-        self._max_attempts = max_attempts
-        self._waiting, self._suspects = _Queue(), _Queue()
+        self._queues = {kind: deque[_Task]() for kind in product((True, False), repeat=2)}
+        """The units that wait, by whether each is a suspect, and whether its next attempt is the
+        last."""
         self._empty = list(reversed(range(workers)))
         self._starting: set[int] = set()
         self._false_starts: dict[int, int] = {}
-        self._rows: dict[int, _FailuresInARow] = {}
         self._opening: set[int] = set()
         """The starting workers that have their place."""
-        self._doubts: dict[int, int] = {}
-        """The doubt in each open place: 0 where the last unit was finished, else 1, and 1 more for
-        each failure in a row."""
-        self._doubted: Counter[int] = Counter()
-        """The number of open places for each doubt."""
+        self._ever_ready = False
+        self._open: dict[int, _OpenWorker] = {}
+        self._roomy: list[dict[int, None]] = [{} for _ in range(settings.units_per_worker)]
+        """The open workers with room for a unit more, by how many they hold. One that is busy
+        with a suspect has none."""
+        self._orders = count(1)
+        self._in_flight = 0
+        self._finished = 0
+        self._streaks: dict[int, _Streak] = {}
+        """The failures in a row at each place at which the last unit failed."""
         self._broken: dict[int, str] = {}
         """The places whose workers are to be ended, and why."""
-        self._finished = 0
         self._given_up: dict[int, int] = {}
         """The places that were given up, with how many units are finished when one is tried again.
         Until then it takes room as if it were open, so that no other slot gets there."""
-        self._ever_ready = False
-        self._orders = count(1)
-        self._in_flight = 0
-        self._held: dict[int, dict[int, _Ticket]] = {}
-        """The units that each open worker holds, by order."""
-        self._roomy: list[dict[int, None]] = [{} for _ in range(units_per_worker)]
-        """The open workers with room for a unit more, by how many they hold. One that is busy
-        with a suspect has none."""
-        self._most: dict[int, int] = {}
-        """The number of units that each open worker takes at once."""
+        self._watch = Watch(settings)
 
     def dispatch(self, crew: Workers) -> bool:
         """Give units to workers, and start workers.
@@ -198,7 +203,7 @@ class Schedule:
         self._hand_out(crew, 0)
         more = 0
         if self._empty:
-            more = self._allowed(len(self._held) + len(self._given_up), len(self._starting))
+            more = self._allowed(len(self._open) + len(self._given_up), len(self._starting))
         while self._empty and more > 0 and self._draw(len(self._starting) + 1):
             more -= 1
             slot = self._vacant()
@@ -208,20 +213,22 @@ class Schedule:
             # One for each worker to come, or more where those that are here have many; and one
             # more that is not a suspect.
             kept = len(self._starting) * max(1, load - 1)
-            self._hand_out(crew, load, kept=max(kept, len(self._suspects)))
+            suspects = len(self._queues[True, False]) + len(self._queues[True, True])
+            self._hand_out(crew, load, kept=max(kept, suspects))
         return bool(self._in_flight) or self._draw(1)
 
     def _end_broken(self, crew: Workers) -> None:
         for slot, why in self._broken.items():
-            if slot in self._held:  # else it was lost meanwhile
+            if slot in self._open:  # else it was lost meanwhile
                 crew.end(slot)
-                for ticket in self._close(slot):
-                    self._put_back(ticket)
+                self._watch.forget(slot)
+                for task in self._close(slot):
+                    self._put_back(task)
                 self._give_up(slot, why)
         self._broken.clear()
 
     def _try_again(self) -> None:
-        is_alone = not (self._held or self._starting)
+        is_alone = not (self._open or self._starting)
         due = [s for s, when in self._given_up.items() if is_alone or when <= self._finished]
         for slot in due:
             del self._given_up[slot]
@@ -231,44 +238,43 @@ class Schedule:
         """Give a unit more to workers that hold so many, as long as more units wait than `kept`."""
         roomy = self._roomy[load]
         while roomy and self._draw(kept + 1):
+            last_wait = self._queues[True, True] or self._queues[False, True]
+            least = min(map(self._doubt, self._open)) if last_wait else 0
             for slot in reversed(roomy):  # mostly the first: to the others nothing can be given
-                if ticket := self._take_for(slot):
+                if task := self._take_for(slot, least):
                     break
             else:
                 return
-            self._give(crew, slot, load, ticket)
+            self._give(crew, slot, load, task)
 
-    def _take_for(self, slot: int) -> _Ticket | None:
+    def _doubt(self, slot: int) -> int:
+        """Return how doubtful the place of an open worker is.
+
+        This is 0 if the last unit there was finished, else 1, and 1 more for each failure in a row.
+        """
+        streak = self._streaks.get(slot)
+        return (not self._open[slot].is_proven) + (streak.failures if streak else 0)
+
+    def _take_for(self, slot: int, least: int) -> _Task | None:
         """Take a unit for a worker, or None if there is none that it may do.
 
-        A last attempt is for a place in which there is the least doubt. If there is any, other
+        A last attempt is for a place in which there is the `least` doubt. If there is any, other
         units go first.
         """
-        doubt = self._doubts[slot]
-        queues = [self._waiting] if self._held[slot] else [self._suspects, self._waiting]
-        for queue in queues:
-            if queue.last and not doubt:
-                return queue.last.popleft()
-            if queue.usual:
-                return queue.usual.popleft()
-        must_wait = doubt > 1 and len(self._waiting.last) >= MOST_WAITING
-        if not must_wait and self._draw(len(self._waiting) + len(self._suspects) + 1):
-            return self._waiting.usual.popleft()
-        least = min(self._doubted)
+        doubt = self._doubt(slot)
+        kinds = [False] if self._open[slot].tasks else [True, False]
+        for is_suspect in kinds:
+            if (last := self._queues[is_suspect, True]) and not doubt:
+                return last.popleft()
+            if usual := self._queues[is_suspect, False]:
+                return usual.popleft()
+        must_wait = doubt > 1 and len(self._queues[False, True]) >= MOST_WAITING
+        if not must_wait and self._draw(sum(map(len, self._queues.values())) + 1):
+            return self._queues[False, False].popleft()
         if doubt > (min(least, 1) if self._opening else least):
             return None
-        return next((queue.last.popleft() for queue in queues if queue.last), None)
-
-    def _doubt(self, slot: int, doubt: int | None) -> None:
-        """Set the doubt in a place, or forget it if no worker is open there any more."""
-        before = self._doubts.pop(slot, None)
-        if before is not None:
-            self._doubted[before] -= 1
-            if not self._doubted[before]:
-                del self._doubted[before]
-        if doubt is not None:
-            self._doubts[slot] = doubt
-            self._doubted[doubt] += 1
+        queues = [self._queues[is_suspect, True] for is_suspect in kinds]
+        return next((queue.popleft() for queue in queues if queue), None)
 
     def _vacant(self) -> int:
         """Take an empty slot to start a worker in.
@@ -276,49 +282,65 @@ class Schedule:
         Prefer one that has not failed, if only last attempts are left.
         """
         slot = self._empty.pop()
-        if self._empty and slot in self._rows and not (self._waiting.usual or self._suspects.usual):
+        only_last = not (self._queues[True, False] or self._queues[False, False])
+        if self._empty and slot in self._streaks and only_last:
             self._empty[-1], slot = slot, self._empty[-1]
         return slot
 
     def _draw(self, wanted: int) -> bool:
-        missing = wanted - len(self._waiting) - len(self._suspects)
+        """Draw units until so many wait, and return whether there were enough."""
+        missing = wanted - sum(map(len, self._queues.values()))
         while missing > 0 and not self._exhausted:
             try:
-                self._waiting.usual.append(_Ticket(next(self._source)))
+                self._queues[False, False].append(_Task(next(self._source)))
                 missing -= 1
             except StopIteration:
                 self._exhausted = True
         return missing <= 0
 
-    def _give(self, crew: Workers, slot: int, load: int, ticket: _Ticket) -> None:
+    def _give(self, crew: Workers, slot: int, load: int, task: _Task) -> None:
         del self._roomy[load][slot]
         order = next(self._orders)
-        self._held[slot][order] = ticket
+        worker = self._open[slot]
+        worker.tasks[order] = task
         self._in_flight += 1
-        if load + 1 < self._most[slot] and not ticket.is_suspect:
+        if load + 1 < worker.capacity and not task.is_suspect:
             self._roomy[load + 1][slot] = None
-        crew.give(slot, order, ticket.unit)
+        self._watch.given(slot, order)
+        crew.give(slot, order, task.unit)
 
-    def heard(self, slot: int, order: int, message: Message) -> Event | None:
+    def end_stuck(self, crew: Workers) -> list[Event]:
+        """End workers that came no further for too long. Return the events that this makes."""
+        lost = [
+            (slot, replace(failure, place=crew.end(slot, is_stuck=True)))
+            for slot, failure in self._watch.overdue()
+        ]
+        events = [self.take(slot, 0, ("lost", failure)) for slot, failure in lost]
+        return [event for event in events if event]
+
+    def take(self, slot: int, order: int, message: Message) -> Event | None:
+        """Take a message of a worker, or about it, and return the event that it makes, if any."""
+        self._watch.take(slot, order, message)
         match message:
             case "progress", value:
-                return Step(unit=self._held[slot][order].unit, value=value)
+                return Step(unit=self._open[slot].tasks[order].unit, value=value)
             case "done", result:
-                ticket = self._take_back(slot, order)
-                self._note_success(slot, ticket)
-                return Finished(unit=ticket.unit, result=result)
+                task = self._take_back(slot, order)
+                self._note_success(slot, task)
+                return Finished(unit=task.unit, result=result)
             case "failed", failure:
                 return self._failed(slot, self._take_back(slot, order), failure)
-            case "returned", _:
-                self._put_back(self._take_back(slot, order))
+            case "unsure", _:
+                if worker := self._open.get(slot):
+                    worker.capacity = 0
+                    self._leave_roomy(slot, worker)
             case "opening", _:
                 self._opening.add(slot)
             case "ready", units:
                 self._starting.remove(slot)
                 self._opening.discard(slot)
-                self._most[slot] = min(units or len(self._roomy), len(self._roomy))
-                self._held[slot] = {}
-                self._doubt(slot, 1 + (self._rows[slot].failures if slot in self._rows else 0))
+                most = len(self._roomy)
+                self._open[slot] = _OpenWorker(min(units or most, most))
                 self._roomy[0][slot] = None
                 self._false_starts.pop(slot, None)
                 self._ever_ready = True
@@ -328,74 +350,71 @@ class Schedule:
                 return self._lost(slot, failure)
         return None
 
-    def _take_back(self, slot: int, order: int) -> _Ticket:
-        held = self._held[slot]
-        if len(held) < len(self._roomy):
-            self._roomy[len(held)].pop(slot, None)
-        ticket = held.pop(order)
+    def _take_back(self, slot: int, order: int) -> _Task:
+        worker = self._open[slot]
+        self._leave_roomy(slot, worker)
+        task = worker.tasks.pop(order)
         self._in_flight -= 1
-        self._roomy[len(held)][slot] = None
-        return ticket
+        if len(worker.tasks) < worker.capacity:
+            self._roomy[len(worker.tasks)][slot] = None
+        return task
 
-    def _close(self, slot: int) -> list[_Ticket]:
+    def _leave_roomy(self, slot: int, worker: _OpenWorker) -> None:
+        if len(worker.tasks) < len(self._roomy):
+            self._roomy[len(worker.tasks)].pop(slot, None)
+
+    def _close(self, slot: int) -> list[_Task]:
         """Forget the worker of a slot, and return the units that it held."""
-        tickets = list(self._held.pop(slot).values())
-        self._in_flight -= len(tickets)
-        if len(tickets) < len(self._roomy):
-            self._roomy[len(tickets)].pop(slot, None)
-        self._doubt(slot, None)
-        return tickets
+        worker = self._open.pop(slot)
+        self._leave_roomy(slot, worker)
+        self._in_flight -= len(worker.tasks)
+        return list(worker.tasks.values())
 
-    def _note_success(self, slot: int, ticket: _Ticket) -> None:
+    def _note_success(self, slot: int, task: _Task) -> None:
         self._finished += 1
-        self._rows.pop(slot, None)
-        self._doubt(slot, 0)
-        for row in ticket.rows:
-            row.is_refuted = True
+        self._streaks.pop(slot, None)
+        self._open[slot].is_proven = True
+        for streak in task.streaks:
+            streak.is_refuted = True
 
-    def _failed(self, slot: int, ticket: _Ticket, failure: Failure) -> Quarantined | None:
+    def _failed(self, slot: int, task: _Task, failure: Failure) -> Quarantined | None:
         if failure.is_of_unit or failure.is_hopeless:
-            ticket.other_attempts += 1
-        else:
-            if why := self._note_failure(slot, ticket, failure.reason):
-                self._broken[slot] = why
-            self._doubt(slot, self._doubts[slot] + 1)
-        return self._try_or_quarantine(ticket, failure)
+            task.other_attempts += 1
+        elif why := self._note_failure(slot, task, failure.reason):
+            self._broken[slot] = why
+        return self._try_or_quarantine(task, failure)
 
-    def _note_failure(
-        self, slot: int, ticket: _Ticket, reason: str, *, is_death: bool = False
-    ) -> str:
+    def _note_failure(self, slot: int, task: _Task, reason: str, *, is_death: bool = False) -> str:
         """Note that a unit failed at a place. If the place is broken, return why, and else "".
 
         It is broken if 3 or more different units in a row have failed there, and one of them was
         finished elsewhere; if each ended its worker, other units finished meanwhile are enough.
         """
-        row = self._rows.setdefault(slot, _FailuresInARow(self._finished))
-        row.failures += 1
-        row.units += row not in ticket.rows
-        ticket.rows.append(row)
-        is_refuted = row.is_refuted or (is_death and row.finished < self._finished)
-        if row.units < MOST_IN_A_ROW or not is_refuted:
+        streak = self._streaks.setdefault(slot, _Streak(self._finished))
+        streak.failures += 1
+        streak.units += streak not in task.streaks
+        task.streaks.append(streak)
+        is_refuted = streak.is_refuted or (is_death and streak.finished < self._finished)
+        if streak.units < MOST_IN_A_ROW or not is_refuted:
             return ""
-        row.is_given_up = True
-        del self._rows[slot]
-        row_of = f"{row.units} units in a row failed there"
-        return f"{row_of}, while others were done elsewhere: {reason}"
+        streak.is_given_up = True
+        del self._streaks[slot]
+        in_a_row = f"{streak.units} units in a row failed there"
+        return f"{in_a_row}, while others were done elsewhere: {reason}"
 
-    def _try_or_quarantine(self, ticket: _Ticket, failure: Failure) -> Quarantined | None:
+    def _try_or_quarantine(self, task: _Task, failure: Failure) -> Quarantined | None:
         """Put a unit back that failed, or quarantine it if that was its last attempt."""
-        reason, attempts = failure.reason, ticket.attempts
-        if attempts < self._max_attempts and not failure.is_hopeless:
+        reason, attempts = failure.reason, task.attempts
+        if attempts < self._settings.max_attempts and not failure.is_hopeless:
             if _log.isEnabledFor(logging.INFO):
-                _log.info("%s is tried again: %s", ticket.unit.name, reason)
-            self._put_back(ticket)
+                _log.info("%s is tried again: %s", task.unit.name, reason)
+            self._put_back(task)
             return None
-        return Quarantined(unit=ticket.unit, attempts=attempts, reason=reason, trace=failure.trace)
+        return Quarantined(unit=task.unit, attempts=attempts, reason=reason, trace=failure.trace)
 
-    def _put_back(self, ticket: _Ticket) -> None:
-        queue = self._suspects if ticket.is_suspect else self._waiting
-        is_last = 0 < ticket.attempts >= self._max_attempts - 1
-        (queue.last if is_last else queue.usual).append(ticket)
+    def _put_back(self, task: _Task) -> None:
+        is_last = 0 < task.attempts >= self._settings.max_attempts - 1
+        self._queues[task.is_suspect, is_last].append(task)
 
     def _lost(self, slot: int, failure: Failure) -> Quarantined | None:
         if slot in self._starting:
@@ -404,22 +423,22 @@ class Schedule:
             self._opening.discard(slot)
             self._vacate(slot, failure)
             return None
-        tickets = self._close(slot)
-        _log.warning("a worker was lost with %s: %s", plural(len(tickets), "unit"), failure.reason)
-        if failure.costs and len(tickets) == 1:
-            (ticket,) = tickets
-            ticket.is_suspect = True
-            if why := self._note_failure(slot, ticket, failure.reason, is_death=True):
+        tasks = self._close(slot)
+        _log.warning("a worker was lost with %s: %s", plural(len(tasks), "unit"), failure.reason)
+        if failure.costs and len(tasks) == 1:
+            (task,) = tasks
+            task.is_suspect = True
+            if why := self._note_failure(slot, task, failure.reason, is_death=True):
                 self._give_up(slot, why)
             else:
                 self._empty.append(slot)
-            return self._try_or_quarantine(ticket, failure)
+            return self._try_or_quarantine(task, failure)
         self._empty.append(slot)
-        for ticket in tickets:
+        for task in tasks:
             if failure.costs:
-                ticket.is_suspect = True
-                ticket.other_attempts += ticket.attempts < self._max_attempts - 1
-            self._put_back(ticket)
+                task.is_suspect = True
+                task.other_attempts += task.attempts < self._settings.max_attempts - 1
+            self._put_back(task)
         return None
 
     def _give_up(self, slot: int, why: str) -> None:
@@ -433,7 +452,7 @@ class Schedule:
         """
         if failure.costs:
             self._false_starts[slot] = self._false_starts.get(slot, 0) + 1
-        is_over = self._false_starts.get(slot, 0) >= self._max_attempts
+        is_over = self._false_starts.get(slot, 0) >= self._settings.max_attempts
         if not is_over:
             self._empty.append(slot)
         if self._is_hopeless(failure):
@@ -448,11 +467,11 @@ class Schedule:
         """Return whether the run is over because a worker could not start."""
         if self._ever_ready:
             others = self._given_up.keys() - self._false_starts.keys()
-            return not (self._empty or self._starting or self._held or others)
+            return not (self._empty or self._starting or self._open or others)
         if failure.error is not None and not self._starting:
             return True
         untried = self._starting - self._false_starts.keys()
-        return sum(self._false_starts.values()) >= self._max_attempts and not untried
+        return sum(self._false_starts.values()) >= self._settings.max_attempts and not untried
 
 
 def _on(failure: Failure) -> str:
@@ -462,10 +481,9 @@ def _on(failure: Failure) -> str:
 def drive(
     crew: Workers,
     units: Iterable[Unit],
+    settings: RunnerSettings,
     *,
     workers: int,
-    max_attempts: int,
-    units_per_worker: int = 1,
     allowed: Allowed = all_at_once,
 ) -> Generator[Event, None, None]:
     """Do all units with a crew of up to `workers`, and yield their events as they happen.
@@ -474,16 +492,11 @@ def drive(
     however that comes. Raise the error that ends the run: a worker's own, or a WorkError if no
     worker starts.
     """
-    schedule = Schedule(
-        units,
-        workers=workers,
-        max_attempts=max_attempts,
-        units_per_worker=units_per_worker,
-        allowed=allowed,
-    )
+    schedule = Schedule(units, settings, workers=workers, allowed=allowed)
     try:
         while schedule.dispatch(crew):
-            events = [schedule.heard(*heard) for heard in crew.hear()]
+            events = [schedule.take(*message) for message in crew.hear()]
             yield from filter(None, events)
+            yield from schedule.end_stuck(crew)
     finally:
         crew.stop()

@@ -31,13 +31,13 @@ import signal
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 
 from wdsprep.cpus import control_groups
-from wdsprep.runners.base import Failure, Message, RunnerSettings, SlotMessage
+from wdsprep.runners.base import Failure, Message, RunnerSettings
 from wdsprep.text import human_bytes
 
 LOOK_S = 5.0
@@ -67,13 +67,8 @@ class Watch:
         self._held.setdefault(slot, {})[order] = None
         self._working.setdefault(slot, self._now_s)
 
-    def watched(self, messages: Iterable[SlotMessage]) -> Iterator[SlotMessage]:
-        """Pass on messages, and take note of each before it is passed on."""
-        for slot, order, message in messages:
-            self.heard(slot, order, message)
-            yield slot, order, message
-
-    def heard(self, slot: int, order: int, message: Message) -> None:
+    def take(self, slot: int, order: int, message: Message) -> None:
+        """Take note of a message of a worker, or about it."""
         kind, value = message
         held = self._held.setdefault(slot, {})
         if kind in ("opening", "progress"):
@@ -83,7 +78,7 @@ class Watch:
         elif kind == "lost":
             self.forget(slot)
             return
-        else:
+        elif kind != "unsure":
             held.pop(order, None)
         for since in (self._opening, self._working):
             since.pop(slot, None)

@@ -54,7 +54,7 @@ from wdsprep.runners.base import (
 from wdsprep.runners.ray.cluster import WaitWarning, connect_to_ray, worker_count
 from wdsprep.runners.ray.metrics import DriversMetrics
 from wdsprep.runners.schedule import drive
-from wdsprep.runners.stuck_workers import FEWER, LOOK_S, OUT_OF_MEMORY, Watch
+from wdsprep.runners.stuck_workers import FEWER, LOOK_S, OUT_OF_MEMORY
 from wdsprep.runners.worker import GRACE_S
 from wdsprep.runners.worker_versions import WdsprepWorker
 from wdsprep.version import __version__
@@ -71,8 +71,6 @@ class _Actor:
     node: str = ""
     """The node on which it runs; known once it is open."""
     is_doubted: bool = False
-    unsent: list[int] = field(default_factory=list)
-    """Orders that it was given since; they come back with the verdict."""
 
 
 class RayRunner:
@@ -85,7 +83,6 @@ class RayRunner:
         self._actors: dict[int, _Actor] = {}
         self._awaited: dict[Any, tuple[int, int]] = {}  # refs and streams -> slot, order
         self._doubts: deque[tuple[float, int, _Actor, RayError]] = deque()
-        self._watch = Watch(settings)
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         settings = self.settings
@@ -100,9 +97,8 @@ class RayRunner:
             events = drive(
                 self,
                 units,
+                settings,
                 workers=workers,
-                max_attempts=settings.max_attempts,
-                units_per_worker=settings.units_per_worker,
                 allowed=allowed,
             )
             yield from self._metrics.noting(events)
@@ -130,13 +126,9 @@ class RayRunner:
         self._await(handle.open.options(num_returns="streaming").remote(), slot)
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
-        actor = self._actors[slot]
-        self._watch.given(slot, order)
         self._metrics.given()
-        if actor.is_doubted:
-            actor.unsent.append(order)
-        else:
-            self._await(actor.handle.do.options(num_returns="streaming").remote(unit), slot, order)
+        do = self._actors[slot].handle.do.options(num_returns="streaming")
+        self._await(do.remote(unit), slot, order)
 
     def _await(self, awaited: Any, slot: int, order: int = 0) -> None:
         self._awaited[awaited] = slot, order
@@ -146,13 +138,13 @@ class RayRunner:
         slot, _ = self._awaited.pop(awaited)
         self._actors[slot].awaited.discard(awaited)
 
-    def end(self, slot: int) -> None:
+    def end(self, slot: int, *, is_stuck: bool = False) -> str:  # noqa: ARG002  all are killed
         self._dismiss(slot)
-        self._watch.forget(slot)
         self._metrics.heard(slot, "lost")
+        return ""
 
-    def hear(self) -> Iterable[SlotMessage]:
-        for slot, order, message in self._watch.watched(self._messages()):
+    def hear(self) -> Iterator[SlotMessage]:
+        for slot, order, message in self._messages():
             self._metrics.heard(slot, message[0])
             yield slot, order, message
 
@@ -162,17 +154,12 @@ class RayRunner:
             if awaited not in self._awaited:  # its worker was buried just now
                 continue
             slot, order = self._awaited[awaited]
-            actor = self._actors[slot]
             if message := self._read(slot, order, awaited):
-                yield from _with_returned(slot, order, actor, message)
+                yield slot, order, message
         while self._doubts and self._doubts[0][0] <= time.monotonic():
             _, slot, actor, error = self._doubts.popleft()
             if self._actors.get(slot) is actor:
-                yield from _with_returned(slot, 0, actor, self._bury(slot, error))
-        for slot, lost in self._watch.overdue():
-            actor = self._actors[slot]
-            self._dismiss(slot)
-            yield from _with_returned(slot, 0, actor, ("lost", lost))
+                yield slot, 0, self._bury(slot, error)
 
     def _ready(self) -> list[Any]:
         """Return all answers that are there, after a wait for the first.
@@ -224,14 +211,14 @@ class RayRunner:
         if isinstance(error, ActorUnavailableError):
             actor.is_doubted = True
             self._await(actor.handle.stop.remote(), slot)
-            return None
+            return "unsure", None
         if not isinstance(error, RayError):
             return self._bury(slot, None)
         if is_node_gone(error, actor.node):
             return self._bury(slot, error)
         actor.is_doubted = True
         self._doubts.append((time.monotonic() + VERDICT_S, slot, actor, error))
-        return None
+        return "unsure", None
 
     def _bury(self, slot: int, error: RayError | None) -> Message:
         lost = lost_worker(error, self._actors[slot].node)
@@ -263,13 +250,6 @@ class RayRunner:
                     ray.kill(actor.handle)
             for kept in (self._actors, self._awaited, self._doubts):
                 kept.clear()
-
-
-def _with_returned(slot: int, order: int, actor: _Actor, message: Message) -> Iterator[SlotMessage]:
-    if message[0] == "lost":
-        for unsent in actor.unsent:
-            yield slot, unsent, ("returned", None)
-    yield slot, order, message
 
 
 LOW = re.compile("low on memory|out of memory issue")  # where Ray itself has killed a worker
