@@ -11,7 +11,7 @@ import pytest
 
 from wdsprep.errors import ShortReadError
 from wdsprep.store import spool
-from wdsprep.store.base import AHEAD, WATCHED_BEHIND, stream, write_bytes
+from wdsprep.store.base import AHEAD, WATCHED_BEHIND, Chunks, write_bytes
 from wdsprep.store.local import LocalStore
 from wdsprep.store.spool import Spool, is_in_memory, spool_folder
 
@@ -41,7 +41,7 @@ def test_several_chunks_are_on_their_way_at_once_and_no_more(tmp_path: Path) -> 
         if CHUNK <= start <= AHEAD * CHUNK:
             together.wait()
 
-    with stream(Seen(tmp_path, tell), "f", chunk_nbytes=CHUNK, ahead=AHEAD) as file:
+    with Chunks(Seen(tmp_path, tell), "f", chunk_nbytes=CHUNK, ahead=AHEAD).as_stream() as file:
         assert file.read(CHUNK // 2) == DATA[: CHUNK // 2]
         assert asked == [0]  # who wants no more than the beginning gets no more
         for start in range(CHUNK // 2, len(DATA), CHUNK // 2):
@@ -53,7 +53,7 @@ def test_several_chunks_are_on_their_way_at_once_and_no_more(tmp_path: Path) -> 
 def test_nothing_is_asked_for_ahead_behind_the_end_that_is_known(tmp_path: Path) -> None:
     asked: list[int] = []
     options = {"chunk_nbytes": CHUNK, "ahead": AHEAD, "expected": len(DATA)}
-    with stream(Seen(tmp_path, asked.append), "f", **options) as file:
+    with Chunks(Seen(tmp_path, asked.append), "f", **options).as_stream() as file:
         assert file.read() == DATA
     assert sorted(asked) == list(range(0, len(DATA) + 1, CHUNK))
 
@@ -68,7 +68,7 @@ def test_a_chunk_that_failed_is_raised_in_its_turn_and_asked_for_anew(tmp_path: 
 
     seen: list[bytes] = []
     store = Seen(tmp_path, tell)
-    with stream(store, "f", chunk_nbytes=CHUNK, watch=seen.append, ahead=AHEAD) as file:
+    with Chunks(store, "f", chunk_nbytes=CHUNK, watch=seen.append, ahead=AHEAD).as_stream() as file:
         assert file.read(5 * CHUNK) == DATA[: 5 * CHUNK]
         with pytest.raises(ShortReadError):
             file.read(1)
@@ -85,9 +85,9 @@ def test_all_that_was_read_has_been_watched_in_order_when_the_stream_is_closed(
         slow.wait(0.02)
         seen.append(data)
 
-    with stream(
+    with Chunks(
         Seen(tmp_path, lambda _: None), "f", chunk_nbytes=CHUNK, watch=watch, ahead=AHEAD
-    ) as file:
+    ).as_stream() as file:
         for n in range(1, 20):
             file.read(CHUNK)
             assert len(seen) >= n - WATCHED_BEHIND - 1  # of the one that is at hand
@@ -99,7 +99,9 @@ def test_what_goes_wrong_in_watching_is_raised(tmp_path: Path) -> None:
         if data == DATA[2 * CHUNK : 3 * CHUNK]:
             raise ZeroDivisionError
 
-    file = stream(Seen(tmp_path, lambda _: None), "f", chunk_nbytes=CHUNK, watch=watch, ahead=AHEAD)
+    file = Chunks(
+        Seen(tmp_path, lambda _: None), "f", chunk_nbytes=CHUNK, watch=watch, ahead=AHEAD
+    ).as_stream()
     with pytest.raises(ZeroDivisionError), file:
         file.read(3 * CHUNK)
 
@@ -112,7 +114,7 @@ def stream_threads() -> set[threading.Thread]:
 def test_a_stream_that_is_left_early_leaves_no_thread(tmp_path: Path) -> None:
     before = stream_threads()
     store = Seen(tmp_path, lambda _: None)
-    with stream(store, "f", chunk_nbytes=CHUNK, watch=len, ahead=AHEAD) as file:
+    with Chunks(store, "f", chunk_nbytes=CHUNK, watch=len, ahead=AHEAD).as_stream() as file:
         file.read(3 * CHUNK)
         assert {t.name.split("_")[0] for t in stream_threads() - before} == {"read-ahead", "watch"}
     assert not stream_threads() - before
@@ -120,7 +122,7 @@ def test_a_stream_that_is_left_early_leaves_no_thread(tmp_path: Path) -> None:
 
 def test_a_file_of_one_chunk_takes_no_thread(tmp_path: Path) -> None:
     before, seen = stream_threads(), list[bytes]()
-    with stream(Seen(tmp_path, lambda _: None), "f", watch=seen.append) as file:
+    with Chunks(Seen(tmp_path, lambda _: None), "f", watch=seen.append).as_stream() as file:
         assert file.read() == DATA
         assert seen == [DATA]
         assert not stream_threads() - before

@@ -302,7 +302,7 @@ def test_read_only_file_system_is_one_clear_line(tmp_path: Path) -> None:
             with pytest.raises(AccessError) as caught:
                 act()
             assert one_line(caught.value, f"{local.url}/{name}", "is read-only: choose another")
-        assert local.sweep().removed == 0
+        assert local.sweep()[0] == 0
         assert files_of(local.root) == ["a/f"]
         assert local.read("a/f") == b"old"
 

@@ -11,7 +11,7 @@ from tests.kit.s3 import S3Server
 from tests.kit.stores import BIG, one_line, uploads
 from tests.store.conftest import Through
 from wdsprep.errors import ExistsError, ShortReadError, StoreError
-from wdsprep.store.base import stream, write_bytes
+from wdsprep.store.base import Chunks, write_bytes
 from wdsprep.store.remote import ATTEMPTS
 from wdsprep.store.s3.s3_store import S3Store
 
@@ -150,7 +150,7 @@ def test_body_that_always_breaks_off_is_never_short_data(
         assert one_line(caught.value, f"{store.url}/f", "broke off", "check the network")
         assert len(proxy.requests) == ATTEMPTS
         with pytest.raises(ShortReadError):
-            stream(store, "f").read()
+            Chunks(store, "f").as_stream().read()
         if kept < 300:
             with pytest.raises(StoreError):
                 list(store.list())

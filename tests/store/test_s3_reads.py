@@ -196,7 +196,7 @@ class PagedServer:
         start = bisect_right(self.names, after)
         page = self.names[start : start + self.size]
         entries = [Entry(name=name, nbytes=0, stamp="") for name in page]
-        return Page(entries=entries, token=page[-1] if page != self.names[start:] else "")
+        return entries, page[-1] if page != self.names[start:] else ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,7 +22,7 @@ from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import StoreError
 from wdsprep.runners.run import sweep
 from wdsprep.store import open_store
-from wdsprep.store.base import stream, write_bytes
+from wdsprep.store.base import Chunks, write_bytes
 from wdsprep.store.remote import ATTEMPTS
 from wdsprep.store.s3 import uploads as s3_uploads
 from wdsprep.store.s3.s3_store import S3Store
@@ -40,7 +40,7 @@ def test_file_in_parts_is_whole(parted: S3Store, bucket: str, nbytes: int) -> No
             at += 999_983
     assert parted.read("big") == data
     assert uploads(bucket) == []
-    with stream(parted, "big", chunk_nbytes=4 * MIB) as file:
+    with Chunks(parted, "big", chunk_nbytes=4 * MIB).as_stream() as file:
         assert file.read() == data
 
 
@@ -94,7 +94,7 @@ def test_uploads_of_nobody_knows_whom_are_aborted_when_old_and_under_names_of_ou
     ours = re.compile(r"\w+/\d+\.tar").fullmatch
     assert parted.sweep(ours) == (0, 2)
     request.getfixturevalue("aged")
-    assert parted.sweep().removed == 0
+    assert parted.sweep()[0] == 0
     assert parted.sweep(ours) == (2, 0)
     assert uploads(bucket) == theirs
 
@@ -175,7 +175,7 @@ def test_an_upload_that_could_not_be_aborted_is_so_by_the_next_sweep(
         with pytest.raises(ZeroDivisionError):
             break_off(store, bucket, ZeroDivisionError())
         assert uploads(bucket) == ["data/big"]
-        assert store.sweep().removed == 1
+        assert store.sweep()[0] == 1
         assert uploads(bucket) == []
 
 

@@ -16,7 +16,7 @@ from tests.kit.webserver import (
     status,
 )
 from wdsprep.errors import AccessError, ShortReadError, StoreError
-from wdsprep.store.base import stream
+from wdsprep.store.base import Chunks
 from wdsprep.store.web import WebStore
 
 TEN = b"0123456789"
@@ -37,7 +37,7 @@ def test_any_range_is_read_and_none_beyond_the_end() -> None:
         for start in range(12):
             assert store.read("f.bin", start=start) == TEN[start:]
             assert store.read("f.bin", start=start, nbytes=3) == TEN[start : start + 3]
-        assert stream(store, "f.bin", chunk_nbytes=5).read() == TEN
+        assert Chunks(store, "f.bin", chunk_nbytes=5).as_stream().read() == TEN
         assert [entry.nbytes for entry in store.list()] == [10]
 
 

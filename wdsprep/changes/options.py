@@ -23,7 +23,7 @@ from wdsprep.runners.options import (
     overwrite,
 )
 from wdsprep.store import did_you_mean_place, split_url
-from wdsprep.store.base import local_path, stream
+from wdsprep.store.base import Chunks, local_path
 from wdsprep.text import brief, check_texts, whole_number
 
 SAMPLES, COMPARISON = "Samples", "Comparison"
@@ -57,7 +57,7 @@ def read_lines(what: str, given: NameList) -> Iterator[str]:
             f"{place} does not exist: give a file with one of the {what} on each line{meant}"
         )
     store, name = split_url(place)
-    with closing(stream(store, name)) as file:
+    with closing(Chunks(store, name).as_stream()) as file:
         for line in file:
             if text := line.decode("utf-8", "surrogateescape").strip():
                 yield text

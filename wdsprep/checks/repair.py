@@ -49,7 +49,7 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import takes_options
 from wdsprep.packing.retry_rejected import read_retries
 from wdsprep.runners.make_runner import runner_for
-from wdsprep.store.base import Store, stream, write_bytes
+from wdsprep.store.base import Chunks, Store, write_bytes
 from wdsprep.text import NotebookTable, plural
 
 MOST_MENDED = 1_000_000
@@ -365,7 +365,7 @@ def _read_sound_rejects(store: Store, unit: str) -> Iterator[Reject]:
 
 
 def _keys(store: Store, name: str) -> Iterator[str]:
-    with stream(store, name) as tar:
+    with Chunks(store, name).as_stream() as tar:
         yield from (sample.key for sample in read_samples(stream_tape(tar), name))
 
 

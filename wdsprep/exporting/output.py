@@ -16,7 +16,7 @@ from wdsprep.dataset.sealed_json import Fields, Hex, Name, Nbytes, Text, canonic
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.store import shared_store
-from wdsprep.store.base import CHUNK_NBYTES, Sink, Store, stream
+from wdsprep.store.base import CHUNK_NBYTES, Chunks, Sink, Store
 
 MARKS = ".wdsprep/"
 CLAIM = f"{MARKS}export.json"
@@ -162,7 +162,8 @@ def check_files(out: str, mark: ExportMark) -> Generator[int, None, bool]:
     for file in mark.files:
         digest = blake3()
         try:
-            with stream(store, file.name, watch=digest.update, expected=file.nbytes) as reader:
+            chunks = Chunks(store, file.name, watch=digest.update, expected=file.nbytes)
+            with chunks.as_stream() as reader:
                 while data := reader.read(CHUNK_NBYTES):
                     nbytes += len(data)
                     yield nbytes

@@ -32,7 +32,7 @@ from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.runners.job import Heard, Job, JobStatus
 from wdsprep.store import open_store
-from wdsprep.store.base import Store, Swept
+from wdsprep.store.base import Store
 from wdsprep.text import NotebookTable, human_counts, plural
 
 _log = logging.getLogger("wdsprep")
@@ -479,7 +479,8 @@ def open_dataset_to_write(
 
 def sweep_to_begin(store: Store, manifest: Manifest) -> None:
     """Remove what killed workers have left, and log a warning of another run that is at work."""
-    if sweep(store, manifest).unfinished:
+    _, unfinished = sweep(store, manifest)
+    if unfinished:
         _log.warning(
             "%s: another run seems to be at work on it now: both would do the same work, and do "
             "each other no harm; end one of them",
@@ -487,7 +488,8 @@ def sweep_to_begin(store: Store, manifest: Manifest) -> None:
         )
 
 
-def sweep(store: Store, manifest: Manifest) -> Swept:
+def sweep(store: Store, manifest: Manifest) -> tuple[int, int]:
+    """Remove what killed workers have left in a dataset, as `Store.sweep` does."""
     with contextlib.suppress(AccessError):  # S3 credentials that may write need not list uploads
         return store.sweep(file_filter(manifest))
-    return Swept()
+    return 0, 0

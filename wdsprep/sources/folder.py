@@ -48,7 +48,7 @@ from wdsprep.sources.base import (
 from wdsprep.sources.captions import apply_caption_file, captions_of, decode_facts, decode_text
 from wdsprep.sources.patterns import extension, kind_of
 from wdsprep.store import shared_store
-from wdsprep.store.base import Entry, Store, is_hidden, stream
+from wdsprep.store.base import Chunks, Entry, Store, is_hidden
 from wdsprep.text import list_columns, shown
 
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
@@ -431,7 +431,8 @@ def _paths(role: Role, facts: Mapping[str, Any], folder: str) -> list[str | None
 def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str, str]]:
     """Yield the rows of a table: the name of the image, the row as JSON, the table's folder."""
     folder, what = posixpath.dirname(table), f"{store.url}/{table}"
-    with io.TextIOWrapper(stream(store, table), encoding="utf-8-sig", newline="") as text:
+    file = Chunks(store, table).as_stream()
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         rows: Iterable[tuple[dict[str, object], str]] = _json_rows(text, what)
         if table.endswith(".csv"):
             rows = ((row, json.dumps(row)) for row in csv.DictReader(text, restkey=""))

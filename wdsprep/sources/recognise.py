@@ -35,13 +35,13 @@ from wdsprep.sources.tables.text import TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import did_you_mean_place, open_store, shared_store, split_url
 from wdsprep.store.base import (
+    Chunks,
     Store,
     absolute,
     expand_home,
     is_hidden,
     is_web,
     lies_in,
-    stream,
 )
 from wdsprep.store.schemes import ANY_PLACE, KEYED
 from wdsprep.text import check_one_of, command, examples
@@ -377,7 +377,7 @@ def _begins_with_a_url(url: str, name: str) -> bool:
     """
     if name.endswith(".gz"):
         return True
-    with stream(shared_store(url), name, chunk_nbytes=100) as text:
+    with Chunks(shared_store(url), name, chunk_nbytes=100).as_stream() as text:
         return bool(
             re.match(rb"(\xef\xbb\xbf)?\s*(https?|%s)://" % "|".join(KEYED).encode(), text.read(50))
         )

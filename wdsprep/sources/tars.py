@@ -46,7 +46,7 @@ from wdsprep.sources.captions import (
 from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
 from wdsprep.store import shared_store
-from wdsprep.store.base import Entry, OnBytes, is_hidden, stream
+from wdsprep.store.base import Chunks, Entry, OnBytes, is_hidden
 from wdsprep.text import shown
 
 UNREADABLE = ""
@@ -315,7 +315,7 @@ def _member_places(url: str, tar: str) -> dict[str, tuple[int, int]]:
     A gzipped tar has none here, and a damaged tar has those before the damage.
     """
     found = {}
-    with stream(shared_store(url), tar) as file, suppress(BadSampleError):
+    with Chunks(shared_store(url), tar).as_stream() as file, suppress(BadSampleError):
         if not file.peek(len(GZIP)).startswith(GZIP):
             for path, _, start, nbytes, target in members(stream_tape(file)):
                 if path and not target:

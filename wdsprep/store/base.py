@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from wdsprep.errors import UsageError
 from wdsprep.store.schemes import SCHEMES
@@ -84,16 +84,6 @@ class FileSink(Sink, Protocol):
         """
 
 
-class Swept(NamedTuple):
-    """The number of unseen files that were removed, and of those that others seem to write now.
-
-    A store that does not tell of unseen files counts none.
-    """
-
-    removed: int = 0
-    unfinished: int = 0
-
-
 class Store(Protocol):
     """A place that holds files by name, such as a local folder or a prefix in a bucket."""
 
@@ -124,11 +114,12 @@ class Store(Protocol):
     def delete(self, name: str, /) -> None:
         """Remove a file. A file that is not there is no error."""
 
-    def sweep(self, ours: Ours = none_of_ours) -> Swept:
-        """Remove what killed writers left behind unseen, and return how much was there.
+    def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
+        """Remove what killed writers left behind unseen.
 
-        Files that do not show by themselves that they are wdsprep's are removed only if `ours`
-        says so of their name.
+        Return the number of unseen files that were removed, and of those that others seem to write
+        now; none if the store does not tell of them. Files that do not show by themselves that
+        they are wdsprep's are removed only if `ours` says so of their name.
         """
 
     def hold(
@@ -373,6 +364,13 @@ class Chunks(io.RawIOBase):
             self._watched.popleft().result()
         self._watched.append(self._watcher.submit(self._watch, data))
 
+    def as_stream(self) -> io.BufferedReader:
+        """Return the file as a stream, which takes bounded memory.
+
+        When the stream is closed, `watch` has seen each chunk that was read, in order.
+        """
+        return io.BufferedReader(self, 1 << 16)
+
     def close(self) -> None:
         """Stop reading ahead, and wait until `watch` has been given each chunk that was read."""
         try:
@@ -384,34 +382,6 @@ class Chunks(io.RawIOBase):
                 self._watcher.shutdown()
         finally:
             super().close()
-
-
-def stream(
-    store: Store,
-    name: str,
-    /,
-    *,
-    start: int = 0,
-    chunk_nbytes: int = 0,
-    watch: OnBytes | None = None,
-    ahead: int | None = None,
-    expected: int | None = None,
-) -> io.BufferedReader:
-    """Open a file of a store as a stream from `start` on, which takes bounded memory.
-
-    When the stream is closed, `watch` has seen each chunk that was read, in order. The other
-    arguments are those of `Chunks`.
-    """
-    chunks = Chunks(
-        store,
-        name,
-        start=start,
-        chunk_nbytes=chunk_nbytes,
-        watch=watch,
-        ahead=ahead,
-        expected=expected,
-    )
-    return io.BufferedReader(chunks, 1 << 16)
 
 
 def is_hidden(name: str) -> bool:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from queue import Full, Queue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from wdsprep.errors import (
     AccessError,
@@ -30,7 +30,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.base import Entry, Ours, Swept, check_name, check_prefix, none_of_ours
+from wdsprep.store.base import Entry, Ours, check_name, check_prefix, none_of_ours
 from wdsprep.store.object_locks import Mark, MarkedStore
 from wdsprep.store.obstore_library import own_library
 from wdsprep.store.remote import (
@@ -146,18 +146,6 @@ FAILURES = Failures(is_transient, status_of, _explain)
 # --- the store
 
 
-class _Clients(NamedTuple):
-    """The library and the clients that one process uses.
-
-    `patient` leaves attempts to the library, which alone can repeat a part of an upload or a page
-    of a listing.
-    """
-
-    library: Any
-    client: Any
-    patient: Any
-
-
 class ObjectStore(MarkedStore):
     """A store in a bucket of GCS or a container of Azure, below a prefix."""
 
@@ -179,18 +167,20 @@ class ObjectStore(MarkedStore):
         options = {"part_nbytes": self.part_nbytes, "first_pause_s": self.first_pause_s}
         return partial(ObjectStore, **options), (self.url,)  # type: ignore[arg-type]
 
-    def _new_clients(self) -> _Clients:
+    def _new_clients(self) -> tuple[Any, Any, Any]:
+        """Return the library and the clients for this process.
+
+        The last one leaves attempts to the library, which alone can repeat a part of an upload or a
+        page of a listing.
+        """
         loaded = own_library()
         make = partial(getattr(loaded._store, STORES[self._scheme]), self._bucket)
         pause, most = (datetime.timedelta(seconds=s) for s in (self.first_pause_s, LONGEST_PAUSE_S))
         backoff = {"init_backoff": pause, "max_backoff": most, "base": 2}
         patience = {"max_retries": ATTEMPTS - 1, "backoff": backoff}
         with self.store_errors():
-            return _Clients(
-                library=loaded,
-                client=make(client_options=HTTP, retry_config={"max_retries": 0}),
-                patient=make(client_options=HTTP, retry_config=patience),
-            )
+            client = make(client_options=HTTP, retry_config={"max_retries": 0})
+            return loaded, client, make(client_options=HTTP, retry_config=patience)
 
     def _ask(self, act: Callable[[Any, Any], T]) -> T:
         """Return the result of `act`, called with the library and a client.
@@ -198,12 +188,12 @@ class ObjectStore(MarkedStore):
         It is called again after a transient error. Before each attempt, the locks of this thread
         are renewed and checked.
         """
-        clients = self._clients.get()
+        library, client, _ = self._clients.get()
 
         def attempt() -> T:
             self.refresh_locks()
             self.check_locks()
-            return act(clients.library, clients.client)
+            return act(library, client)
 
         return self.retrying(attempt)
 
@@ -226,10 +216,8 @@ class ObjectStore(MarkedStore):
         """
         folder, _, rest = prefix.rpartition("/")
         begin = {"offset": prefix[:-1]} if len(rest) > 1 else {}
-        clients, is_found = self._clients.get(), False
-        for page in clients.library.list(
-            clients.patient, folder or None, chunk_size=1_000, **begin
-        ):
+        (library, _, patient), is_found = self._clients.get(), False
+        for page in library.list(patient, folder or None, chunk_size=1_000, **begin):
             for meta in page:
                 key = meta["path"]
                 if key.startswith(prefix):
@@ -291,12 +279,10 @@ class ObjectStore(MarkedStore):
 
     def put_parts(self, name: str, facts: Mapping[str, str], parts: Iterator[bytes]) -> None:
         """Make an object of parts, as they come."""
-        clients, key = self._clients.get(), self.key(name)
+        (library, _, patient), key = self._clients.get(), self.key(name)
         options = {"chunk_size": self.part_nbytes, "max_concurrency": PARTS_IN_FLIGHT}
         with self.store_errors(name):
-            clients.library.put(
-                clients.patient, key, parts, attributes=facts, use_multipart=True, **options
-            )
+            library.put(patient, key, parts, attributes=facts, use_multipart=True, **options)
 
     def writer_of(self, name: str) -> str:
         """Return the id that the last writer of an object has left on it, or "" if none has."""
@@ -317,7 +303,7 @@ class ObjectStore(MarkedStore):
             answer = loaded.get(client, key)
             data, written = bytes(answer.bytes()), answer.meta["last_modified"]
             age = datetime.datetime.now(datetime.timezone.utc) - written
-            return Mark(data=data, tag=_tag(answer.meta), age_s=age.total_seconds())
+            return data, _tag(answer.meta), age.total_seconds()
 
         with self._key_errors(key):
             return self._ask(act)
@@ -334,10 +320,10 @@ class ObjectStore(MarkedStore):
     def _key_errors(self, key: str) -> contextlib.AbstractContextManager[None]:
         return FAILURES.explained(f"{self.place}/{key}", self.place)
 
-    def sweep(self, ours: Ours = none_of_ours) -> Swept:
+    def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
         """Remove nothing: the library does not tell of unfinished uploads."""
         del ours
-        return Swept()
+        return 0, 0
 
 
 def _read_range(
@@ -367,8 +353,9 @@ def _tag(meta: Mapping[str, Any]) -> str:
 
 # --- how a file goes up
 class ObjectSink(PartSink):
-    """A file that is uploaded in parts, in a thread.
+    """A file that is uploaded with one request, or in parts by the library, in a thread.
 
+    The library takes parts from a generator, and ends or aborts the upload as the generator does.
     Nobody sees what the server has of it until the last part is there, when the block of the
     file ends well.
     """
@@ -377,77 +364,30 @@ class ObjectSink(PartSink):
         super().__init__(name)
         self._store, self._name, self._is_exclusive = store, name, exclusive
         self._facts = {WRITER: self.writer, **({"Content-Type": self.kind} if self.kind else {})}
-        self._upload: _Upload | None = None
+        self._parts: Queue[bytes | BaseException | None] = Queue(1)
+        self._thread: threading.Thread | None = None
+        self._upload_failure: BaseException | None = None
 
     def part_nbytes(self) -> int:
         # The library has no condition for an upload in parts.
         return 1 << 62 if self._is_exclusive else self._store.part_nbytes
 
     def send_part(self) -> None:
-        if self._upload is None:
-            put = partial(self._store.put_parts, self._name, self._facts)
-            self._upload = _Upload(put)
-        self._upload.send(self.take_pending())
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._upload, name="wdsprep-upload", daemon=True)
+            self._thread.start()
+        self._send(self.take_pending())
 
-    def end(self, *, waits: bool = False) -> None:
-        if self.pending and (waits or self._upload):
-            self.send_part()
-        if self._upload is not None:
-            self._upload.drain()
-
-    def finish(self) -> None:
-        """Finish the upload, so that the file appears.
-
-        Raise the error of an earlier write, if there was one. A repeated request may be refused
-        because an earlier one, whose answer was lost, has made the file. If the object there is
-        by this writer, the upload counts as a success.
-        """
-        self.check()
+    def _upload(self) -> None:
         try:
-            if self._upload is None:
-                mode = "create" if self._is_exclusive else "overwrite"
-                self._store.put_whole(self._name, self._facts, self.take_pending(), mode)
-            else:
-                self.end()
-                self._upload.finish()
-        except (ExistsError, NotFoundError):
-            with contextlib.suppress(StoreError):  # the refusal is the news, not this
-                if self._store.writer_of(self._name) == self.writer:
-                    return
-            raise
-
-    def abort(self) -> None:
-        if self._upload is not None:
-            self._upload.abort()
-
-
-class _AbortedError(Exception):
-    """The error by which the library learns that an upload is given up."""
-
-
-class _Upload:
-    """An upload by the library, in a thread.
-
-    The library takes parts from a generator, and ends or aborts the upload as the generator does.
-    """
-
-    def __init__(self, put: Callable[[Iterator[bytes]], object]) -> None:
-        self._parts: Queue[bytes | BaseException | None] = Queue(1)
-        self._put = put
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="wdsprep-upload", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            self._put(self._parts_to_send())
+            self._store.put_parts(self._name, self._facts, self._sent_parts())
         except BaseException as error:  # noqa: BLE001 (told to who writes)
-            self._failure = error
-            while not self._parts.empty():  # for which `drain` and `send` would wait
+            self._upload_failure = error
+            while not self._parts.empty():  # for which `end` and `_send` would wait
                 self._parts.get()
                 self._parts.task_done()
 
-    def _parts_to_send(self) -> Iterator[bytes]:
+    def _sent_parts(self) -> Iterator[bytes]:
         while True:
             part = self._parts.get()
             try:
@@ -459,25 +399,47 @@ class _Upload:
             finally:
                 self._parts.task_done()
 
-    def send(self, part: bytes | BaseException | None) -> None:
+    def _send(self, part: bytes | BaseException | None) -> None:
+        """Give the library a part, None after the last, or an error that aborts the upload."""
         while True:
-            if self._failure is not None:
-                raise self._failure
+            if self._upload_failure is not None:
+                raise self._upload_failure
             with contextlib.suppress(Full):
                 self._parts.put(part, timeout=0.1)
                 return
 
-    def drain(self) -> None:
-        while self._parts.unfinished_tasks and self._failure is None:
+    def end(self, *, waits: bool = False) -> None:
+        if self.pending and (waits or self._thread):
+            self.send_part()
+        while self._thread and self._parts.unfinished_tasks and self._upload_failure is None:
             self._thread.join(0.01)
 
     def finish(self) -> None:
-        self.send(None)
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        """Finish the upload, so that the file appears.
+
+        Raise the error of an earlier write, if there was one. A repeated request may be refused
+        because an earlier one, whose answer was lost, has made the file. If the object there is
+        by this writer, the upload counts as a success.
+        """
+        self.check()
+        try:
+            if self._thread is None:
+                mode = "create" if self._is_exclusive else "overwrite"
+                self._store.put_whole(self._name, self._facts, self.take_pending(), mode)
+                return
+            self.end()
+            self._send(None)
+            self._thread.join()
+            if self._upload_failure is not None:
+                raise self._upload_failure
+        except (ExistsError, NotFoundError):
+            with contextlib.suppress(StoreError):  # the refusal is the news, not this
+                if self._store.writer_of(self._name) == self.writer:
+                    return
+            raise
 
     def abort(self) -> None:
-        with contextlib.suppress(BaseException):  # the first failure is the news
-            self.send(_AbortedError())
-        self._thread.join()
+        if self._thread is not None:
+            with contextlib.suppress(BaseException):  # the first failure is the news
+                self._send(RuntimeError("the file is given up"))
+            self._thread.join()

@@ -38,7 +38,6 @@ from wdsprep.store.base import (
     Entry,
     FileSink,
     Ours,
-    Swept,
     check_name,
     check_prefix,
     expand_home,
@@ -128,7 +127,7 @@ class LocalStore:
                 return
             _sync_folder(path.parent)
 
-    def sweep(self, ours: Ours = none_of_ours) -> Swept:
+    def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
         del ours  # the names of temporary files show it
         removed = unfinished = 0
         for folder, _, names in os.walk(self.root):
@@ -138,7 +137,7 @@ class LocalStore:
                     is_removed = _remove_if_dead(path, host=match[1])
                     removed += is_removed
                     unfinished += not is_removed and _is_fresh(path, host=match[1])
-        return Swept(removed, unfinished)
+        return removed, unfinished
 
     @contextlib.contextmanager
     def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:

@@ -168,13 +168,8 @@ def _start(pid: int) -> str:
 
 
 # --- locks of marks
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
-    """The object that marks a name as locked: its content, its ETag and its age."""
-
-    data: bytes
-    tag: str
-    age_s: float
+Mark = tuple[bytes, str, float]
+"""The object that marks a name as locked: its content, its ETag and its age in seconds."""
 
 
 class MarkedStore(OverNetwork):
@@ -320,12 +315,12 @@ class _Lock:
         counts as alive, as requests that it sent may still arrive.
         """
         try:
-            mark = self._store.read_mark(self._name(number))
+            data, _, age_s = self._store.read_mark(self._name(number))
         except NotFoundError:  # it has just been let go
             return "another run"
-        if mark.age_s > DEAD_S:
+        if age_s > DEAD_S:
             return ""
-        holder = _holder_of(mark)
+        holder = _holder_of(data)
         if holder is not None and holder.is_known_dead:
             since = self._first_seen_dead.setdefault(holder.token, time.monotonic())
             return str(holder) if time.monotonic() - since < IN_FLIGHT_S else ""
@@ -363,8 +358,8 @@ class _Lock:
         except ExistsError:
             # A request whose answer was lost is sent again, and then finds the mark that it made.
             with suppress(StoreError):
-                mark = self._store.read_mark(self._name(number))
-                return mark.tag if _holder_of(mark) == me else ""
+                data, tag, _ = self._store.read_mark(self._name(number))
+                return tag if _holder_of(data) == me else ""
         return ""
 
     def _delete(self, marks: Marks) -> None:
@@ -372,10 +367,10 @@ class _Lock:
             self._store.delete_mark(self._name(number))
 
 
-def _holder_of(mark: Mark) -> Holder | None:
-    """Return the process that made a mark, or None if the mark cannot be read."""
+def _holder_of(data: bytes) -> Holder | None:
+    """Return the process that made the mark with this content, or None if it cannot be read."""
     with suppress(ValueError, TypeError):
-        return Holder.from_bytes(mark.data)
+        return Holder.from_bytes(data)
     return None
 
 

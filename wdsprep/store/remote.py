@@ -29,7 +29,6 @@ from wdsprep.store.base import (
     READERS,
     FileSink,
     Ours,
-    Swept,
     check_name,
     none_of_ours,
 )
@@ -288,9 +287,9 @@ class ReadOnly(ABC):
         del name
         raise self.write_error()
 
-    def sweep(self, ours: Ours = none_of_ours) -> Swept:
+    def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
         del ours
-        return Swept()
+        return 0, 0
 
     def hold(
         self, name: str, /, *, giving: Sequence[FileSink] = ()

@@ -26,7 +26,7 @@ from wdsprep.dataset.tar.members import (
     split_member,
     truncated,
 )
-from wdsprep.store.base import Chunks, OnBytes, Store, stream
+from wdsprep.store.base import Chunks, OnBytes, Store
 
 CHUNK_NBYTES = 16 << 20  # read at once: a header may claim more bytes than there are
 WINDOW_NBYTES = 1 << 13
@@ -200,7 +200,7 @@ def open_tape(store: Store, name: str, *, expected: int | None = None) -> Iterat
     Over a network the offsets must rise. `expected` is the length of the tar, if that is known.
     """
     if store.root is None:
-        with stream(store, name, expected=expected) as file:
+        with Chunks(store, name, expected=expected).as_stream() as file:
             yield stream_tape(file)
         return
     store.read(name, nbytes=0)  # says in words of ours why a file cannot be read

@@ -19,7 +19,7 @@ from wdsprep.sources.base import Told, ignore_left_out
 from wdsprep.sources.parsing import check_columns, check_rows, check_unpacked, parsing_file
 from wdsprep.sources.patterns import ABOUT_ARROW, ARROW, ARROW_STATE, kind_of
 from wdsprep.store import shared_store
-from wdsprep.store.base import CHUNK_NBYTES, Entry, Store, is_hidden, stream
+from wdsprep.store.base import CHUNK_NBYTES, Chunks, Entry, Store, is_hidden
 from wdsprep.text import shortened
 
 
@@ -78,7 +78,7 @@ def arrow_batches(url: str, name: str, rows: int) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _open_arrow(url: str, name: str) -> "Iterator[_OpenArrow]":
-    with closing(stream(shared_store(url), name)) as file:
+    with closing(Chunks(shared_store(url), name).as_stream()) as file:
         yield _OpenArrow(f"{url}/{name}", file)
 
 

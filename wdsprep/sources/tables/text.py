@@ -27,7 +27,7 @@ from wdsprep.sources.parsing import check_columns
 from wdsprep.sources.patterns import table_files, table_kind
 from wdsprep.sources.tables import TableRow
 from wdsprep.store import shared_store
-from wdsprep.store.base import Entry, Store, stream
+from wdsprep.store.base import Chunks, Entry, Store
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 URL = "url"
@@ -161,14 +161,14 @@ class TextTable:
     def _lines(self, start: int = 0, end: int | None = None) -> Iterator["_Lines"]:
         what = f"{self.store.url}/{self.name}"
         # A slice ends soon, and what lies beyond it is another's.
-        open_stream = partial(stream, self.store, self.name, chunk_nbytes=BLOCK_NBYTES, ahead=0)
+        open_file = partial(Chunks, self.store, self.name, chunk_nbytes=BLOCK_NBYTES, ahead=0)
         try:
             if self.name.lower().endswith(".gz"):
-                with gzip.open(open_stream()) as packed:
+                with gzip.open(open_file().as_stream()) as packed:
                     packed.seek(start)
                     yield _Lines(cast("io.BufferedIOBase", packed), start, end)
             else:
-                with open_stream(start=start) as plain:
+                with open_file(start=start).as_stream() as plain:
                     yield _Lines(plain, start, end)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise SourceError(

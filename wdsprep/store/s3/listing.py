@@ -39,11 +39,8 @@ STEPS = 2  # of what counts: where it takes more for the first pages, stretches 
 ALPHABETS = (digits, hexdigits[:16], "".join(sorted(digits + ascii_letters)))
 
 
-class Page(NamedTuple):
-    """A page of a listing. `token` is that of the next page; empty after the last."""
-
-    entries: list[Entry]
-    token: str
+Page = tuple[list[Entry], str]
+"""The entries of a page of a listing, and the token of the next page; empty after the last."""
 
 
 class Stretch(NamedTuple):
@@ -70,21 +67,22 @@ def listing(ask: AskForPage, prefix: str) -> Iterator[Entry]:
     left: Stretch | None = Stretch()
     while left is not None:
         ends: list[Entry] = []
-        for page in islice(_pages(ask, left), ALONE):
-            yield from page.entries
-            ends += page.entries[:1] + page.entries[-1:]
-            left = Stretch(token=page.token) if page.token else None
+        for entries, token in islice(_pages(ask, left), ALONE):
+            yield from entries
+            ends += entries[:1] + entries[-1:]
+            left = Stretch(token=token) if token else None
         if left is not None and ends:
             marks = guesses(ends[0].name, ends[-1].name, floor=len(prefix))
             left = yield from _list_stretches(ask, left, marks)
 
 
 def _pages(ask: AskForPage, stretch: Stretch) -> Iterator[Page]:
-    page = ask(stretch)
-    yield page
-    while page.token:
-        page = ask(stretch._replace(token=page.token))
-        yield page
+    while True:
+        entries, token = ask(stretch)
+        yield entries, token
+        if not token:
+            return
+        stretch = stretch._replace(token=token)
 
 
 def _list_stretches(
@@ -120,15 +118,15 @@ def _list_stretches(
 
 
 def _list(ask: AskForPage, stretch: Stretch) -> Listed:
-    entries: list[Entry] = []
-    for page in islice(_pages(ask, stretch), MOST):
-        end = bisect_right(page.entries, stretch.until, key=attrgetter("name"))
-        entries += page.entries[:end]
-        if end < len(page.entries):
-            return entries, None, page.entries[end].name
-        if not page.token:
-            return entries, None, ""
-    return entries, stretch._replace(token=page.token), ""
+    listed: list[Entry] = []
+    for entries, token in islice(_pages(ask, stretch), MOST):
+        end = bisect_right(entries, stretch.until, key=attrgetter("name"))
+        listed += entries[:end]
+        if end < len(entries):
+            return listed, None, entries[end].name
+        if not token:
+            return listed, None, ""
+    return listed, stretch._replace(token=token), ""
 
 
 def guesses(first: str, last: str, *, floor: int) -> Iterator[str]:
@@ -209,4 +207,4 @@ def page_of(answer: Mapping[str, Any], start: int, stretch: Stretch, what: str) 
     if entries and entries[0].name <= stretch.after:
         raise StoreError(f"{what}: the server ignores start-after, so wdsprep cannot list it")
     token = answer["NextContinuationToken"] if answer["IsTruncated"] else ""
-    return Page(entries=entries, token=token)
+    return entries, token

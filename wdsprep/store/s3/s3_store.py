@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from wdsprep.errors import ShortReadError, UsageError
-from wdsprep.store.base import Entry, Ours, Swept, check_prefix, none_of_ours
+from wdsprep.store.base import Entry, Ours, check_prefix, none_of_ours
 from wdsprep.store.object_locks import Mark, MarkedStore
 from wdsprep.store.remote import FIRST_PAUSE_S, PerProcess, Range
 from wdsprep.store.s3.failures import FAILURES, settings_error
@@ -194,7 +194,7 @@ class S3Store(MarkedStore):
             data, answer = FAILURES.retrying(read)
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         age_s = (now - answer["LastModified"]).total_seconds()
-        return Mark(data=data, tag=_tag(answer), age_s=age_s)
+        return data, _tag(answer), age_s
 
     def make_mark(self, key: str, data: bytes, /) -> str:
         with self.store_errors():
@@ -205,9 +205,10 @@ class S3Store(MarkedStore):
         with self.store_errors():
             self._ask("delete_object", Key=key)
 
-    def sweep(self, ours: Ours = none_of_ours) -> Swept:
-        """Abort the unfinished uploads of dead writers, and return how many there were.
+    def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
+        """Abort the unfinished uploads of dead writers.
 
+        Return how many there were, and how many uploads of living writers there are.
         An upload whose writer is unknown is aborted if it is more than a day old, as no live
         writer takes that long over a file, and if `ours` says so of its name. Notes of old
         uploads are removed too.
@@ -220,7 +221,7 @@ class S3Store(MarkedStore):
                     abort_upload(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
                 are_alive[is_alive] += 1
         remove_old_notes()
-        return Swept(are_alive[False], are_alive[True])
+        return are_alive[False], are_alive[True]
 
     def _is_alive(self, upload: dict[str, Any], ours: Ours) -> bool | None:
         """Return whether an upload goes on, or None if nobody knows.
