@@ -272,7 +272,7 @@ def test_a_shard_is_looked_at_once_until_it_is_another(images: Path, tmp_path: P
     name = min(files)
     (kept / name).unlink()
     looked: list[int] = []
-    listener = JobListener(status=lambda status: looked.append(status().units))
+    listener = JobListener(on_status=lambda status: looked.append(status().units))
     assert wdsprep.duplicates(images, workers=1, listener=listener) == first
     assert set(looked) == {1}
     assert tree(kept) == files

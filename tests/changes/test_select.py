@@ -202,7 +202,7 @@ def interrupting(after: int) -> JobListener:
         if after < 0:
             raise KeyboardInterrupt
 
-    return JobListener(status=status)
+    return JobListener(on_status=status)
 
 
 def test_a_run_that_was_stopped_goes_on_and_a_second_one_does_nothing(made: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_dataset_that_changes_meanwhile_is_not_copied(made: Path) -> None:
         receipt.write_bytes(other.to_bytes())
 
     with pytest.raises(FingerprintError, match="images has changed while samples were copied"):
-        wdsprep.select("images", "sub", listener=JobListener(status=change))
+        wdsprep.select("images", "sub", listener=JobListener(on_status=change))
     assert not list(Path("sub").rglob("*.tar"))
 
 

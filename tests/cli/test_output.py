@@ -198,7 +198,7 @@ def test_every_job_tells_the_same_in_the_same_order(
         samples=40, nbytes=2 * 10**6, nbytes_of=8 * 10**6, findings=7, units_done=3, units=9
     )
     show = kind({}, as_json=False)
-    show.status(lambda: status)
+    show.on_status(lambda: status)
     done, rate, *others = show.parts(status)
     assert (done, others) == (first, [unit, *more])
     assert rate.endswith("/s")

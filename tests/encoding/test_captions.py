@@ -66,7 +66,7 @@ def captions_in(out: Path) -> dict[str, str]:
 
 def reported(images: Path, out: Path, **options: Any) -> CaptionReport:
     found: list[CaptionReport] = []
-    listener = JobListener(captioned=lambda _outcome, report: found.append(report))
+    listener = JobListener(on_captions=lambda _outcome, report: found.append(report))
     text_here(images, out, listener=listener, **options)
     (report,) = found
     return report
@@ -367,7 +367,7 @@ def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
     few: Path, tmp_path: Path
 ) -> None:
     told: list[str] = []
-    listener = JobListener(told=told.append)
+    listener = JobListener(on_message=told.append)
     done = text_here(few, tmp_path / "lnog", caption_field="meta.lnog", listener=listener)
     assert done.manifest.counts.get("named", 0) == 0
     (line,) = (line for line in told if "none of the first" in line)

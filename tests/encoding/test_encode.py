@@ -54,7 +54,7 @@ def test_until_its_workers_begin_the_command_loads_no_model_library(
         "    print('begun with', sorted(heavy & sys.modules.keys()), flush=True)\n"
         "    os._exit(0)\n"
         f"encode({str(images)!r}, {str(tmp_path / 'out')!r}, resolution=64, model='tiny',\n"
-        f"    runner={runner!r}, listener=JobListener(begun=begun))"
+        f"    runner={runner!r}, listener=JobListener(on_begin=begun))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
@@ -245,7 +245,7 @@ def test_a_trial_of_images_that_have_changed_says_what_is_removed(
     write_files(own.parent / "downloads", {"photo-0000.txt": "another caption"})
     (own / "receipts/000000.json").unlink()
     packed(own.parent / "downloads", own, "--overwrite")
-    listener = JobListener(told=told.append)
+    listener = JobListener(on_message=told.append)
     encode_here(own, out, redo_changed=True, listener=listener)
     assert [line for line in told if "shard" in line] == [
         "the trial goes on: 1 shard that --limit had cut is encoded anew",

@@ -227,7 +227,7 @@ def test_foreign_tars_of_another_date_are_not_encoded_again_unless_their_bytes_a
     before = tree(out)
     compared: list[tuple[int, int]] = []
     touch(root)
-    listener = JobListener(compared=lambda done, of: compared.append((done, of)))
+    listener = JobListener(on_comparison=lambda done, of: compared.append((done, of)))
     encode_here(root, out, listener=listener)
     assert tree(out) == before
     assert compared == [(0, 2), (1, 2), (2, 2)]

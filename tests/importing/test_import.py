@@ -357,7 +357,7 @@ def end(status):
     if status().units_done == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-wdsprep.import_(*sys.argv[1:], resolution=64, listener=JobListener(status=end))
+wdsprep.import_(*sys.argv[1:], resolution=64, listener=JobListener(on_status=end))
 """
 
 

@@ -358,7 +358,7 @@ def test_a_full_disk_is_one_clear_line_and_can_be_resumed(
 def test_options_of_downloads_are_named_where_nothing_is_downloaded(tmp_path: Path) -> None:
     told: list[str] = []
     source = photos(tmp_path / "photos", 2)
-    options = {"buckets": (32,), "workers": 1, "listener": JobListener(told=told.append)}
+    options = {"buckets": (32,), "workers": 1, "listener": JobListener(on_message=told.append)}
     wdsprep.pack(source, tmp_path / "images", timeout=5, retries=0, **options)
     (line,) = [line for line in told if "changes nothing" in line]
     assert line == f"{source} holds no URLs to fetch: --timeout, --retries changes nothing here"

@@ -120,7 +120,7 @@ def test_a_card_is_written_again_and_what_somebody_wrote_is_kept(
         with pytest.raises(UsageError, match="or was changed since"):
             wdsprep.card(images, output=out)
         assert out.read_text() == theirs
-    asked = JobListener(asked=lambda output: output == str(out))
+    asked = JobListener(confirm=lambda output: output == str(out))
     assert wdsprep.card(images, output=out, listener=asked).text == out.read_text()
     for name, said in (("256/README.md", "is inside"), ("a.md", "is inside"), ("../a.txt", ".md")):
         with pytest.raises(UsageError, match=said):

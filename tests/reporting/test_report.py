@@ -409,7 +409,7 @@ def test_only_a_report_is_replaced_without_asking(made: Made, tmp_path: Path) ->
     ):
         report(made.images, output=out)
     assert b"my thesis" in out.read_bytes()
-    agreeing = JobListener(asked=lambda output: output == str(out))
+    agreeing = JobListener(confirm=lambda output: output == str(out))
     assert report(made.images, output=out, samples=0, listener=agreeing).nbytes == size
     out.write_bytes(b"precious")
     report(made.images, output=out, samples=0, yes=True)
@@ -434,7 +434,9 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said: list[str] = []
     with pytest.raises(StoreError, match="is not a folder: choose another place"):
-        report(images, output=tmp_path / "file/x.html", listener=JobListener(told=said.append))
+        report(
+            images, output=tmp_path / "file/x.html", listener=JobListener(on_message=said.append)
+        )
     assert not said
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -452,7 +454,7 @@ def test_signed_urls_end_at_their_paths_on_the_page(made: Made, tmp_path: Path) 
 
 def test_a_report_says_first_what_it_will_do_and_then_its_steps(made: Made, tmp_path: Path) -> None:
     heard: list[str] = []
-    listener = JobListener(told=heard.append, heard=heard.append)
+    listener = JobListener(on_message=heard.append, on_step=heard.append)
     datasets = (str(made.images), str(made.latents))
     options = {"output": tmp_path / "r.html", "samples": 3, "listener": listener}
     report(*datasets, **options)  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ def job_of(work: Halves, **options: Any) -> Job[Piece, int]:
 
 def test_the_largest_goes_first_and_each_event_is_told_with_where_the_job_stands() -> None:
     told: list[JobStatus] = []
-    job = job_of(Halves(), heard=lambda status: told.append(status()))
+    job = job_of(Halves(), on_status=lambda status: told.append(status()))
     assert [(unit.nbytes, result) for unit, result in job.results()] == [
         (40, 400),
         (20, 200),

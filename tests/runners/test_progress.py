@@ -163,7 +163,7 @@ def test_samples_are_counted_where_their_number_is_known_and_units_come_last(
     statuses: list[JobStatus] = []
     source = photos(tmp_path / "photos", 5)
     (source / "broken.jpg").write_bytes(b"no image")
-    listener = JobListener(status=lambda status: statuses.append(status()))
+    listener = JobListener(on_status=lambda status: statuses.append(status()))
     for limit in (4, 0):
         wdsprep.pack(
             source,

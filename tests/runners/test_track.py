@@ -29,7 +29,7 @@ from wdsprep.runners import track
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.track import RunTracking, Tracker, Tracking
+from wdsprep.runners.track import RunTracking, Tracker
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_tensorboard_reads_what_runs_have_told_and_a_resumed_one_goes_on(photos: Path) -> None:
     options: dict[str, Any] = {"buckets": "32", "samples_per_shard": 4, "track": "tensorboard"}
     told: list[str] = []
-    wdsprep.pack(photos, "out", limit=4, listener=JobListener(told=told.append), **options)
+    wdsprep.pack(photos, "out", limit=4, listener=JobListener(on_message=told.append), **options)
     assert told == ['--track tensorboard: "tensorboard --logdir runs"']
     (first,) = Path("runs/out").iterdir()
     points, settings = curves_of(first)
@@ -85,7 +85,7 @@ from wdsprep.runners import track
 from wdsprep.runners.job import JobListener
 track.PACE_S = 0.0
 options = {"buckets": "32", "samples_per_shard": 4, "track": "wandb", "workers": 1}
-wdsprep.pack("photos", "out", limit=4, listener=JobListener(told=print), **options)
+wdsprep.pack("photos", "out", limit=4, listener=JobListener(on_message=print), **options)
 del os.environ["WANDB_MODE"]
 import wandb
 wandb.teardown()
@@ -153,7 +153,7 @@ def test_a_tracker_that_fails_or_hangs_is_told_of_once(
 ) -> None:
     broken(at)
     told: list[str] = []
-    listener = JobListener(told=told.append)
+    listener = JobListener(on_message=told.append)
     with RunTracking("tensorboard", ["out"], listener, settings={}, before=0) as heard:
         heard(lambda: JobStatus(samples=3, units=1))
     assert not told or at == "hang at log"
@@ -175,16 +175,17 @@ def test_figures_are_asked_for_at_a_steady_pace(
 ) -> None:
     broken("nothing")
     monkeypatch.setattr(track, "PACE_S", 0.5)
-    assert not Tracking("", "a", "samples", {}).is_due
-    tracking = Tracking("tensorboard", "a", "samples", {})
-    for at in range(2):
-        assert tracking.is_due
-        tracking.log(at, {})
-        began = time.monotonic()
-        assert not tracking.is_due
-        wait_until(lambda: tracking.is_due, within_s=60)
-        assert time.monotonic() - began > 0.4
-    tracking.close()
+    untracked = RunTracking("", ["a"], JobListener(), settings={}, before=0)
+    assert not untracked.is_due
+    tracking = RunTracking("tensorboard", ["a"], JobListener(), settings={}, before=0)
+    with tracking as on_status:
+        for _ in range(2):
+            assert tracking.is_due
+            on_status(JobStatus)
+            began = time.monotonic()
+            assert not tracking.is_due
+            wait_until(lambda: tracking.is_due, within_s=60)
+            assert time.monotonic() - began > 0.4
 
 
 def test_what_is_missing_is_said_before_anything_is_done(

@@ -295,7 +295,7 @@ def encode_apart(
         resolution=resolution,
         limit=count,
         runner=runner,
-        listener=JobListener(heard=speeds.heard),
+        listener=JobListener(on_step=speeds.take),
         **options,
     )
     whole = time.perf_counter() - started

@@ -185,7 +185,7 @@ class Bench:
         from wdsprep.runners.job import JobListener
 
         speeds = Speeds()
-        listener = JobListener(heard=speeds.heard)
+        listener = JobListener(on_step=speeds.take)
         outcome = wdsprep.encode(
             place / "images", place / out, runner="local", listener=listener, **options
         )

@@ -141,7 +141,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
     What the pictures look like is kept in the folder `hashes`, beside each dataset
     unless given. The datasets are not changed.
     """
-    listener = options.heard_by
+    listener = options.listener_or_mute
     images = _opened([os.fspath(url) for url in datasets], os.fspath(options.hashes))
     join = [os.fspath(place) for place in as_places(options.join)]
     files = CopyFiles(images, os.fspath(options.output), os.fspath(options.table))
@@ -149,7 +149,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
         is_compared, ranks = find_compared(images, join, options.where, options.keep)
         _look(images, options)
         search = CopySearch(images, is_compared, ranks)
-        copies = search.copies(options.distance, listener.compared)
+        copies = search.copies(options.distance, listener.on_comparison)
         files.write(copies, is_compared)
     return Duplicates(
         datasets=tuple(dataset.shown for dataset in images),
@@ -206,13 +206,13 @@ def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
     units = [unit for dataset in images for unit in dataset.missing()]
     if not units:
         return
-    listener, samples = options.heard_by, 0
+    listener, samples = options.listener_or_mute, 0
 
-    def heard(status: Callable[[], JobStatus]) -> None:
-        listener.status(lambda: replace(status(), samples=samples))
+    def on_status(status: Callable[[], JobStatus]) -> None:
+        listener.on_status(lambda: replace(status(), samples=samples))
 
-    make_runner = partial(runner_for, options, told=listener.told, name="duplicates")
-    job = job_largest_first(make_runner, FunctionWork(hash_shard), units, heard=heard)
+    make_runner = partial(runner_for, options, told=listener.on_message, name="duplicates")
+    job = job_largest_first(make_runner, FunctionWork(hash_shard), units, on_status=on_status)
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples

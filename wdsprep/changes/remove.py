@@ -105,7 +105,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
         raise UsageError("nothing to remove from: give the path or URL of a dataset")
     for place in datasets:
         _check_dataset_name(os.fspath(place))
-    listener = options.heard_by
+    listener = options.listener_or_mute
     urls_of = [absolute(url) for url in datasets]
     if len(set(urls_of)) < len(urls_of):
         raise UsageError("the same dataset is given twice: give each once")
@@ -134,8 +134,8 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     if not removal.is_needed:
         job.settle()
         return removal
-    listener.begun(removal)
-    if not (options.yes or listener.asked(removal)):
+    listener.on_begin(removal)
+    if not (options.yes or listener.confirm(removal)):
         job.drop_marks()
         return removal
     job.mark()
@@ -397,7 +397,7 @@ def _finish_begun(
     for removed in tuple(begun.values()):
         if removed.images in urls and removed.images not in begun:
             begun[removed.images] = removed_from(open_store(removed.images))
-    listener.told(f"finishing a removal that was begun in {', '.join(sorted(begun))}")
+    listener.on_message(f"finishing a removal that was begun in {', '.join(sorted(begun))}")
     job = _RemovalJob([_Dataset(url, url) for url in begun], listener)
     only_marked = job.resume(begun)
     job.change()
@@ -455,7 +455,7 @@ class _RemovalJob:
             lost = self._lost_by(dataset, receipts) if dataset.images else {}
             if self._finder.kinds:  # which images alone state
                 _check_current(dataset, receipts, lost)
-            dataset.search(self._finder, receipts, lost, self._listener.listed)
+            dataset.search(self._finder, receipts, lost, self._listener.on_listing)
 
     def _lost_by(self, latents: _Dataset, receipts: Sequence[Receipt]) -> dict[str, ShardRemoval]:
         """Return what the image shards of units of latents lose, and what they lost before.
@@ -558,7 +558,7 @@ class _RemovalJob:
             rewrite = partial(dataset.rewrite, self._new_images(dataset, units))
             for _ in map_ahead(rewrite, units, UNITS_AT_ONCE):
                 done += 1
-                self._listener.changed(done, count)
+                self._listener.on_change(done, count)
         for dataset in (*self._latents, *self._images):
             dataset.finish()
         delete_texts()

@@ -159,7 +159,7 @@ class _Selection:
         self._joined, self._digest = find_joined(self._groups, join, options.where)
 
     def copy(self) -> Selected:
-        listener = self.options.heard_by
+        listener = self.options.listener_or_mute
         outs = [
             _SelectedDataset(group=group, part=part, selection=self)
             for part in self.parts or [""]
@@ -173,12 +173,12 @@ class _Selection:
             return Selected(outcomes={out.shown: out.write([], None, None) for out in outs})
         cuts = self.plan_shards()
         _check_room(outs, cuts)
-        options = with_runner(self.options, listener.told)
+        options = with_runner(self.options, listener.on_message)
         outcomes: dict[str, Outcome] = {}
         of = sum(origin.manifest.samples for origin in self._groups[0].origins)
         for out in outs:
             samples = sum(shard.samples for shard in cuts[out.part])
-            listener.told(f"{out.shown}: {samples:,} of {plural(of, 'sample')} selected")
+            listener.on_message(f"{out.shown}: {samples:,} of {plural(of, 'sample')} selected")
             follows = out.group.follows
             images = outcomes[follows.place_of(out.part)] if follows else None
             if images is not None and images.quarantined:
@@ -405,7 +405,7 @@ class _SelectedDataset:
         dataset is complete already. Raise FingerprintError if the place has units of another
         selection.
         """
-        listener = self.selection.options.heard_by
+        listener = self.selection.options.listener_or_mute
         units = [*self._units(cuts, images)]
         edition, manifest = open_dataset_to_write(
             self.place,
@@ -442,8 +442,8 @@ class _SelectedDataset:
             listener,
             settings=manifest.settings,
             before=manifest.samples,
-        ) as status:
-            (outcome,) = do_runs([run], runner, work, pending, status=status)
+        ) as on_status:
+            (outcome,) = do_runs([run], runner, work, pending, on_status=on_status)
         return outcome
 
     def _extra(self) -> dict[str, Any]:

@@ -65,17 +65,19 @@ def repair(options: RepairOptions) -> "Repair":
 
     The options are those of `wdsprep repair`.
     """
-    listener = options.heard_by
+    listener = options.listener_or_mute
     verified = check_datasets(
         [options.dataset],
-        make_runner=partial(runner_for, options, told=listener.told, name="verify", is_safe=True),
+        make_runner=partial(
+            runner_for, options, told=listener.on_message, name="verify", is_safe=True
+        ),
         quick=options.quick,
         listener=listener,
     )
     plan = plan_repair(verified.surveys[0])
-    listener.begun(plan)
-    if plan.is_needed and (options.yes or listener.asked(plan)):
-        return do_repair(plan, lambda files: listener.changed(files, 0))
+    listener.on_begin(plan)
+    if plan.is_needed and (options.yes or listener.confirm(plan)):
+        return do_repair(plan, lambda files: listener.on_change(files, 0))
     return plan
 
 

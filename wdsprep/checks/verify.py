@@ -76,8 +76,8 @@ def verify(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
     """
     if not datasets:
         raise UsageError("nothing to verify: give the path or URL of a dataset")
-    listener = options.heard_by
-    make_runner = partial(runner_for, options, told=listener.told, name="verify", is_safe=True)
+    listener = options.listener_or_mute
+    make_runner = partial(runner_for, options, told=listener.on_message, name="verify", is_safe=True)
     return check_datasets(datasets, make_runner=make_runner, quick=options.quick, listener=listener)
 
 
@@ -111,7 +111,7 @@ def check_datasets(
 
 def _survey(url: str, shown: str, listener: JobListener) -> DatasetSurvey:
     shown = shown.rstrip("/") or "/"
-    return survey_dataset(shared_store(url), shown, lambda count: listener.listed(shown, count, 0))
+    return survey_dataset(shared_store(url), shown, lambda count: listener.on_listing(shown, count, 0))
 
 
 def _check_bytes(
@@ -124,15 +124,15 @@ def _check_bytes(
     by_url = {survey.url: survey for survey in surveys}
     keys: dict[str, dict[str, str]] = {url: {} for url in by_url}
 
-    def heard(status: Callable[[], JobStatus]) -> None:
+    def on_status(status: Callable[[], JobStatus]) -> None:
         def with_findings() -> JobStatus:
             findings = (f for dataset in surveys for f in dataset.findings)
             return replace(status(), findings=sum(not f.kind.is_note for f in findings))
 
-        listener.status(with_findings)
+        listener.on_status(with_findings)
 
     units = [unit for survey in surveys for unit in _units(survey, pairs)]
-    job = job_largest_first(make_runner, FunctionWork(check_unit), units, heard=heard)
+    job = job_largest_first(make_runner, FunctionWork(check_unit), units, on_status=on_status)
     with closing(job):
         for unit, (findings, digests) in job.results():
             _log.info("%s is checked: %s", unit.name, plural(len(findings), "finding"))

@@ -88,20 +88,20 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     numbers; `shapes` may also be a list of widths and heights; `track` is wandb or tensorboard.
     After an interruption, the same call continues the run.
     """
-    outcomes = _run_encode(options, options.heard_by)
+    outcomes = _run_encode(options, options.listener_or_mute)
     is_several = isinstance(options.resolution, Sequence) or options.paths or options.text_out
     return outcomes if is_several else outcomes[0]
 
 
 def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
-    plan = make_plan(options, told=listener.told, compared=listener.compared)
+    plan = make_plan(options, told=listener.on_message, compared=listener.on_comparison)
     with closing(plan.captions) if plan.captions else nullcontext():
         editions = _begin_datasets(plan)
     for line in chain.from_iterable(dataset.removals for dataset in plan.datasets):
-        listener.told(line)
+        listener.on_message(line)
     if warning := area_warning(plan):
-        listener.told(warning)
-    listener.begun(plan)
+        listener.on_message(warning)
+    listener.on_begin(plan)
     speeds = Speeds()
     # Of several in one pass nobody can tell how fast each would be alone.
     trial = speeds if len(plan.datasets) == 1 else Speeds()
@@ -120,20 +120,20 @@ def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
         settings=plan.datasets[0].settings,
         before=sum(dataset.claim.manifest.samples for dataset in plan.datasets),
         more=speeds.figures,
-    ) as status:
+    ) as on_status:
 
-        def heard(progress: RunProgress) -> None:
-            speeds.heard(progress)
-            listener.heard(progress)
+        def on_step(progress: RunProgress) -> None:
+            speeds.take(progress)
+            listener.on_step(progress)
 
         units = joint_units([dataset.pending for dataset in plan.datasets])
-        outcomes = do_runs(runs, runner, work, units, heard, status)
+        outcomes = do_runs(runs, runner, work, units, on_step, on_status)
     for target, outcome in zip(work.targets, outcomes, strict=True):
         if target.captions.settings and SELECTION not in outcome.manifest.extra:  # it is not told
             report = report_captions(
                 plan.captions, target.captions, target.latents, outcome.manifest
             )
-            listener.captioned(outcome, report)
+            listener.on_captions(outcome, report)
     return outcomes
 
 

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
-from wdsprep.runners.run import JointProgress, RunProgress
+from wdsprep.runners.run import RunProgress
 
 LEAST_SHOWN = 0.1
 """The least share of time that is told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeProgress(JointProgress):
+class EncodeProgress(RunProgress):
     """The progress of a shard that is encoded, and the work of its worker so far."""
 
     worker: str
@@ -30,7 +30,7 @@ class Speeds:
     def __init__(self) -> None:
         self.workers: dict[str, EncodeProgress] = {}
 
-    def heard(self, progress: RunProgress) -> None:
+    def take(self, progress: RunProgress) -> None:
         working = cast("EncodeProgress", progress)
         known = self.workers.get(working.worker)
         if known is None or working.done >= known.done:

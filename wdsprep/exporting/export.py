@@ -362,7 +362,7 @@ class _Export:
                 self._delete(mark)
         if current:
             told = f"checking {plural(len(current), 'shard')} exported before"
-            self.options.heard_by.told(told)
+            self.options.listener_or_mute.on_message(told)
             work = FunctionWork(partial(check_files, store.url))
             for mark, is_sound in self._run(work, current, "checked"):
                 if is_sound:
@@ -388,9 +388,11 @@ class _Export:
 
         `done` is the word in its message for what could not be done.
         """
-        listener = self.options.heard_by
-        make_runner = partial(runner_for, self.options, told=listener.told, name="export")
-        job: Job[Any, Any] = job_largest_first(make_runner, work, units, heard=listener.status)
+        listener = self.options.listener_or_mute
+        make_runner = partial(runner_for, self.options, told=listener.on_message, name="export")
+        job: Job[Any, Any] = job_largest_first(
+            make_runner, work, units, on_status=listener.on_status
+        )
         with closing(job):
             yield from job.results()
         check_all_done(job.quarantined, "shard", done, "run the same command again")

@@ -71,7 +71,7 @@ def import_(options: ImportOptions) -> Outcome:
     The options are those of `wdsprep import`. After an interrupt or a kill, the same call goes on
     where it was.
     """
-    listener = options.heard_by
+    listener = options.listener_or_mute
     resolution = options.resolution
     asked = parse_columns(options.columns)
     sizes = sizes_of(options.shapes, resolution)
@@ -106,7 +106,7 @@ def import_(options: ImportOptions) -> Outcome:
     )
     wanted, pending, manifest = _find_pending(edition, manifest, cache, shards, options.limit)
     begun: ImportBegun = cache.kind, len(items), plan
-    listener.begun(begun)
+    listener.on_begin(begun)
     work = ImportWork(
         cache=cache,
         plan=plan,
@@ -119,7 +119,7 @@ def import_(options: ImportOptions) -> Outcome:
     runner = None
     if pending:
         nbytes = sum(shard.item.nbytes for shard in pending)
-        runner = runner_for(options, len(pending), nbytes, told=listener.told, name="import")
+        runner = runner_for(options, len(pending), nbytes, told=listener.on_message, name="import")
     run = Run(
         edition,
         manifest,
@@ -132,8 +132,8 @@ def import_(options: ImportOptions) -> Outcome:
         listener,
         settings=manifest.settings,
         before=manifest.samples,
-    ) as status:
-        (imported,) = do_runs([run], runner, work, iter(pending), status=status)
+    ) as on_status:
+        (imported,) = do_runs([run], runner, work, iter(pending), on_status=on_status)
     return imported
 
 

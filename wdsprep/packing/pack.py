@@ -170,7 +170,7 @@ def pack(options: PackOptions) -> "Outcome":
     rules, fetch = options.part(PackRules), options.fetching
     if isinstance(place := open_store(images), ReadOnly):  # said before a long listing
         raise place.write_error()
-    listener = options.heard_by
+    listener = options.listener_or_mute
     found = recognise(
         source,
         columns=rules.columns,
@@ -184,7 +184,9 @@ def pack(options: PackOptions) -> "Outcome":
             f"{source} is not a table of URLs: leave --retry-rejected out, which fetches URLs again"
         )
     if not has_urls and (idle := options_given_under(options, DOWNLOADING)):
-        listener.told(f"{source} holds no URLs to fetch: {', '.join(idle)} changes nothing here")
+        listener.on_message(
+            f"{source} holds no URLs to fetch: {', '.join(idle)} changes nothing here"
+        )
     if found.kind not in ("folder", "tars") and rules.columns.caption_ext != CAPTIONS:
         raise UsageError(f"{source} holds tables: give their captions by --caption-col")
     if found.kind != "folder" and rules.repeats_from_folders:
@@ -193,10 +195,10 @@ def pack(options: PackOptions) -> "Outcome":
     for role in found.columns.roles:
         if role.url:
             check_apart(role.url, images)
-    seen = survey_source(found, options.limit, lambda count: listener.listed(source, count, 0))
+    seen = survey_source(found, options.limit, lambda count: listener.on_listing(source, count, 0))
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
-    listener.begun(seen)
+    listener.on_begin(seen)
     settings = settings_of(options, found)
     edition, manifest = open_dataset_to_write(
         images, "images", settings, overwrite=options.overwrite
@@ -212,7 +214,7 @@ def pack(options: PackOptions) -> "Outcome":
         seen,
         slice_size=slice_size,
         append=options.append,
-        compared=listener.compared,
+        compared=listener.on_comparison,
     )
     if plan.generations != manifest.generations:
         manifest = write_generations(edition, manifest, plan.generations)
@@ -222,7 +224,7 @@ def pack(options: PackOptions) -> "Outcome":
     again = retries.pending(manifest)
     count = plan.count + len(again)
     if count:
-        options = with_runner(options, listener.told)
+        options = with_runner(options, listener.on_message)
     worker_plan = plan_for_machines(options, slices=count, fetch=fetch if has_urls else None)
     work = PackWork(
         source=seen.source,
@@ -253,6 +255,6 @@ def pack(options: PackOptions) -> "Outcome":
         listener,
         settings=manifest.settings,
         before=manifest.samples,
-    ) as status:
-        (packed,) = do_runs([run], runner, work, pending, status=status)
+    ) as on_status:
+        (packed,) = do_runs([run], runner, work, pending, on_status=on_status)
     return packed

@@ -85,7 +85,7 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     captions of `samples` of each dataset, picked by `seed`. An earlier card is replaced if nobody
     changed it; `yes` replaces any other file too.
     """
-    output, listener = os.fspath(options.output), options.heard_by
+    output, listener = os.fspath(options.output), options.listener_or_mute
     repo, license = options.repo, options.license
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"--repo {repo}: give the owner and the name, such as {REPO}")
@@ -100,7 +100,7 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     placed = _place_datasets(opened, repo)
     if output:
         there = read_output(output, opened, "card", endings=(".md",), besides=(CARD,))
-        if there and not _is_ours(there) and not (options.yes or listener.asked(output)):
+        if there and not _is_ours(there) and not (options.yes or listener.confirm(output)):
             raise UsageError(
                 f"{output} exists already, and is not a card or was changed since: give another "
                 "-o, or --yes to replace it"

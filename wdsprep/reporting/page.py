@@ -62,13 +62,13 @@ def gather(datasets: Datasets, options: ReportOptions) -> dict[str, Any]:
     The listener of the options gets a line for each model that is loaded, and hears what is being
     done now.
     """
-    listener, seed, max_area = options.heard_by, options.seed, options.max_area
+    listener, seed, max_area = options.listener_or_mute, options.seed, options.max_area
     copies = None
     if options.duplicates:
         from wdsprep.reporting.copies import choose_copies  # pyarrow is slow to import
 
         table = os.fspath(options.duplicates)
-        copies = choose_copies(datasets, table, max_area, listener.heard)
+        copies = choose_copies(datasets, table, max_area, listener.on_step)
     decodings = {
         dataset.shown: find_decoding(dataset, options.model)
         for dataset in datasets.latents
@@ -77,7 +77,7 @@ def gather(datasets: Datasets, options: ReportOptions) -> dict[str, Any]:
 
     def chapter(dataset: ReportDataset) -> dict[str, Any]:
         def counts(noun: str, many: str = "") -> Counting:
-            return lambda done, of: listener.heard(
+            return lambda done, of: listener.on_step(
                 f"{done:,} of {plural(of, noun, many)} read: {dataset.shown}"
             )
 
@@ -94,7 +94,7 @@ def gather(datasets: Datasets, options: ReportOptions) -> dict[str, Any]:
             "ends": [*column_ends(datasets.images, dataset, samples=samples, max_area=max_area)],
         }
 
-    sheet = Sheet(datasets, decodings, Decoders(listener.told), max_area, listener.heard)
+    sheet = Sheet(datasets, decodings, Decoders(listener.on_message), max_area, listener.on_step)
     chapters = list(map(chapter, datasets.every))
     groups = sheet.groups(options.samples, f"sheet {seed}")
     return {

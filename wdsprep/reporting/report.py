@@ -40,16 +40,16 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     from wdsprep.reporting.datasets import open_all, read_output
     from wdsprep.reporting.page import MARK, gather, page_of, plan_of
 
-    output, listener = os.fspath(options.output), options.heard_by
+    output, listener = os.fspath(options.output), options.listener_or_mute
     opened = open_all([os.fspath(dataset) for dataset in datasets])
     start = read_output(output, opened.every, "report", endings=(".html", ".htm"))
-    if start and MARK not in start and not (options.yes or listener.asked(output)):
+    if start and MARK not in start and not (options.yes or listener.confirm(output)):
         raise UsageError(
             f"{output} exists already and is not a report: give another -o, or --yes to replace it"
         )
     store, name = split_url(output)
     with store.write(name) as sink:  # fails before the work if the place cannot be written to
-        listener.told(plan_of(opened, options.samples, options.model))
+        listener.on_message(plan_of(opened, options.samples, options.model))
         facts = gather(opened, options)
         data = page_of(facts).encode()
         sink.write(data)

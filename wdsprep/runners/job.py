@@ -39,7 +39,7 @@ class JobStatus:
         return elapsed_s / self.share_done - elapsed_s if 0 < self.share_done < 1 else 0.0
 
 
-Heard = Callable[[Callable[[], JobStatus]], None]
+StatusListener = Callable[[Callable[[], JobStatus]], None]
 """Is called at each event with a function that makes a JobStatus, which takes a while where many
 workers are under way."""
 
@@ -47,7 +47,7 @@ workers are under way."""
 class JobListener:
     """A listener to the progress of a command. A subclass overrides what it wants to hear.
 
-    Functions can be given by name instead: `JobListener(told=print)`.
+    Functions can be given by name instead: `JobListener(on_message=print)`.
     """
 
     def __init__(self, **functions: Callable[..., Any]) -> None:
@@ -55,37 +55,37 @@ class JobListener:
             getattr(JobListener, name)  # raises AttributeError for a name that nobody calls
             setattr(self, name, function)
 
-    def told(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Hear a line to keep."""
 
-    def listed(self, place: str, done: int, of: int) -> None:
+    def on_listing(self, place: str, done: int, of: int) -> None:
         """Hear how many files or units of a place have been looked at.
 
         `of` is how many there are; 0 where nobody knows.
         """
 
-    def compared(self, done: int, of: int) -> None:
+    def on_comparison(self, done: int, of: int) -> None:
         """Hear how much has been compared with what was made before, or with each other."""
 
-    def begun(self, plan: Any) -> None:
+    def on_begin(self, plan: Any) -> None:
         """Hear what is known before the first worker starts, or before anything is changed."""
 
-    def changed(self, done: int, of: int) -> None:
+    def on_change(self, done: int, of: int) -> None:
         """Hear how many units or files have been changed, of how many; 0 where nobody knows."""
 
-    def status(self, status: Callable[[], JobStatus]) -> None:
+    def on_status(self, status: Callable[[], JobStatus]) -> None:
         """Hear of an event, with a function that returns the status of the job.
 
         The function takes a while where many workers are under way.
         """
 
-    def heard(self, step: Any) -> None:
+    def on_step(self, step: Any) -> None:
         """Hear each step of `encode`, as the progress of a unit, and of `report`, as a text."""
 
-    def captioned(self, outcome: Any, report: Any) -> None:
+    def on_captions(self, outcome: Any, report: Any) -> None:
         """Hear how captions that are not the samples' own were used, for each dataset of encode."""
 
-    def asked(self, _question: Any) -> bool:
+    def confirm(self, _question: Any) -> bool:
         """Answer whether to do what is done without asking where `yes` is given."""
         return False
 
@@ -116,10 +116,10 @@ class Job(Generic[U, R]):
         units: Iterable[U],
         *,
         sizes: Mapping[str, int] = MappingProxyType({}),
-        heard: Heard = lambda _status: None,
+        on_status: StatusListener = lambda _status: None,
     ) -> None:
         self._events = runner.run(work, units)
-        self._sizes, self._heard = sizes, heard
+        self._sizes, self._on_status = sizes, on_status
         self._nbytes_of = sum(sizes.values())
         self._under_way: dict[str, object] = {}
         self._nbytes = self._units_done = 0
@@ -131,12 +131,13 @@ class Job(Generic[U, R]):
     def events(self) -> Iterator[Event]:
         """Do the units, and yield the events of each as they happen.
 
-        Units that failed for good go into `quarantined` too. `heard` is called after each event.
+        Units that failed for good go into `quarantined` too, and `on_status` is called after each
+        event.
         """
         for event in self._events:
             self._note(event)
             yield event
-            self._heard(self.status)
+            self._on_status(self.status)
 
     def results(self) -> Iterator[tuple[U, R]]:
         """Do the units, and yield each finished unit with its result.
@@ -175,7 +176,7 @@ def job_largest_first(
     work: Work,
     units: Iterable[S],
     *,
-    heard: Heard = lambda _status: None,
+    on_status: StatusListener = lambda _status: None,
 ) -> Job[S, Any]:
     """Return a job of units that are all known beforehand, the largest first.
 
@@ -184,7 +185,8 @@ def job_largest_first(
     """
     units = sorted(units, key=lambda unit: -unit.nbytes)
     sizes = {unit.name: unit.nbytes for unit in units}
-    return Job(make_runner(len(units), sum(sizes.values())), work, units, sizes=sizes, heard=heard)
+    runner = make_runner(len(units), sum(sizes.values()))
+    return Job(runner, work, units, sizes=sizes, on_status=on_status)
 
 
 def check_all_done(quarantined: Sequence[Quarantined], noun: str, done: str, remedy: str) -> None:

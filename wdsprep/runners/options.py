@@ -95,7 +95,7 @@ class ListenedOptions(Options):
         object.__setattr__(self, "progress", flag("progress", self.progress))
 
     @property
-    def heard_by(self) -> JobListener:
+    def listener_or_mute(self) -> JobListener:
         """Return the listener, or one that hears nothing."""
         return self.listener or JobListener()
 

@@ -45,7 +45,7 @@ class JobProgress(JobListener):
         """Return the seconds since the first worker was heard of. Rates count from there."""
         return time.monotonic() - self._at_work
 
-    def told(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.line.say(text)
 
     def start_counting(self) -> None:
@@ -53,7 +53,7 @@ class JobProgress(JobListener):
         self.line = ProgressLine()
         self.line.wait_for(self.waiting)
 
-    def status(self, status: Callable[[], JobStatus]) -> None:
+    def on_status(self, status: Callable[[], JobStatus]) -> None:
         self._at_work = self._at_work or time.monotonic()
         TERMINAL.left_off = lambda: self.left_off(status())
         self.line.offer(lambda: self.parts(status()))
@@ -105,10 +105,10 @@ class JobProgress(JobListener):
         """Return further parts of the progress line: none, unless a command has some of its own."""
         return []
 
-    def changed(self, done: int, of: int) -> None:
+    def on_change(self, done: int, of: int) -> None:
         self.line.show(f"{self.unit} {done:,}{f' of {of:,}' if of else ''} changed")
 
-    def compared(self, done: int, of: int) -> None:
+    def on_comparison(self, done: int, of: int) -> None:
         told = f"comparing {plural(of, self.touched)} with what was {self.done}"
         self.line.show(f"{told}: {done:,} so far")
 
@@ -122,20 +122,20 @@ class CallProgress(JobProgress):
         super().__init__()
         self.unit = unit
 
-    def listed(self, _place: str, done: int, _of: int) -> None:
+    def on_listing(self, _place: str, done: int, _of: int) -> None:
         self.line.show(f"listing: {done:,} so far")
 
-    def begun(self, _plan: object) -> None:
+    def on_begin(self, _plan: object) -> None:
         self.start_counting()
 
-    def heard(self, step: object) -> None:
+    def on_step(self, step: object) -> None:
         if isinstance(step, str):  # what a report does now
             self.line.show(step)
 
-    def told(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Print a line that stays, if a person looks on."""
         if self.line.is_seen:
-            super().told(text)
+            super().on_message(text)
 
     def _pace(self, status: JobStatus) -> tuple[str, str]:
         self.counted = "" if status.nbytes_of else "sample"

@@ -30,7 +30,7 @@ from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
-from wdsprep.runners.job import Heard, Job, JobStatus
+from wdsprep.runners.job import Job, JobStatus, StatusListener
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import NotebookTable, human_counts, plural
@@ -62,20 +62,16 @@ class RunProgress:
     share: float
     rejects: Mapping[str, int]
     failed_hosts: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JointProgress(RunProgress):
-    """The progress of a unit of several runs, summed up; `parts` has that of each run."""
-
-    parts: Mapping[int, RunProgress]
+    parts: "Mapping[int, RunProgress]" = field(default_factory=dict)
+    """The progress of each run by its number, which is summed up here, if the unit is a
+    `JointUnit`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointUnit:
     """A unit that belongs to several runs at once; `parts` has the unit of each run by its number.
 
-    Its progress is a `JointProgress`, and its result has a part for each run.
+    Its progress and its result have a part for each run.
     """
 
     parts: Mapping[int, Unit]
@@ -365,26 +361,26 @@ def do_runs(
     runner: Runner | None,
     work: Work,
     units: Iterable[Unit],
-    heard: Callable[[RunProgress], None] = lambda _progress: None,
-    status: Heard = lambda _status: None,
+    on_step: Callable[[RunProgress], None] = lambda _progress: None,
+    on_status: StatusListener = lambda _status: None,
 ) -> list[Outcome]:
     """Do the units of one run or of several, publish the manifests, and return the outcomes.
 
     The units of several runs are all `JointUnit`s. Without a runner no unit is done. The
-    manifests are published however this ends. `heard` is called with the progress of each step,
-    and `status` at each event with a function that returns the state of all runs together.
+    manifests are published however this ends. `on_step` is called with the progress of each step,
+    and `on_status` at each event with a function that returns the state of all runs together.
     """
     with contextlib.ExitStack() as under_way:
         for run in runs:
             under_way.enter_context(run.under_way())
         if runner is not None:
             job: Job[Unit, object] = Job(
-                runner, work, units, heard=lambda _status: status(lambda: joint_status(runs))
+                runner, work, units, on_status=lambda _status: on_status(lambda: joint_status(runs))
             )
             with contextlib.closing(job):
                 for event in job.events():
                     if isinstance(event, Step):
-                        heard(cast("RunProgress", event.value))
+                        on_step(cast("RunProgress", event.value))
                     for number, part in _parts(event):
                         runs[number].take(part)
     return [run.outcome for run in runs]
@@ -398,7 +394,7 @@ def _parts(event: Event) -> Iterator[tuple[int, Event]]:
     for number, unit in event.unit.parts.items():
         match event:
             case Step():
-                value = cast("JointProgress", event.value).parts[number]
+                value = cast("RunProgress", event.value).parts[number]
                 yield number, replace(event, unit=unit, value=value)
             case Finished():
                 result = cast("Mapping[int, object]", event.result)[number]

@@ -124,7 +124,7 @@ def score(options: ScoreOptions) -> Outcome:
     The options are those of `wdsprep score`; `model`, `label` and `head` may be one or several.
     After an interruption, the same call continues the run.
     """
-    listener = options.heard_by
+    listener = options.listener_or_mute
     plan = _plan_of(options, listener)
     edition, manifest = open_dataset_to_write(
         plan.out, "latents", plan.settings, overwrite=options.overwrite
@@ -137,12 +137,12 @@ def score(options: ScoreOptions) -> Outcome:
         redo_changed=options.redo_changed,
         is_whole=plan.source.is_whole,
         tars=tars_of(plan.source.url, int(options.max_bytes)),
-        compared=listener.compared,
+        compared=listener.on_comparison,
     )
     remove_stale_units(edition, left.stale)
     for line in left.lines:
-        listener.told(line)
-    listener.begun(plan)
+        listener.on_message(line)
+    listener.on_begin(plan)
     made_by = [*(model.name for model, _ in plan.tried), plan.settings[SCORES]["language"]]
     run = Run(
         edition,
@@ -159,9 +159,11 @@ def score(options: ScoreOptions) -> Outcome:
     if count:
         runner = runner_of(plan.by, plan.worker_plan, units=count, phase=plan.out, name="score")
     track = options.track if count else ""
-    with RunTracking(track, [plan.out], listener, settings=plan.settings, before=before) as status:
+    with RunTracking(
+        track, [plan.out], listener, settings=plan.settings, before=before
+    ) as on_status:
         units = joint_units([PackedShards.take_from(left.shards)])
-        (outcome,) = do_runs([run], runner, work, units, status=status)
+        (outcome,) = do_runs([run], runner, work, units, on_status=on_status)
     return outcome
 
 
@@ -195,9 +197,9 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     images, out = absolute(options.images), absolute(options.out)
     source = find_image_shards(images, options.resolution)
     check_apart(source.url if is_glob(images) else images, out)
-    by = settle_runner(options.part(EncodeWorkerOptions), listener.told, doing="scoring")
+    by = settle_runner(options.part(EncodeWorkerOptions), listener.on_message, doing="scoring")
     library = language_library() if options.language else ""
-    models = _models(options, listener.told)
+    models = _models(options, listener.on_message)
     columns = _columns(models, has_captions=options.language)
     worker_plan = plan_for_machines(by)
     usual = "fp32" if worker_plan.device == "cpu" else "fp16"

@@ -41,10 +41,10 @@ class RemoveOutput(CommandOutput[Removal]):
 
     unit, waits = "unit", False
 
-    def listed(self, place: str, done: int, of: int) -> None:
+    def on_listing(self, place: str, done: int, of: int) -> None:
         self.line.show(f"{place}: searching {self.unit} {done + 1:,} of {of:,}")
 
-    def begun(self, removal: Removal) -> None:
+    def on_begin(self, removal: Removal) -> None:
         """Print what would be removed. With --json it is in the result at the end."""
         self.line.clear()
         if not self.as_json:
@@ -127,7 +127,7 @@ SHOWN_COPIES = 3
 class DuplicatesOutput(CommandOutput[Duplicates]):
     """The output of `duplicates`: a progress line, and at the end the groups of copies."""
 
-    def compared(self, done: int, of: int) -> None:
+    def on_comparison(self, done: int, of: int) -> None:
         self.line.counting("comparison")(done, of)
 
     def details(self, status: JobStatus) -> list[str]:

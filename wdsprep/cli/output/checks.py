@@ -22,11 +22,11 @@ class CheckOutput(CommandOutput[T]):
 
     unit = "unit"
 
-    def told(self, text: str) -> None:
-        super().told(text)
+    def on_message(self, text: str) -> None:
+        super().on_message(text)
         self.line.wait_for("waiting for the first worker")
 
-    def listed(self, url: str, receipts: int, _of: int) -> None:
+    def on_listing(self, url: str, receipts: int, _of: int) -> None:
         self.line.show(f"{url}: {plural(receipts, 'receipt')} read")
 
     def details(self, status: JobStatus) -> list[str]:
@@ -92,15 +92,15 @@ def finding_facts(finding: Finding) -> dict[str, str]:
 class RepairOutput(CheckOutput[Repair]):
     """The output of `repair`: what it will do, a question, and what it has done."""
 
-    def begun(self, repair: Repair) -> None:
+    def on_begin(self, repair: Repair) -> None:
         """Print what would be repaired. With --json it is in the result at the end."""
         self.line.clear()
         if not self.as_json and (intent := join_lines(_intent_lines(repair))):
             echo(intent)
 
-    def changed(self, done: int, of: int) -> None:
+    def on_change(self, done: int, of: int) -> None:
         self.unit = "file"
-        super().changed(done, of)
+        super().on_change(done, of)
 
     def exit_code(self, repair: Repair) -> int:
         return DONE_WITH_DAMAGE if not repair.is_whole else 0

@@ -65,15 +65,15 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         self._captions: dict[str, CaptionReport] = {}
         self._noun = "image"
 
-    def heard(self, progress: RunProgress) -> None:
-        self._speeds.heard(progress)
+    def on_step(self, progress: RunProgress) -> None:
+        self._speeds.take(progress)
 
-    def captioned(self, outcome: Outcome, report: CaptionReport) -> None:
+    def on_captions(self, outcome: Outcome, report: CaptionReport) -> None:
         self._captions[self._place(outcome)] = report
 
-    def begun(self, plan: EncodePlan) -> None:
+    def on_begin(self, plan: EncodePlan) -> None:
         for line in headlines(plan):
-            self.told(line)
+            self.on_message(line)
         if plan.recipe.is_of_text:
             self._noun = "caption"
             self.counted = "caption" if self.counted == "image" else self.counted

@@ -29,15 +29,15 @@ class ImportOutput(CommandOutput[Outcome]):
 
     unit, done, counted, place_name = "file", "imported", "sample", "latents"
 
-    def begun(self, begun: ImportBegun) -> None:
+    def on_begin(self, begun: ImportBegun) -> None:
         kind, files, plan = begun
         columns = (f"{column.role} from {column.name!r}" for column in plan.chosen.columns)
         source = self.options["source"]
-        self.told(f"{source}: {plural(files, FILES[kind])}, {', '.join(columns)}")
+        self.on_message(f"{source}: {plural(files, FILES[kind])}, {', '.join(columns)}")
         fields = (f"{field.name} {field}" for field in plan.fields)
-        self.told(f"each sample has {', '.join(fields)}")
+        self.on_message(f"each sample has {', '.join(fields)}")
         if plan.bits:
-            self.told(f"{', '.join(plan.bits)}: uint16, read as the bits of bfloat16")
+            self.on_message(f"{', '.join(plan.bits)}: uint16, read as the bits of bfloat16")
         self.start_counting()
 
     def summary(self, outcome: Outcome) -> Iterator[str]:

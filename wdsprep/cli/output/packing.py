@@ -69,11 +69,11 @@ class PackOutput(CommandOutput[Outcome]):
     counted, spared, place_name = "image", "--max-area", "images"
     _fetches = False
 
-    def listed(self, _source: str, count: int, _of: int) -> None:
+    def on_listing(self, _source: str, count: int, _of: int) -> None:
         self.line.show(f"listing the source: {count:,} so far")
 
-    def begun(self, survey: SourceSurvey) -> None:
-        self.told(f"{self.options['source']}: {describe(survey)}")
+    def on_begin(self, survey: SourceSurvey) -> None:
+        self.on_message(f"{self.options['source']}: {describe(survey)}")
         self._fetches = survey.source.kind == "urls"
         self.start_counting()
 

@@ -25,10 +25,10 @@ class ReportOutput(CommandOutput[WrittenReport]):
 
     waits = False
 
-    def heard(self, text: str) -> None:
+    def on_step(self, text: str) -> None:
         self.line.show(text)
 
-    def asked(self, output: object) -> bool:
+    def confirm(self, output: object) -> bool:
         return ask_to_replace(f"{output}", "not a report")
 
     def facts(self, written: WrittenReport) -> Iterator[dict[str, Any]]:
@@ -56,7 +56,7 @@ class CardOutput(CommandOutput[Card]):
 
     waits = False
 
-    def asked(self, output: object) -> bool:
+    def confirm(self, output: object) -> bool:
         return ask_to_replace(f"{output}", "not a card, or was changed since")
 
     def facts(self, card: Card) -> Iterator[dict[str, Any]]:

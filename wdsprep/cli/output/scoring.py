@@ -17,14 +17,14 @@ class ScoreOutput(CommandOutput[Outcome]):
     unit, done, counted, waiting = "shard", "scored", "sample", LOADS_TORCH
     place_name = "scores"
 
-    def begun(self, plan: ScorePlan) -> None:
+    def on_begin(self, plan: ScorePlan) -> None:
         for model, processor in plan.tried:
-            self.told(f"{model.name}: {model.role}, {processor}")
+            self.on_message(f"{model.name}: {model.role}, {processor}")
         samples = sum(shard.item.take or shard.item.samples for shard in plan.wanted)
         of = f"{plural(samples, 'image')} in {plural(len(plan.wanted), 'shard')}"
         arrays = (f"{field.name} {field}" for field in fields_of(plan.settings["layout"]))
         fields = [*columns_of(plan.settings), *arrays]
-        self.told(f"{self.options['images']}: {of}; each gets {', '.join(fields)}")
+        self.on_message(f"{self.options['images']}: {of}; each gets {', '.join(fields)}")
         self.start_counting()
 
     def summary(self, outcome: Outcome) -> Iterator[str]:

@@ -108,7 +108,7 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
     def summary(self, result: T) -> Iterable[str]:
         """Yield the lines that a person reads."""
 
-    def asked(self, _question: object) -> bool:
+    def confirm(self, _question: object) -> bool:
         """Ask whether to go on, and return the answer; false if nobody can answer."""
         return sys.stdin.isatty() and click.confirm("do this?", err=True)
 

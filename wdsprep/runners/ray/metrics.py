@@ -91,7 +91,7 @@ class DriversMetrics:
     def given(self) -> None:
         self._attempts.inc(1, self._tags)
 
-    def heard(self, slot: int, kind: Kind) -> None:
+    def count(self, slot: int, kind: Kind) -> None:
         """Count a message in which a worker says that it is ready or lost."""
         if kind == "ready":
             self._open.add(slot)

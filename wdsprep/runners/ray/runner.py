@@ -140,12 +140,12 @@ class RayRunner:
 
     def end(self, slot: int, *, is_stuck: bool = False) -> str:  # noqa: ARG002  all are killed
         self._dismiss(slot)
-        self._metrics.heard(slot, "lost")
+        self._metrics.count(slot, "lost")
         return ""
 
     def hear(self) -> Iterator[SlotMessage]:
         for slot, order, message in self._messages():
-            self._metrics.heard(slot, message[0])
+            self._metrics.count(slot, message[0])
             yield slot, order, message
 
     def _messages(self) -> Iterator[SlotMessage]:

@@ -60,7 +60,7 @@ class BodyChecks:
     is_given_back: bool | None = None
     """True if it has always given back the CRC of a part; unknown at first."""
 
-    def heard(self, *, is_given_back: bool) -> None:
+    def note(self, *, is_given_back: bool) -> None:
         """Note whether the server gave back the CRC of a part.
 
         Once it has not, it is never believed again.
@@ -149,7 +149,7 @@ class S3Sink(PartSink):
         if self._has_crc:
             part["ChecksumCRC32"] = sums["ChecksumCRC32"]
             is_given_back = answer.get("ChecksumCRC32") == sums["ChecksumCRC32"]
-            self._checks.heard(is_given_back=is_given_back)
+            self._checks.note(is_given_back=is_given_back)
             if not is_given_back and "ContentMD5" not in sums:  # so nobody has compared anything
                 return self._put_part(number, data)
         return part
