@@ -16,15 +16,13 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from wdsprep.dataset.file_names import CARD
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.shapes import batch_that_fits
-from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.datasets import (
@@ -33,7 +31,7 @@ from wdsprep.reporting.datasets import (
     open_each,
     pick,
     read_output,
-    read_sample,
+    read_samples,
 )
 from wdsprep.reporting.options import REPO, CardOptions
 from wdsprep.store import split_url
@@ -114,14 +112,6 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
 
 
 # --- where it goes
-class PlacedDataset(NamedTuple):
-    """A dataset with its name and its folder in the repository of the card."""
-
-    dataset: ReportDataset
-    name: str
-    folder: str
-
-
 def _hub_place(url: str) -> tuple[str, str]:
     """Return the repository and the folder of a place on the hub; empty texts for other places."""
     if place_scheme(url) != "hf":
@@ -130,19 +120,19 @@ def _hub_place(url: str) -> tuple[str, str]:
     return root.removeprefix("hf://datasets/").partition("@")[0], folder
 
 
-def _place_datasets(datasets: Sequence[ReportDataset], repo: str) -> list[PlacedDataset]:
-    placed: list[PlacedDataset] = []
+def _place_datasets(datasets: Sequence[ReportDataset], repo: str) -> list[ReportDataset]:
+    placed: list[ReportDataset] = []
     for dataset in datasets:
         last = dataset.store.url.rstrip("/").rpartition("/")[2]
         name = re.sub(r"[^\w.-]", "-", last, flags=re.ASCII) or "default"  # as the hub accepts it
         for other in placed:
             if other.name == name:
-                both = f"{other.dataset.shown} and {dataset.shown}"
+                both = f"{other.shown} and {dataset.shown}"
                 raise UsageError(f"{both} have the same name, {name}: rename one of them")
         repo_there, folder = _hub_place(dataset.store.url)
         if repo_there != repo:
             folder = name if len(datasets) > 1 else ""
-        placed.append(PlacedDataset(dataset, name, folder))
+        placed.append(replace(dataset, name=name, folder=folder))
     return placed
 
 
@@ -156,7 +146,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _uploads(placed: Sequence[PlacedDataset], repo: str, output: str) -> Iterator[str]:
+def _uploads(placed: Sequence[ReportDataset], repo: str, output: str) -> Iterator[str]:
     """Yield the commands that upload what is not in the repository.
 
     Of a remote dataset a copy is uploaded, which the user has to make.
@@ -166,14 +156,14 @@ def _uploads(placed: Sequence[PlacedDataset], repo: str, output: str) -> Iterato
         source = place if local_path(place) is not None else f"COPY-OF-{place.rpartition('/')[2]}"
         return shlex.join(["hf", "upload", repo, source, path, "--repo-type", "dataset"])
 
-    for item in placed:
-        if _hub_place(item.dataset.store.url)[0] != repo:
-            yield upload(item.dataset.shown, item.folder or ".")
+    for dataset in placed:
+        if _hub_place(dataset.store.url)[0] != repo:
+            yield upload(dataset.shown, dataset.folder or ".")
     if not output:
         return
     store, name = split_url(output)
     first = placed[0]
-    is_of_first = (store.url, name) == (first.dataset.store.url, CARD)
+    is_of_first = (store.url, name) == (first.store.url, CARD)
     if len(placed) == 1 and not first.folder and is_of_first:
         return
     if _hub_place(output) != (repo, CARD):
@@ -182,34 +172,34 @@ def _uploads(placed: Sequence[PlacedDataset], repo: str, output: str) -> Iterato
 
 # --- what it says
 def _card_parts(
-    placed: Sequence[PlacedDataset], repo: str, license: str, samples: int, seed: int
+    placed: Sequence[ReportDataset], repo: str, license: str, samples: int, seed: int
 ) -> Iterator[str]:
     yield from ("---\n", *_yaml_header(placed, repo, license), "---\n\n")
     yield f"# {repo.partition('/')[2]}\n\n"
     yield "Shards of captioned images, and what models made of them, for training diffusion\n"
     yield "models: WebDataset tars, made with wdsprep.\n\n"
     rows = []
-    for item in placed:
-        manifest = item.dataset.manifest
-        what = "images" if item.dataset.is_of_images else item.dataset.label
+    for dataset in placed:
+        manifest = dataset.manifest
+        what = "images" if dataset.is_of_images else dataset.label
         what += "" if manifest.complete else ", not complete"
         counts = f"{manifest.samples:,}", f"{len(manifest.shards):,}"
-        rows.append((span(item.name), what, *counts, human_bytes(manifest.nbytes)))
+        rows.append((span(dataset.name), what, *counts, human_bytes(manifest.nbytes)))
     yield from table(("dataset", "what", "samples", "shards", "size"), rows)
-    for item in placed:
-        yield f"\n## {span(item.name)}\n\n"
-        facts = _image_facts if item.dataset.is_of_images else _latent_facts
-        yield from facts(item.dataset)
+    for dataset in placed:
+        yield f"\n## {span(dataset.name)}\n\n"
+        facts = _image_facts if dataset.is_of_images else _latent_facts
+        yield from facts(dataset)
     yield from _load_section(placed, repo)
     yield from FORMAT
     if samples:
         yield "\n## Samples\n"
-    for item in placed if samples else ():
-        yield from _sample_lines(item, samples, seed)
+    for dataset in placed if samples else ():
+        yield from _sample_lines(dataset, samples, seed)
     yield "\n"
 
 
-def _yaml_header(placed: Sequence[PlacedDataset], repo: str, license: str) -> Iterator[str]:
+def _yaml_header(placed: Sequence[ReportDataset], repo: str, license: str) -> Iterator[str]:
     """Yield the YAML at the start of the card.
 
     JSON is YAML, so texts are quoted as in JSON.
@@ -217,25 +207,25 @@ def _yaml_header(placed: Sequence[PlacedDataset], repo: str, license: str) -> It
     yield f"license: {json.dumps(license)}\n" if license else f"# {LICENCE}\n"
     yield f"pretty_name: {json.dumps(repo.partition('/')[2])}\n"
     yield "task_categories:\n- text-to-image\n"
-    most = max(item.dataset.manifest.samples for item in placed)
+    most = max(dataset.manifest.samples for dataset in placed)
     yield f"size_categories:\n- {size_category(most)}\n"
     yield "tags:\n- webdataset\n- wdsprep\n"
     yield "configs:\n"
-    for number, item in enumerate(placed):
-        path = f"{item.folder}/" if item.folder else ""
-        yield f"- config_name: {json.dumps(item.name)}\n"
+    for number, dataset in enumerate(placed):
+        path = f"{dataset.folder}/" if dataset.folder else ""
+        yield f"- config_name: {json.dumps(dataset.name)}\n"
         yield "  default: true\n" if not number else ""
         yield "  data_files:\n  - split: train\n    path:\n"
-        kind = "parquet" if item.dataset.manifest.is_scored else "tar"
-        for bucket in item.dataset.buckets:
+        kind = "parquet" if dataset.manifest.is_scored else "tar"
+        for bucket in dataset.buckets:
             folder = re.sub(r"([*?\[])", r"[\1]", bucket)  # which else is a pattern
             yield f"    - {json.dumps(f'{path}{folder}/**/*.{kind}')}\n"
-    images = [item for item in placed if item.dataset.is_of_images]
+    images = [dataset for dataset in placed if dataset.is_of_images]
     if images:
         yield "dataset_info:\n"
-    for item in images:
-        yield f"- config_name: {json.dumps(item.name)}\n  features:\n"
-        yield from _features(roles_of(item.dataset.manifest.settings))
+    for dataset in images:
+        yield f"- config_name: {json.dumps(dataset.name)}\n  features:\n"
+        yield from _features(roles_of(dataset.manifest.settings))
 
 
 def _features(roles: Sequence[str]) -> Iterator[str]:
@@ -351,8 +341,8 @@ def _latent_facts(dataset: ReportDataset) -> Iterator[str]:
         yield from table(("shape", "samples"), shapes)
 
 
-def _load_section(placed: Sequence[PlacedDataset], repo: str) -> Iterator[str]:
-    names = [item.name for item in placed]
+def _load_section(placed: Sequence[ReportDataset], repo: str) -> Iterator[str]:
+    names = [dataset.name for dataset in placed]
     yield f"""
 ## Load
 
@@ -364,11 +354,11 @@ dataset = datasets.load_dataset("{repo}", "{names[0]}", split="train", streaming
 print(next(iter(dataset)))
 ```
 """
-    trained = [item for item in placed if item.dataset.manifest.kind in ("latents", "text")]
+    trained = [dataset for dataset in placed if dataset.manifest.kind in ("latents", "text")]
     if trained:
         folder = repo.partition("/")[2]
         place = f"{folder}/{trained[0].folder}".rstrip("/")
-        first = trained[0].dataset.manifest
+        first = trained[0].manifest
         batch = batch_that_fits(first.settings, first.counts, first.samples)
         yield f"""
 With `wdsprep`, in an order that a seed decides, on any number of GPUs; first
@@ -399,13 +389,10 @@ FORMAT = """
 """.splitlines(keepends=True)
 
 
-def _sample_lines(item: PlacedDataset, samples: int, seed: int) -> Iterator[str]:
-    dataset = item.dataset
+def _sample_lines(dataset: ReportDataset, samples: int, seed: int) -> Iterator[str]:
     places = pick(dataset.manifest.shards, samples, f"card {seed}")
-    readers = dataset.store.readers
-    read = read_each(lambda place: read_sample(dataset, place), places, readers)
-    yield f"\nOf {span(item.name)}:\n\n"
-    for sample in read:
+    yield f"\nOf {span(dataset.name)}:\n\n"
+    for sample in read_samples(dataset, places):
         yield f"- {_sample_line(sample)}\n"
 
 

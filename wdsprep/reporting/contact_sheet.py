@@ -5,7 +5,7 @@ latents what was made of it. With latents alone, an item is a latent sample.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,9 +21,10 @@ from wdsprep.reporting.datasets import (
     find_image,
     find_latent,
     pick,
-    read_sample,
+    read_samples,
 )
 from wdsprep.reporting.distributions import latent_of
+from wdsprep.reporting.options import ReportOptions
 from wdsprep.reporting.pictures import (
     Decoders,
     Decoding,
@@ -80,11 +81,12 @@ class Sheet(NamedTuple):
     decodings: Mapping[str, Decoding]
     """The model of each dataset of latents, by its path."""
     decoders: Decoders
-    max_area: int
-    heard: Callable[[str], None]
+    options: ReportOptions
 
-    def groups(self, count: int, seed: str) -> dict[str, list[SheetItem]]:
-        """Return `count` items of each bucket, or all that it has, by the name of their group."""
+    def groups(self) -> dict[str, list[SheetItem]]:
+        """Return items of each bucket, as many as the options say, by the name of their group."""
+        count, seed = self.options.samples, f"sheet {self.options.seed}"
+        on_step = self.options.listener_or_mute.on_step
         total, _ = count_items(self.datasets, count)
         groups: dict[str, list[SheetItem]] = {}
         drawn = 0
@@ -94,14 +96,13 @@ class Sheet(NamedTuple):
                 for item in self._items(base, bucket, pick(shards, count, f"{seed} {bucket}")):
                     groups.setdefault(name, []).append(item)
                     drawn += 1
-                    self.heard(f"{drawn:,} of {plural(total, 'sample')} drawn")
+                    on_step(f"{drawn:,} of {plural(total, 'sample')} drawn")
         return groups
 
     def _items(
         self, base: ReportDataset, bucket: str, places: Sequence[SamplePlace]
     ) -> Iterator[SheetItem]:
-        readers = base.store.readers
-        samples = read_each(lambda place: read_sample(base, place), places, readers)
+        samples = read_samples(base, places)
         made = _made_of_bucket(self.datasets, base, bucket=bucket)
         columns = [samples]
         if base.is_of_images:
@@ -126,10 +127,12 @@ class Sheet(NamedTuple):
         facts = [("source", str(sample.facts.get("source", "")))]
         if base.is_of_images:
             facts = facts_of_image(sample.facts)
-            image, picture = open_picture(sample, self.max_area)
+            image, picture = open_picture(sample, self.options.max_area)
             pictures.append(picture)
             names = (member.partition(".")[0] for member in sample.members if "." in member)
-            pictures += (open_picture(sample, self.max_area, name=name)[1] for name in names)
+            pictures += (
+                open_picture(sample, self.options.max_area, name=name)[1] for name in names
+            )
         for dataset, latent in joined:
             if latent.problem:
                 facts.append((dataset.label, latent.problem))

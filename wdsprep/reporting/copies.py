@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError, UsageError
 from wdsprep.reporting.contact_sheet import SheetItem, facts_of_image, sheet_item, unread_item
-from wdsprep.reporting.datasets import Datasets, places_of, read_sample
+from wdsprep.reporting.datasets import Datasets, places_of, read_samples
 from wdsprep.reporting.pictures import open_picture
 from wdsprep.store import split_url
 from wdsprep.text import command
@@ -50,8 +49,7 @@ def choose_copies(
     chosen = _choose_groups(group, duplicate, distance)
     shown = np.concatenate([np.arange(0), *(rows[: 1 + COPIES] for rows in chosen)])
     places = places_of(images.manifest.shards, shown.tolist())
-    read = read_each(lambda place: read_sample(images, place), places, images.store.readers)
-    samples = dict(zip(shown.tolist(), read, strict=True))
+    samples = dict(zip(shown.tolist(), read_samples(images, places), strict=True))
     keys = _keys(table, samples) if samples else {}
     if any(sample.key != keys[row] for row, sample in samples.items() if not sample.problem):
         raise mismatch

@@ -15,7 +15,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from wdsprep.dataset.settings import SCORES, columns_of
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.shard_reader import ShardReader, open_shard
 from wdsprep.dataset.stored_dataset import open_dataset, refresh_manifest
+from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import (
     FormatError,
     NotAFileError,
@@ -51,11 +52,16 @@ KEPT = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ReportDataset:
-    """One dataset of a report. `shown` is its path as the user gave it."""
+    """One dataset of a report or a card. `shown` is its path as the user gave it.
+
+    A card has a `name` for the dataset, and a `folder` for it in the repository.
+    """
 
     shown: str
     store: Store
     manifest: Manifest
+    name: str = ""
+    folder: str = ""
 
     @property
     def is_of_images(self) -> bool:
@@ -264,6 +270,21 @@ def read_sample(
         return ReadSample(place, problem=str(error))
     facts = parse_object(sample.fields.get("json", b"")) or {}
     return ReadSample(place, sample.key, sample.fields, facts)
+
+
+def read_samples(
+    dataset: ReportDataset,
+    places: Sequence[SamplePlace],
+    *,
+    only: Collection[str] = (),
+    done: Callable[[int], None] = lambda _count: None,
+) -> list[ReadSample]:
+    """Return samples as `read_sample` does, in the order of their places.
+
+    `done` is called with the number of samples that have been read.
+    """
+    read = partial(read_sample, dataset, only=only)
+    return read_each(read, places, dataset.store.readers, done)
 
 
 def find_latent(latents: ReportDataset, image: ReadSample) -> ReadSample:

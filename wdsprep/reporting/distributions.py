@@ -18,9 +18,8 @@ from wdsprep.dataset.coarse_histograms import bin_name, histogram
 from wdsprep.dataset.npy_arrays import LATENT, field_of, fields_of, patchify, values_of
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import cut_size, fields_in_shape, shapes_of
-from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FormatError
-from wdsprep.reporting.datasets import ReadSample, ReportDataset, pick, read_sample
+from wdsprep.reporting.datasets import ReadSample, ReportDataset, pick, read_samples
 from wdsprep.text import Counting
 
 SAMPLES = 256
@@ -51,12 +50,7 @@ def survey_of(dataset: ReportDataset, seed: str, heard: Counting) -> dict[str, A
     """
     places = pick(dataset.manifest.shards, SAMPLES, seed)
     members = ("json", LATENT) if dataset.has_latents else ("json",)
-    read = read_each(
-        lambda place: read_sample(dataset, place, only=members),
-        places,
-        dataset.store.readers,
-        lambda done: heard(done, len(places)),
-    )
+    read = read_samples(dataset, places, only=members, done=lambda count: heard(count, len(places)))
     samples = [sample for sample in read if not sample.problem]
     histograms = [
         {"title": title, "unit": unit, "bars": bars, "is_of_all": is_of_all, "total": total}

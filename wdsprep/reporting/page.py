@@ -94,9 +94,9 @@ def gather(datasets: Datasets, options: ReportOptions) -> dict[str, Any]:
             "ends": [*column_ends(datasets.images, dataset, samples=samples, max_area=max_area)],
         }
 
-    sheet = Sheet(datasets, decodings, Decoders(listener.on_message), max_area, listener.on_step)
+    sheet = Sheet(datasets, decodings, Decoders(listener.on_message), options)
     chapters = list(map(chapter, datasets.every))
-    groups = sheet.groups(options.samples, f"sheet {seed}")
+    groups = sheet.groups()
     return {
         "datasets": datasets,
         "funnel": list(funnel(datasets)),
