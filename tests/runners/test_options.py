@@ -78,7 +78,9 @@ def test_nobody_imports_ray_to_find_out_whether_it_is_in_use() -> None:
 
 def runner(*, workers: int, nbytes: int, is_safe: bool) -> Runner:
     options = VerifyOptions(workers=workers, runner="local")
-    return runner_for(options, 4, nbytes, told=lambda _text: None, name="verify", is_safe=is_safe)
+    return runner_for(
+        options, 4, nbytes, on_message=lambda _text: None, name="verify", is_safe=is_safe
+    )
 
 
 @pytest.mark.parametrize("is_safe", [True, False])

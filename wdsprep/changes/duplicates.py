@@ -211,7 +211,7 @@ def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
     def on_status(status: Callable[[], JobStatus]) -> None:
         listener.on_status(lambda: replace(status(), samples=samples))
 
-    make_runner = partial(runner_for, options, told=listener.on_message, name="duplicates")
+    make_runner = partial(runner_for, options, on_message=listener.on_message, name="duplicates")
     job = job_largest_first(make_runner, FunctionWork(hash_shard), units, on_status=on_status)
     with closing(job):
         for unit, _ in job.results():

@@ -434,7 +434,7 @@ class _SelectedDataset:
         if pending and options:
             nbytes = sum(unit.nbytes for unit in pending)
             runner = runner_for(
-                options, len(pending), nbytes, told=lambda _line: None, name="select"
+                options, len(pending), nbytes, on_message=lambda _line: None, name="select"
             )
         with RunTracking(
             self.selection.options.track if runner else "",

@@ -69,7 +69,7 @@ def repair(options: RepairOptions) -> "Repair":
     verified = check_datasets(
         [options.dataset],
         make_runner=partial(
-            runner_for, options, told=listener.on_message, name="verify", is_safe=True
+            runner_for, options, on_message=listener.on_message, name="verify", is_safe=True
         ),
         quick=options.quick,
         listener=listener,

@@ -77,7 +77,9 @@ def verify(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
     if not datasets:
         raise UsageError("nothing to verify: give the path or URL of a dataset")
     listener = options.listener_or_mute
-    make_runner = partial(runner_for, options, told=listener.on_message, name="verify", is_safe=True)
+    make_runner = partial(
+        runner_for, options, on_message=listener.on_message, name="verify", is_safe=True
+    )
     return check_datasets(datasets, make_runner=make_runner, quick=options.quick, listener=listener)
 
 
@@ -111,7 +113,8 @@ def check_datasets(
 
 def _survey(url: str, shown: str, listener: JobListener) -> DatasetSurvey:
     shown = shown.rstrip("/") or "/"
-    return survey_dataset(shared_store(url), shown, lambda count: listener.on_listing(shown, count, 0))
+    store = shared_store(url)
+    return survey_dataset(store, shown, lambda count: listener.on_listing(shown, count, 0))
 
 
 def _check_bytes(

@@ -389,7 +389,9 @@ class _Export:
         `done` is the word in its message for what could not be done.
         """
         listener = self.options.listener_or_mute
-        make_runner = partial(runner_for, self.options, told=listener.on_message, name="export")
+        make_runner = partial(
+            runner_for, self.options, on_message=listener.on_message, name="export"
+        )
         job: Job[Any, Any] = job_largest_first(
             make_runner, work, units, on_status=listener.on_status
         )

@@ -119,7 +119,9 @@ def import_(options: ImportOptions) -> Outcome:
     runner = None
     if pending:
         nbytes = sum(shard.item.nbytes for shard in pending)
-        runner = runner_for(options, len(pending), nbytes, told=listener.on_message, name="import")
+        runner = runner_for(
+            options, len(pending), nbytes, on_message=listener.on_message, name="import"
+        )
     run = Run(
         edition,
         manifest,

@@ -78,7 +78,7 @@ def runner_for(
     units: int,
     nbytes: int,
     *,
-    told: Callable[[str], None],
+    on_message: Callable[[str], None],
     name: str,
     is_safe: bool = False,
 ) -> Runner:
@@ -87,11 +87,11 @@ def runner_for(
     Otherwise the runner has workers, on this machine no more than there are units. If that is one
     worker on this machine and the work `is_safe`, the runner is in this process too: to verify
     400 MB then takes 0.7 of the processor time. Safe work runs none of the libraries that may end
-    a process over a damaged file. `told` gets a line if Ray is used, and `name` is shown by Ray.
+    a process over a damaged file. `on_message` gets a line if Ray is used, and Ray shows `name`.
     """
     if nbytes <= HERE_NBYTES:
         return InProcessRunner(options.max_attempts)
-    runner = with_runner(options, told).runner
+    runner = with_runner(options, on_message).runner
     most = options.least or (usable_cpus() if runner == "local" else 0)
     workers = min(most, units)
     if is_safe and runner == "local" and workers == 1:

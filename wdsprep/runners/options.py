@@ -260,14 +260,14 @@ WorkerOptionsT = TypeVar("WorkerOptionsT", bound=WorkerOptions)
 
 
 def with_runner(
-    options: WorkerOptionsT, told: Callable[[str], None], *, gpus: int = 0
+    options: WorkerOptionsT, on_message: Callable[[str], None], *, gpus: int = 0
 ) -> WorkerOptionsT:
     """Return the options with the runner that is chosen for them: `local` or `ray`.
 
-    If it is Ray, `told` gets a line that says which Ray is used.
+    If it is Ray, `on_message` gets a line that says which Ray is used.
     """
     there = ray_in_use(options.ray_address)
     runner = choose_runner(options.runner, there=there, gpus=gpus)
     if runner == "ray":
-        told(ray_line(there, gpus))
+        on_message(ray_line(there, gpus))
     return replace(options, runner=runner)
