@@ -221,7 +221,8 @@ def test_what_a_layout_does_not_take_is_one_line(
 def test_masks_that_a_layout_has_no_place_for_are_named_first(tmp_path: Path) -> None:
     source = edits(tmp_path / "in", "QwenImageEdit", (LATENT, SOURCE, MASK, EMB), roles=several)
     lines: list[str] = []
-    wdsprep.export(source, tmp_path / "out", to="musubi", listener=JobListener(told=lines.append))
+    listener = JobListener(on_message=lines.append)
+    wdsprep.export(source, tmp_path / "out", to="musubi", listener=listener)
     assert lines[0].endswith("those in mask are left behind")
 
 

@@ -91,7 +91,7 @@ def export(options: ExportOptions) -> Exported:
         check_apart(dataset.url, target)
     layout = chosen.check(exportable)
     if left := layout.left_behind(exportable):
-        options.heard_by.told(
+        options.listener_or_mute.on_message(
             f"--to {to} has no place for the images in roles of a sample: "
             f"those in {', '.join(left)} are left behind"
         )
