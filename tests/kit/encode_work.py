@@ -60,7 +60,8 @@ class Plain:
 
     itemsize = 4
     is_compiled = False
-    is_split = groups_texts = False
+    is_split = groups_texts = takes_images = False
+    references = None
     text_batch_size = 0
 
     def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:

@@ -245,7 +245,8 @@ class Means:
     itemsize = 4
     is_compiled = False
     has_text = True
-    is_split = groups_texts = False
+    is_split = groups_texts = takes_images = False
+    references = None
     text_batch_size = 0
 
     def __init__(self) -> None:

@@ -8,19 +8,28 @@ The rules for the members of a sample are those of images, of latents, or of lat
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, is_imported, is_of_text
+from wdsprep.dataset.npy_arrays import (
+    Field,
+    field_of,
+    fields_of,
+    is_finite,
+    is_imported,
+    is_of_text,
+)
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_table import ROW, Columns, TableWriter
-from wdsprep.dataset.samples import image_name, is_mask, parse_json, role_of, roles_of
+from wdsprep.dataset.samples import TARGET, image_name, is_mask, parse_json, role_of, roles_of
 from wdsprep.dataset.settings import Settings, is_scored
 from wdsprep.dataset.shapes import (
     bucket_of,
     cut_size,
     fields_by_shape,
+    fields_in_shape,
     shape_name,
     shape_ranges,
     shapes_of,
@@ -35,6 +44,8 @@ from wdsprep.dataset.tar.members import (
     truncated,
 )
 from wdsprep.dataset.tar.write import header
+from wdsprep.encoding.recipe_options import PIPELINE, SHAPES
+from wdsprep.errors import FormatError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_TEXT_NBYTES
 
@@ -72,45 +83,107 @@ def rules_of(receipt: Receipt, shard: Shard) -> "SampleRules":
         return ImageRules(receipt.settings, shard.bucket)
     if shapes_of(receipt.settings):
         return ShapedRules(receipt.settings, receipt.counts)
-    fields = fields_of(receipt.settings["layout"])
     if is_scored(receipt.settings):
-        return SampleRules(fields, None)
+        return SampleRules(receipt.settings, None)
     if is_imported(receipt.settings):
-        return SampleRules(fields, IMPORTED_FACTS)
-    return SampleRules(fields, TEXT_FACTS if is_of_text(fields) else LATENT_FACTS)
+        return SampleRules(receipt.settings, IMPORTED_FACTS)
+    is_text = is_of_text(fields_of(receipt.settings["layout"]))
+    return SampleRules(receipt.settings, TEXT_FACTS if is_text else LATENT_FACTS)
 
 
 class SampleRules:
     """The rules for the samples of a shard: arrays of latents, text or scores, json and caption.
 
-    Each check returns what is wrong, or "" if nothing is.
+    In place of the array of a role, a sample has one for each of its images in that role, whose
+    size its json states. Each check returns what is wrong, or "" if nothing is.
     """
 
-    members: int
-    """The number of members that each sample has."""
+    def __init__(self, settings: Settings, facts: Mapping[str, type] | None) -> None:
+        """Take the settings of a dataset, and the types of a sample's facts, or None without json.
 
-    def __init__(self, fields: tuple[Field, ...], facts: Mapping[str, type] | None) -> None:
-        """Take the arrays of a sample, and the types of its facts, or None if it has no json."""
+        Roles are those of its arrays.
+        """
+        self._settings, self._facts = settings, facts or {}
+        fields = fields_of(settings.get("layout", ()))
         self._fields = {field.name: field for field in fields}
-        self._facts = facts or {}
-        self._order = (*self._fields, *(() if facts is None else ("json", "txt")))
-        self.members = len(self._order)
+        in_roles = [number for number, field in enumerate(fields) if field.is_of_role]
+        self._roles = tuple(fields[number].name.removesuffix(".npy") for number in in_roles)
+        self._first_in_roles = in_roles[0] if in_roles else -1
+        others = [field.name for field in fields if not field.is_of_role]
+        self._order = (*others, *(() if facts is None else ("json", "txt")))
+        self._in_roles: list[str] = []
+        """The names of the images in roles that the present sample has so far."""
+
+    @property
+    def members(self) -> int:
+        """Return the number of members that the present sample has."""
+        return len(self._order) + len(self._in_roles)
 
     def begin(self, number: int) -> None:
         """Go on to the sample with this number in its shard."""
+        del number  # all samples have the same rules
+        self._in_roles = []
 
     def check_place(self, number: int, field: str) -> str:
         """Check that a field may be the member with this number of its sample."""
-        wanted = self._order[number]
+        place, name = number - len(self._in_roles), field.removesuffix(".npy")
+        if place == self._first_in_roles and name != field and self._is_next_in_roles(name):
+            self._in_roles.append(name)
+            return ""
+        wanted = self._order[place]
         return "" if field == wanted else f"{field} is in the place of {wanted}"
+
+    def _is_next_in_roles(self, name: str) -> bool:
+        """Return whether this may be the next image in a role: those of one have no gaps."""
+        last, count = role_of(self._in_roles[-1]) if self._in_roles else ("", 0)
+        later = self._roles[self._roles.index(last) + 1 :] if last else self._roles
+        return name in (*later, *([image_name(last, count + 1)] if last else []))
 
     def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
         """Check the content of a member that is neither json nor txt."""
-        return array_problem(self._fields[field], view(start, nbytes), nbytes)
+        data = view(start, nbytes)
+        if field.removesuffix(".npy") in self._in_roles:
+            try:
+                self._fields[field] = field_of(field, data)  # which json has to confirm
+            except FormatError as error:
+                return str(error)
+        return array_problem(self._fields[field], data, nbytes)
 
     def check_facts(self, facts: Mapping[str, Any]) -> str:
         """Check the facts in the json of a sample."""
-        return _wrong_types(facts, self._facts)
+        return _wrong_types(facts, self._facts) or (self._roles and self._role_problem(facts)) or ""
+
+    def _role_problem(self, facts: Mapping[str, Any]) -> str:
+        """Return what is wrong with images in roles, or with what json says of them.
+
+        Those that are cut as the target is have the size of its crop.
+        """
+        if not (self._in_roles or TARGET in self._settings["roles"]):
+            return f"it has no {' and no '.join(self._roles)}"
+        if wrong := self._wrong_role_facts(facts, {"width": int, "height": int}):
+            return wrong
+        sizes = {name: (facts[f"{name}_width"], facts[f"{name}_height"]) for name in self._in_roles}
+        for name, size in sizes.items():
+            is_free = self._settings["role_sizes"][role_of(name)[0]] in (PIPELINE, SHAPES)
+            if not is_free and size != cut_size(facts):
+                return f"{name} has another size than the target"
+        try:
+            fields = fields_in_shape(self._settings, None, sizes)
+        except FormatError as error:
+            return str(error)
+        for field in fields:
+            wanted = replace(field, is_of_role=False)
+            if field.is_of_role and self._fields[field.name] != wanted:
+                return f"{field.name} is not the array of {field} that it should be"
+        return ""
+
+    def _wrong_role_facts(self, facts: Mapping[str, Any], types: Mapping[str, type]) -> str:
+        """Return what is wrong with the facts of images in roles, of which these are the types."""
+        wanted = {f"{name}_{fact}": kind for name in self._in_roles for fact, kind in types.items()}
+        stated = {name for name in facts if name.endswith("_width")}
+        if other := sorted(stated - {"original_width", "scaled_width"} - wanted.keys()):
+            return f"json states {other[0]}, of an image that is not there"
+        return _wrong_types(facts, wanted)
 
 
 class ImageRules(SampleRules):
@@ -120,32 +193,22 @@ class ImageRules(SampleRules):
     """
 
     def __init__(self, settings: Settings, bucket: int) -> None:
-        super().__init__((), IMAGE_FACTS)
+        super().__init__(settings, IMAGE_FACTS)
         self._buckets, self._bucket = tuple(settings["buckets"]), bucket
         self._roles = roles_of(settings)
         self._needed = {*self._roles} - {*settings.get("optional_roles", ())}
-        self._in_roles: list[str] = []
-
-    def begin(self, number: int) -> None:
-        del number  # all samples have the same rules
-        self._in_roles, self.members = [], 3
+        self._order = ("image", "json", "txt")
 
     def check_place(self, number: int, field: str) -> str:
         place = number - len(self._in_roles)
-        if place == 1 and field != "json" and self._roles and self._is_next_in_roles(field):
-            self._in_roles.append(field.partition(".")[0])
-            self.members += 1
+        name, _, kind = field.partition(".")
+        kinds = ("png",) if is_mask(name) else IMAGES
+        if place == 1 and kind in kinds and self._is_next_in_roles(name):
+            self._in_roles.append(name)
             return ""
         if field in IMAGES if number == 0 else field == ("", "json", "txt")[place]:
             return ""
         return f"{field} is in the place of {('an image', 'json', 'txt')[place]}"
-
-    def _is_next_in_roles(self, field: str) -> bool:
-        name, _, kind = field.partition(".")
-        last, count = role_of(self._in_roles[-1]) if self._in_roles else ("", 0)
-        later = self._roles[self._roles.index(last) + 1 :] if last else self._roles
-        kinds = ("png",) if is_mask(name) else IMAGES
-        return kind in kinds and name in (*later, *([image_name(last, count + 1)] if last else []))
 
     def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
         head = view(start, min(nbytes, HEAD_NBYTES))
@@ -153,7 +216,7 @@ class ImageRules(SampleRules):
         return "" if is_image else f"{field} is not an image of that format"
 
     def check_facts(self, facts: Mapping[str, Any]) -> str:
-        if wrong := super().check_facts(facts) or (self._roles and self._role_problem(facts)):
+        if wrong := super().check_facts(facts):
             return wrong
         width, height = facts["width"], facts["height"]
         fits = min(width, height) >= self._buckets[0]
@@ -162,19 +225,15 @@ class ImageRules(SampleRules):
         return "" if facts["bucket"] == self._bucket else "json states another bucket"
 
     def _role_problem(self, facts: Mapping[str, Any]) -> str:
-        """Return what is wrong with a sample's images in roles, or with what json says of them."""
         if lacking := sorted(self._needed - {*self._in_roles}):
             return f"it has no {lacking[0]}"
-        types = {f"{name}_{fact}": t for name in self._in_roles for fact, t in ROLE_FACTS.items()}
-        stated = {name for name in facts if name.endswith("_width")} - {"original_width"}
-        if other := sorted(stated - types.keys()):
-            return f"json states {other[0]}, of an image that is not there"
-        masks = [name for name in self._in_roles if is_mask(name)]
+        if wrong := self._wrong_role_facts(facts, ROLE_FACTS):
+            return wrong
         size = facts["width"], facts["height"]
-        for name in masks if not (wrong := _wrong_types(facts, types)) else ():
-            if (facts[f"{name}_width"], facts[f"{name}_height"]) != size:
+        for name in self._in_roles:
+            if is_mask(name) and (facts[f"{name}_width"], facts[f"{name}_height"]) != size:
                 return f"{name} has another size than the image"
-        return wrong
+        return ""
 
 
 class ShapedRules(SampleRules):
@@ -187,7 +246,7 @@ class ShapedRules(SampleRules):
     def __init__(self, settings: Settings, counts: Mapping[str, int]) -> None:
         self._is_imported = is_imported(settings)
         facts = {**IMPORTED_FACTS, "crop": list} if self._is_imported else LATENT_FACTS
-        super().__init__(fields_of(settings["layout"]), facts)
+        super().__init__(settings, facts)
         ranges = shape_ranges(settings, counts)
         self._names, self._ends = [*ranges], [numbers.stop for numbers in ranges.values()]
         self._in_shape = {
@@ -198,9 +257,10 @@ class ShapedRules(SampleRules):
         self._shape = ""
 
     def begin(self, number: int) -> None:
+        super().begin(number)
         at = bisect_right(self._ends, number)
         self._shape = self._names[at] if at < len(self._names) else ""
-        self._fields = self._in_shape.get(self._shape, self._fields)
+        self._fields = {**self._in_shape.get(self._shape, self._fields)}
 
     def check_facts(self, facts: Mapping[str, Any]) -> str:
         return super().check_facts(facts) or self._cut_problem(facts)

@@ -133,9 +133,9 @@ def empty_fields(settings: Mapping[str, Any]) -> tuple[Field, ...]:
     """Return the fields for which the dataset keeps the arrays of the empty caption.
 
     There are none in an imported dataset, where these arrays are unknown, unless the user has given
-    them.
+    them. There are none either if text depends on images too.
     """
-    is_known = "empty" in settings or not is_imported(settings)
+    is_known = "empty" in settings or not (is_imported(settings) or "text_roles" in settings)
     return text_fields(fields_of(settings["layout"])) if is_known else ()
 
 

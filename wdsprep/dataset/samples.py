@@ -160,3 +160,8 @@ class Sample:
     @property
     def caption(self) -> str:
         return self.captions[0] if self.captions else ""
+
+    @property
+    def images_nbytes(self) -> int:
+        """Return the bytes of the image and of those in roles."""
+        return len(self.image) + sum([len(image.data) for image in self.images])

@@ -42,6 +42,8 @@ from wdsprep.encoding.models.device import (
 from wdsprep.encoding.sample_chain import Block, EncodingSample, Row
 
 GroupT = TypeVar("GroupT", bound=Hashable)
+Group = tuple[int, int, bool]
+"""What the images of a batch have in common: width, height, and whether they are references."""
 SPARE_BATCHES = 4
 """The batches whose memory is kept for later ones of their shape."""
 
@@ -95,8 +97,8 @@ class Batcher:
         sample.missing = len(rows)
 
     def _group_of(self, row: Row) -> Hashable:
-        """Return what the images of a batch have in common: their shape."""
-        return row.crop.fit.width, row.crop.fit.height
+        """Return what the images of a batch have in common: their shape, and whether noise."""
+        return *row.crop.size, row.is_reference
 
     def next_batch(
         self, *, now: bool, head: Block | None = None
@@ -120,7 +122,7 @@ class Batcher:
         return rows, self.image_batch(rows, group, size)
 
     def _size_of(self, group: Hashable) -> int:
-        return self.devices.size_of(cast("Size", group))
+        return self.devices.size_of(cast("Group", group)[:2])
 
     def _next_texts(
         self, *, now: bool, head: Block | None
@@ -153,7 +155,9 @@ class Batcher:
         """Tokenize the captions that wait, and return the rows of those without tokens."""
         without_tokens = []
         captions = [row.sample.sample.caption for row in self._captions]
-        for row, tokens in zip(self._captions, self.encoder.tokens(captions), strict=True):
+        images = [row.sample.for_text for row in self._captions]
+        made = self.encoder.tokens(captions, *([images] if self.encoder.takes_images else []))
+        for row, tokens in zip(self._captions, made, strict=True):
             row.sample.tokens = tokens
             if tokens.count:
                 self._texts.setdefault(tokens.shape, []).append(row)
@@ -201,11 +205,13 @@ class Batcher:
 
     def image_batch(self, rows: Sequence[Row], group: Hashable, size: int) -> ImageBatch:
         """Return the batch of these crops, padded to a size."""
-        width, height = cast("Size", group)
+        width, height, is_reference = cast("Group", group)
         pixels = self.host_memory((size, 3, height, width))
         if rows:
             torch.stack([row.pixels for row in rows], out=pixels[: len(rows)])
         pixels[len(rows) :].zero_()
+        if is_reference:
+            return ImageBatch(len(rows), (pixels,))
         return ImageBatch.of(pixels, [row.noise for row in rows], seed=self._seed)
 
     def host_memory(self, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:

@@ -40,6 +40,7 @@ from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches, Rows
 from wdsprep.encoding.models.base import Encoder, Part
 from wdsprep.encoding.models.device import Arrays, DeviceBatch, Stats, TextBatch
+from wdsprep.encoding.role_images import RoleCuts
 from wdsprep.encoding.sample_chain import Block, EncodingSample, Row
 from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
@@ -118,6 +119,7 @@ class Engine:
         decoders: int,
         threads: int,
         cuts: Sequence[Shapes] = (),
+        roles: Sequence[RoleCuts] = (),
         parts: Sequence[Part] = (),
         most_waiting: int = MOST_WAITING,
         waiting_nbytes: int = WAITING_NBYTES,
@@ -126,13 +128,14 @@ class Engine:
 
         With `batch_size` 0 the engine chooses the size; `threads` is the number of batches that a
         CPU computes at once. `cuts` are the shapes for the crops of an image, by the number of the
-        dataset, by default one square of the encoder's resolution; `parts` are the parts of a
-        sample that each dataset gets, by default both. `most_waiting` is the most samples that are
-        fed while one waits for others of its shape, and `waiting_nbytes` the most bytes that may
-        wait.
+        dataset, by default one square of the encoder's resolution; `roles` are the rules for images
+        in roles, if samples have any, and `parts` the parts of a sample that each dataset gets, by
+        default both. `most_waiting` is the most samples that are fed while one waits for others of
+        its shape, and `waiting_nbytes` the most bytes that may wait.
         """
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
+        self._roles = tuple(roles)
         self._parts = tuple(parts) or (Part.BOTH,) * len(self._cuts)
         self.max_area = max_area
         self._part = Part.BOTH if encoder.has_text else Part.IMAGE
@@ -157,12 +160,13 @@ class Engine:
 
     def _make_batcher(self, most_waiting: int) -> Batcher:
         encoder = self._encoder
+        is_various = any(rules.has_various_sizes for rules in self._roles)
         return Batcher(
             encoder,
             self.batches,
             seed=self._seed,
             flips=any(field.name == FLIPPED for field in encoder.fields),
-            image_window=most_waiting if len(self._image_shapes) > 1 else 0,
+            image_window=most_waiting if is_various or len(self._image_shapes) > 1 else 0,
             text_window=most_waiting if encoder.groups_texts and self.batches.text_size > 1 else 0,
         )
 
@@ -271,11 +275,12 @@ class Engine:
         nothing: list[DeviceBatch] = []
         if Part.IMAGE in self._part:
             nothing += [
-                self._batcher.image_batch([], shape, self.batches.size_of(shape))
+                self._batcher.image_batch([], (*shape, False), self.batches.size_of(shape))
                 for shape in sorted(shapes)
             ]
         if Part.TEXT in self._part:
-            tokens = self._encoder.tokens([""])
+            blank = self._encoder.references and self._encoder.references.blank.for_text
+            tokens = self._encoder.tokens([""], *([[blank]] if self._encoder.takes_images else []))
             nothing.append(TextBatch.of(tokens, self.batches.text_size, self._encoder.device))
         self.batches.warm_up(nothing)
 
@@ -307,12 +312,14 @@ class Engine:
             with formats.quiet:  # once for all of them
                 self._prepare(block.samples)
         finally:
-            self.limit.hold(block.pixels_nbytes - nbytes)
+            with self._finishing:
+                kept = block.count(block.arrays_nbytes)
+            self.limit.hold(block.pixels_nbytes + kept - nbytes)
 
     def _prepare(self, samples: Sequence[EncodingSample]) -> None:
         """Give samples what batches are made of: the crops of their images."""
         for sample in samples:
-            sample.crop_image(self._cuts, self.max_area)
+            sample.crop_image(self._cuts, self.max_area, self._roles, self._encoder.references)
 
     def _repeat_until(self, attempt: Callable[[], bool]) -> None:
         while not attempt():

@@ -8,7 +8,7 @@ The shard's size is compared instead, and its index with its headers (`ShardRead
 
 import pickle
 import shlex
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -41,7 +41,7 @@ from wdsprep.errors import (
     UsageError,
 )
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources.base import Columns, Content, Item, LeftOut, ignore_left_out
+from wdsprep.sources.base import Columns, Content, Item, LeftOut, Role, ignore_left_out
 from wdsprep.sources.patterns import tar_stem
 from wdsprep.sources.recognise import UnclearSourceError, recognise
 from wdsprep.sources.tars import TarsSource
@@ -114,9 +114,10 @@ def count_samples(shards: Sequence[ImageShard]) -> int:
     return sum(counts) if all(counts) else 0
 
 
-def tars_of(url: str, max_nbytes: int) -> TarsSource:
-    """Return the source that reads the image shards in a store."""
-    return TarsSource(url=url, pattern="*", columns=Columns(), max_nbytes=max_nbytes)
+def tars_of(url: str, max_nbytes: int, roles: Iterable[str] = ()) -> TarsSource:
+    """Return the source that reads the image shards in a store, with images in these roles."""
+    columns = Columns(roles=tuple(Role(name=name, where=f".{name}") for name in roles))
+    return TarsSource(url=url, pattern="*", columns=columns, max_nbytes=max_nbytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from wdsprep.dataset.sample_table import ROW, table_columns
 from wdsprep.dataset.samples import facts_bytes, parse_json
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, counted_as
-from wdsprep.dataset.shapes import fields_by_shape, shape_name
+from wdsprep.dataset.shapes import fields_by_shape, fields_in_shape, shape_name
 from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
@@ -64,6 +64,8 @@ class LatentShard:
         self._draft, self.shard, self.settings = draft, shard, settings
         self.fields = fields_of(settings["layout"])
         self._shapes = fields_by_shape(settings)
+        self._has_roles = any(field.is_of_role for field in self.fields)
+        self._in_roles: dict[tuple[Any, ...], tuple[Field, ...]] = {}
         self._waiting: dict[str, list[tuple[int, Place]]] = {n: [] for n in self._shapes}
         """The samples of each shape, with their positions in the image shard."""
         self._spool = Spool()
@@ -92,8 +94,18 @@ class LatentShard:
         describe = text_facts_of if is_of_text(self.fields) else facts_of
         facts = describe(encoded, is_packed=not self.shard.is_foreign)
         shape = shape_of(encoded) if self._shapes else ""
-        members = members_of(self._shapes.get(shape, self.fields), facts, encoded)
+        members = members_of(self._fields_of(encoded, shape), facts, encoded)
         self.add_members(encoded.key, members, facts, shape=shape)
+
+    def _fields_of(self, encoded: EncodedSample, shape: str) -> Sequence[Field]:
+        """Return the fields of a sample, which depend on the sizes of its images in roles."""
+        if not self._has_roles:
+            return self._shapes.get(shape, self.fields)
+        size = encoded.crop.size if shape else None
+        key = (size, *encoded.role_sizes.items())
+        if key not in self._in_roles:
+            self._in_roles[key] = fields_in_shape(self.settings, size, encoded.role_sizes)
+        return self._in_roles[key]
 
     def add_members(
         self, key: str, members: Members, facts: Mapping[str, Any], *, shape: str = ""
@@ -161,8 +173,7 @@ class LatentShard:
 
 def shape_of(encoded: EncodedSample) -> str:
     """Return the name of the shape to which the image was cropped."""
-    fit = encoded.crop.fit
-    return shape_name((fit.width, fit.height))
+    return shape_name(encoded.crop.size)
 
 
 def members_of(
@@ -228,6 +239,8 @@ def facts_of(encoded: EncodedSample, *, is_packed: bool) -> dict[str, Any]:
         "scaled_width": fit.scaled_width,
         "width": crop.width,
         **({"upscaled": round(crop.scale, 4)} if crop.width and crop.scale > 1 else {}),
+        **{f"{name}_width": width for name, (width, _) in encoded.role_sizes.items()},
+        **{f"{name}_height": height for name, (_, height) in encoded.role_sizes.items()},
         **_copy_facts(known, "original_height", "original_width"),
     }
 

@@ -3,16 +3,26 @@
 `fields` says which arrays a latent sample then has, with their types and shapes.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, TOKENS, Field, layout, text_fields
+from wdsprep.dataset.samples import is_mask
 from wdsprep.dataset.settings import as_json
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import has_bf16, has_tf32
 from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import (
+    ALIGNED,
+    FULL,
+    MASK_RULES,
+    PIPELINE,
+    PIXELS,
+    SHAPES,
+    Recipe,
+)
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODE
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -29,7 +39,10 @@ def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, 
     if not model.pipeline_kind:
         return recipe, model
     from wdsprep.encoding.models.dry_run import find_outputs
+    from wdsprep.encoding.models.references import most_references
 
+    if recipe.references:
+        model = replace(model, references=most_references(model))
     return recipe, find_outputs(model, recipe)
 
 
@@ -38,6 +51,7 @@ def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "latents": latents_of(recipe.latents, model),
         "dtype": recipe.dtype if recipe.dtype != "auto" else choose_dtype(recipe, model, device),
+        "role_size": tuple(_role_sizes(recipe, model)),
     }
     if model.pipeline is not None:
         preset = PRESETS.get(model.name.partition("@")[0])
@@ -49,6 +63,30 @@ def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
             "out"
         )
     return chosen
+
+
+def _role_sizes(recipe: Recipe, model: Model) -> Iterator[tuple[str, Any]]:
+    """Yield the rule for each role: by default the pipeline's own, if it takes references.
+
+    Raise UsageError if it takes none, and its rule is asked for.
+    """
+    rules = recipe.rules
+    unsettled = [role for role in recipe.images_in_roles if rules.get(role, PIPELINE) == PIPELINE]
+    is_taken = False
+    if any(not is_mask(role) for role in unsettled) and model.pipeline_kind:
+        from wdsprep.encoding.models.references import takes_references  # torch
+
+        is_taken = takes_references(model)
+    for role in recipe.images_in_roles:
+        if is_mask(role):
+            yield role, rules.get(role, MASK_RULES[0])
+            continue
+        if rules.get(role) == PIPELINE and not is_taken:
+            raise UsageError(
+                f"--role-size {role}={PIPELINE}: {model.pipeline_kind or model.name} takes no "
+                f"reference images: give {role}={ALIGNED}, or a list of shapes"
+            )
+        yield role, rules.get(role, PIPELINE if is_taken else ALIGNED)
 
 
 def latents_of(wanted: str, model: Model) -> str:
@@ -109,6 +147,8 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
         "seed": recipe.seed,
         **rule_of(model),
     }
+    if recipe.images_in_roles:
+        of_images |= _settings_of_roles(recipe)
     if recipe.is_of_text:
         of_images, limits = {}, {"max_bytes": recipe.max_bytes}
     settings = {
@@ -126,6 +166,17 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     return as_json(settings)
 
 
+def _settings_of_roles(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings that say which roles are encoded, and how large their images become."""
+    shapes = {role: rule for role, rule in recipe.rules.items() if not isinstance(rule, str)}
+    sizes = {role: SHAPES if role in shapes else rule for role, rule in recipe.rules.items()}
+    return {
+        "roles": recipe.roles,
+        "role_sizes": sizes,
+        **({"role_shapes": shapes} if shapes else {}),
+    }
+
+
 def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
     """Return the fields of a latent sample, which are the arrays that are stored for it.
 
@@ -134,17 +185,29 @@ def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
     """
     if recipe.is_of_text:
         return text_fields(_text_fields(model, recipe))
-    latent = _latent_field(model, recipe)
-    flipped = (replace(latent, name=FLIPPED),) if recipe.flip else ()
-    return latent, *flipped, *_text_fields(model, recipe)
+    latents = latent_fields(model, recipe) if recipe.has_target else ()
+    return *latents, *_role_fields(model, recipe), *_text_fields(model, recipe)
 
 
-def _latent_field(model: Model, recipe: Recipe) -> Field:
-    """Return the field of the latent; moments have the shape that the VAE gives."""
+def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
+    """Return the fields of the target's latents; moments have the shape that the VAE gives."""
     channels, side = model.channels, recipe.resolution // model.factor
     if recipe.latents == "moments":
         channels, side = 2 * channels // model.patch**2, side * model.patch
-    return Field(name=LATENT, dtype="<f2", shape=(channels, side, side))
+    names = (LATENT, FLIPPED) if recipe.flip else (LATENT,)
+    return tuple(Field(name=name, dtype="<f2", shape=(channels, side, side)) for name in names)
+
+
+def _role_fields(model: Model, recipe: Recipe) -> Iterator[Field]:
+    """Yield the field of each role, for images in the shape of the square."""
+    side, cells = recipe.resolution, recipe.resolution // model.factor
+    for role, rule in recipe.rules.items():
+        dtype, shape = "<f2", tuple[int, ...]((model.channels, cells, cells))
+        if rule == PIXELS:
+            dtype, shape = "|u1", (3, side, side)
+        elif is_mask(role):
+            dtype, shape = "|u1", (side, side) if rule == FULL else (cells, cells)
+        yield Field(name=f"{role}.npy", dtype=dtype, shape=shape, is_of_role=True)
 
 
 def _text_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:

@@ -4,11 +4,13 @@ They are declared here alone: `encode`, `load` and `stream` take them from here,
 a whole.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from wdsprep.dataset.reject_codes import Code
+from wdsprep.dataset.samples import ROLE, TARGET, is_mask
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import CHOSEN_DTYPES, DTYPES, LATENTS, MODELS, TEXTS
 from wdsprep.encoding.shape_lists import (
@@ -24,12 +26,44 @@ from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about
 from wdsprep.runners.options import WORKERS, batch_size
+from wdsprep.text import brief
 
 MODEL, IMAGES = "Model", "Images"
 UPSCALE, MOST_UPSCALE = 1.5, 16
 MOST_COMPILED = 4
 """The most shapes for which --compile compiles a VAE, one after the other, while its GPU waits. For
 one shape of SD2's that took 115 s on two busy cores; no GPU has measured it."""
+
+
+ALIGNED, PIPELINE, PIXELS, SHAPES = "aligned", "pipeline", "pixels", "shapes"
+"""Rules for the size of images in a role, of which SHAPES stands for a list."""
+FULL = "full"
+RULES, MASK_RULES = (ALIGNED, PIPELINE, PIXELS), ("latent", FULL)
+"""The rules that have a name: for images, and for masks."""
+
+
+def check_roles_option(given: Any) -> tuple[str, ...]:
+    """Return the roles of a value of --roles; the target alone is the same as none."""
+    names = given.split(",") if isinstance(given, str) else list(given)
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(ROLE, name):
+            raise UsageError(f"--roles {brief(given)}: give names of roles, as target,source")
+        if names.count(name) > 1:
+            raise UsageError(f"--roles {name} is given twice: give each role once")
+    return () if names == [TARGET] else tuple(names)
+
+
+def check_role_size(given: Any) -> tuple[str, ShapesGiven]:
+    """Return the role and the rule of a value of --role-size."""
+    role, rule = given.split("=", 1) if isinstance(given, str) and "=" in given else (given, "")
+    if isinstance(given, tuple) and len(given) == 2:
+        role, rule = given
+    if not (isinstance(role, str) and re.fullmatch(ROLE, role)) or not rule:
+        raise UsageError(
+            f"--role-size {brief(given)}: write ROLE=RULE, as source={ALIGNED}, source={PIPELINE} "
+            "or source=nearest:64,2"
+        )
+    return role, check_shapes_option(rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +141,39 @@ class RecipeOptions(Options):
             "mirror the latent itself is not the same: with the tiny VAE the two differ by 16 % of "
             "the variance. Of 64 pictures, mirrored latents decode to 28.6 dB, latents of mirror "
             "images to 29.4, as the latents of the pictures themselves do",
+        ),
+    )
+    roles: str | Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "Encode the images that samples have in these roles, the target among them, as in "
+            "target,source; by default the target alone.",
+            MODEL,
+            read=check_roles_option,
+            code=Code.NO_ROLE,
+            remedy="check --roles",
+            metavar="ROLE,...",
+            usual="target",
+            example="target,source",
+            page="encode [the images in these roles](#several-images-a-sample), in one pass; "
+            "`source` alone makes a dataset without latents of targets",
+        ),
+    )
+    role_size: str | Sequence[str | tuple[str, ShapesGiven]] = field(
+        default=(),
+        metadata=about(
+            "Cut images in ROLE by this rule: aligned as the target is cut; pipeline as the "
+            "pipeline of the model takes reference images; pixels aligned and without the VAE; or "
+            "to a list of shapes, as --shapes has them. A mask has a number for each cell of the "
+            "latent, or with full for each pixel.",
+            MODEL,
+            read=check_role_size,
+            is_many=True,
+            metavar="ROLE=RULE",
+            example="source=aligned",
+            page="how images in a role are cut, once for each role: `aligned`, `pipeline`, "
+            "`pixels` or a list as in `--shapes`; `latent` or `full` for a mask. By default as "
+            "the pipeline does, if it takes references, else aligned",
         ),
     )
     text: str = field(
@@ -225,7 +292,51 @@ class Recipe(RecipeOptions):
             raise UsageError(f"--resolution {self.resolution}: give {least} or more pixels")
         self._check_text_alone()
         object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
+        object.__setattr__(self, "role_size", tuple(self._role_sizes()))
         check_compiled_shapes([self])
+
+    def _role_sizes(self) -> Iterator[tuple[str, ShapesGiven]]:
+        """Yield each role that has a rule with that, a list of shapes as widths and heights."""
+        given: Sequence[tuple[str, Any]] = self.role_size  # type: ignore[assignment]
+        if self.roles and self.flip:
+            raise UsageError(
+                "--flip mirrors targets alone, and --roles has more images: leave one out"
+            )
+        names = [role for role, _ in given]
+        for role, rule in given:
+            if role == TARGET or role not in self.roles:
+                roles = ",".join(self.roles) or TARGET
+                raise UsageError(f"--role-size names {role}, and --roles are {roles}: add it there")
+            if names.count(role) > 1:
+                raise UsageError(f"--role-size {role} is given twice: give each role once")
+            if is_mask(role) and rule not in MASK_RULES:
+                raise UsageError(
+                    f"--role-size {role}={brief(rule)}: a mask is cut where its target is, so give "
+                    f"{' or '.join(MASK_RULES)}"
+                )
+            is_named = is_mask(role) or rule in RULES
+            what = f"--role-size {role}={brief(rule)}"
+            yield role, rule if is_named else sizes_of(rule, self.resolution, what=what)
+
+    @property
+    def has_target(self) -> bool:
+        return not self.roles or TARGET in self.roles
+
+    @property
+    def images_in_roles(self) -> tuple[str, ...]:
+        """Return the roles beside the target that are encoded."""
+        return tuple(role for role in self.roles if role != TARGET)
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Return the roles of images that a pipeline may take as references."""
+        roles = (role for role in self.images_in_roles if not is_mask(role))
+        return tuple(role for role in roles if self.rules.get(role) != PIXELS)
+
+    @property
+    def rules(self) -> dict[str, str | tuple[Size, ...]]:
+        """Return the rule for each role that has one, a list of shapes as widths and heights."""
+        return dict(cast("Sequence[tuple[str, Any]]", self.role_size))
 
     def _check_text_alone(self) -> None:
         """Raise UsageError if text alone has options of images, or nothing is left to encode."""

@@ -107,7 +107,7 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
     yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {device}"
     if plan.model.note:
         yield plan.model.note
-    if plan.roles and not plan.recipe.is_of_text:
+    if plan.roles and not plan.recipe.roles and not plan.recipe.is_of_text:
         yield f"latents are of targets alone: images in roles ({', '.join(plan.roles)}) have none"
     if not plan.is_whole:
         yield f"{plan.images} is not completely packed: run the same command again after pack"
@@ -215,11 +215,26 @@ def _find_phases(options: EncodeOptions) -> list[_Phase]:
                 )
             resolution = min(phase.source.text_resolution for phase in others)
         source = find_image_shards(images, resolution, shapes=recipe.sizes, upscale=recipe.upscale)
+        _check_roles(str(options.images), source, recipe)
         place = absolute(place)
         check_apart(source.url if is_glob(images) else images, place)
         recipe = replace(recipe, resolution=source.resolution)
         phases.append(_Phase(recipe, place, source, source.first(options.limit)))
     return phases
+
+
+def _check_roles(images: str, source: ImageShards, recipe: Recipe) -> None:
+    """Raise UsageError if no sample of the images has an image in a role that is to be encoded."""
+    lacking = [role for role in recipe.images_in_roles if role not in source.roles]
+    if not lacking or source.is_foreign:
+        return
+    if not source.roles:
+        raise UsageError(
+            f"{images} has no images in roles: leave --roles out, or pack it with --role"
+        )
+    raise UsageError(
+        f"{images} has no images in the role {lacking[0]}: its roles are {', '.join(source.roles)}"
+    )
 
 
 def _joint_recipe(recipes: Sequence[Encode]) -> Encode:
@@ -333,7 +348,7 @@ def _plan_dataset(
         phase.wanted,
         redo_changed=options.redo_changed,
         is_whole=source.is_whole,
-        tars=tars_of(source.url, int(options.max_bytes)),
+        tars=tars_of(source.url, int(options.max_bytes), phase.recipe.images_in_roles),
         compared=compared,
     )
     return DatasetPlan(

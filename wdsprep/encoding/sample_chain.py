@@ -5,7 +5,8 @@
    an `EncodingSample`. Consecutive ones make a `Block`, which a thread of the `worker` feeds to its
    `engine`.
 2. Decode and crop: `EncodingSample.crop_image`, in a pool of threads of the engine. The image is
-   cut for each dataset that gets it, by `images.crop`, which rejects what is too small or large.
+   cut for each dataset that gets it, by `images.crop`, which rejects what is too small or large;
+   images in roles by `role_images`.
 3. Batch: each crop is a `Row` of a batch of its shape, and so is its mirror image; the caption is a
    row of another batch. `batching` says which rows share one.
 4. VAE and text encoders: `models.device` computes a batch. `Row.take` gives each sample its arrays.
@@ -26,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -34,14 +35,22 @@ from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
+from wdsprep.dataset.shapes import Size
 from wdsprep.dataset.tar.members import leads_out
 from wdsprep.encoding.captions.options import replace_surrogates
 from wdsprep.encoding.models.base import Part, Tokens
 from wdsprep.encoding.models.device import Arrays
 from wdsprep.encoding.models.noise import mirrored_noise_key
-from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, crops
+from wdsprep.encoding.role_images import RoleCuts, prepare_references
+from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, crops, locate_crop
 from wdsprep.images.nearest_shape import Fit, Shapes
 
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.references import ReferencePipeline
+
+Cut = int | tuple[int, str]
+"""What a crop of a sample is known by: the number of the dataset that gets it, and of an image in a
+role its name too."""
 CAPTION = -1
 """The number that stands for the caption of a sample, where crops have theirs."""
 NO_TOKENS = Tokens("")
@@ -61,6 +70,8 @@ class EncodedSample:
     crop: Crop
     tokens: Tokens
     arrays: Arrays
+    role_sizes: Mapping[str, Size] = field(default_factory=dict)
+    """The sizes to which images in roles were cut, by their names."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,42 +88,94 @@ class EncodingSample:
     """The part of the sample that each dataset gets, by the number of the dataset."""
     is_named: bool = False
     """True if the caption is from a table or a field."""
-    crops: dict[int, CropResult] = field(default_factory=dict)
-    """The crop of the image for each dataset that gets it, or why there is none."""
+    crops: dict[Cut, CropResult] = field(default_factory=dict)
+    """The crop of the image for each dataset that gets it, or why there is none, and the crops of
+    its images in roles."""
+    for_text: Any = None
+    """The images on which the text depends, as the pipeline takes them."""
     tokens: Tokens = NO_TOKENS
-    arrays: dict[int, Arrays] = field(default_factory=dict)
+    arrays: dict[Cut, Arrays] = field(default_factory=dict)
     """The arrays that were made of each crop, and under CAPTION those of the caption."""
-    refused: dict[int, Code] = field(default_factory=dict)
+    refused: dict[Cut, Code] = field(default_factory=dict)
     """The codes for which crops or the caption were rejected, by the same numbers."""
     number: int = 0
     """The number of the sample in the order of all samples."""
     missing: int = 0
     block: "Block" = field(init=False)
 
-    def crop_image(self, shapes: Sequence[Shapes], max_area: int) -> None:
+    def crop_image(
+        self,
+        shapes: Sequence[Shapes],
+        max_area: int,
+        roles: Sequence[RoleCuts] = (),
+        pipeline: "ReferencePipeline | None" = None,
+    ) -> None:
         """Decode the image once, crop it for each dataset that gets it, and drop its bytes.
 
         `shapes` has the shapes of each dataset. An image that is rejected gets a RejectedError in
-        place of a crop.
+        place of a crop. `roles` has the rules of each dataset for images in roles, which are cut
+        too, and `pipeline` prepares references.
         """
         wanted = [number for number, part in self.parts.items() if Part.IMAGE in part]
-        if wanted:
-            cuts = crops(
-                self.sample.image, [shapes[number] for number in wanted], max_area=max_area
-            )
-            self.crops = dict(zip(wanted, cuts, strict=True))
-            self.drop_image()
+        whole = [number for number in wanted if not roles or roles[number].has_target]
+        if whole:
+            cuts = crops(self.sample.image, [shapes[n] for n in whole], max_area=max_area)
+            self.crops.update(zip(whole, cuts, strict=True))
+        for number in wanted:
+            if number not in self.crops:
+                self.crops[number] = locate_crop(
+                    self.sample.image, shapes[number], max_area=max_area
+                )
+        if roles:
+            self._crop_roles(wanted, roles, pipeline, max_area)
+        self.drop_image()
 
     def drop_image(self) -> None:
-        self.sample = replace(self.sample, image=b"")
+        self.sample = replace(self.sample, image=b"", images=())
+
+    def _crop_roles(
+        self,
+        wanted: Sequence[int],
+        roles: Sequence[RoleCuts],
+        pipeline: "ReferencePipeline | None",
+        max_area: int,
+    ) -> None:
+        """Cut the images in roles for each dataset that gets the crop of the target.
+
+        A dataset that lacks one of its images gets a RejectedError in place of all crops.
+        """
+        sample, prepared = self.sample, dict[str, torch.Tensor]()
+        if pipeline:
+            references = frozenset[str]().union(*(rules.references for rules in roles))
+            try:
+                prepared, whole = prepare_references(
+                    sample.images, references, pipeline, max_area=max_area
+                )
+                self.for_text = whole.for_text
+            except RejectedError as refused:
+                self.crops = dict.fromkeys(self.parts, refused)
+        for number in wanted:
+            target, rules = self.crops[number], roles[number]
+            if isinstance(target, RejectedError):
+                continue
+            try:
+                cut = dict(rules.cut(sample.images, target, prepared, max_area=max_area))
+            except RejectedError as refused:
+                self.crops[number] = refused
+                continue
+            for name, crop in cut.items():
+                if not rules.makes_latents(name):
+                    self.arrays[number, name] = {f"{name}.npy": crop.pixels}
+                    crop = crop.without_pixels()
+                self.crops[number, name] = crop
 
     def image_rows(self, *, flips: bool) -> "Iterator[Row]":
-        """Yield the rows of the crops that were not rejected; with `flips` also mirrored ones."""
-        for number, crop in self.crops.items():
-            if isinstance(crop, Crop):
-                yield Row(self, number, is_last=not flips)
+        """Yield the rows of the crops that wait for a batch; with `flips` also mirrored ones."""
+        for cut, crop in self.crops.items():
+            if isinstance(crop, Crop) and crop.is_for_batch:
+                yield Row(self, cut, is_last=not flips)
                 if flips:
-                    yield Row(self, number, is_mirrored=True)
+                    yield Row(self, cut, is_mirrored=True)
 
     @property
     def needs_text(self) -> bool:
@@ -128,16 +191,21 @@ class EncodingSample:
         if isinstance(crop, RejectedError):
             raise crop
         has_text = Part.TEXT in self.parts[number]
-        code = self.refused.get(number, self.refused.get(CAPTION) if has_text else None)
-        if code is not None:
-            raise RejectedError(code)
-        arrays = self.arrays.get(number, {})
+        cuts: dict[Cut, str] = {number: "", **({CAPTION: ""} if has_text else {})}
+        cuts |= {cut: cut[1] for cut in self.crops if isinstance(cut, tuple) and cut[0] == number}
+        arrays: Arrays = {}
+        for cut, name in cuts.items():
+            if code := self.refused.get(cut):
+                raise RejectedError(code, name)
+            arrays |= self.arrays.get(cut, {})
+        in_roles = ((name, self.crops[cut]) for cut, name in cuts.items() if name)
         return EncodedSample(
             key=self.key,
             sample=self.sample,
             crop=crop,
             tokens=self.tokens if has_text else Tokens(self.sample.caption),
-            arrays={**arrays, **self.arrays.get(CAPTION, {})} if has_text else arrays,
+            arrays=arrays,
+            role_sizes={name: crop.size for name, crop in in_roles if isinstance(crop, Crop)},
         )
 
 
@@ -145,11 +213,13 @@ def begin(
     key: str,
     row: Sample | Refusal,
     captioned: Sequence[tuple[CaptionFinder, Mapping[int, Part]]],
+    needed: Sequence[str] = (),
 ) -> Iterator[EncodingSample | Reject]:
     """Yield a sample of an image shard as it is to be encoded, once for each of its captions.
 
     `captioned` are the sources of captions, each with the part of the sample that datasets with
-    these captions get. Yield a reject if the sample cannot be used.
+    these captions get. Yield a reject if the sample cannot be used, or if it has no image in a role
+    that is `needed`.
     """
     if isinstance(row, Refusal):
         yield row.to_reject(key)
@@ -157,6 +227,10 @@ def begin(
     if leads_out(key):
         yield Reject(key=key, source=row.source, code=Code.BAD_KEY)
         return
+    for role in needed:
+        if role not in {image.name for image in row.images}:
+            yield Reject(key=key, source=row.source, code=Code.NO_ROLE, detail=role)
+            return
     for find_caption, parts in captioned:
         caption = find_caption(key, row)
         has_image = any(Part.IMAGE in part for part in parts.values())
@@ -165,6 +239,7 @@ def begin(
             image=row.image if has_image else b"",
             captions=(replace_surrogates(row.caption if caption is None else caption),),
             facts=row.facts,
+            images=row.images,
         )
         yield EncodingSample(key, sample, parts, caption is not None)
 
@@ -201,28 +276,35 @@ class Block(Future[None]):
 
     @property
     def has_images(self) -> bool:
-        parts = (part for sample in self.samples for part in sample.parts.values())
-        return any(Part.IMAGE in part for part in parts)
+        return any(
+            sample.sample.images or any(Part.IMAGE in part for part in sample.parts.values())
+            for sample in self.samples
+        )
 
     @property
     def image_nbytes(self) -> int:
-        return sum([len(sample.sample.image) for sample in self.samples])
+        return sum([sample.sample.images_nbytes for sample in self.samples])
 
     @property
     def pixels_nbytes(self) -> int:
         cuts = [cut for sample in self.samples for cut in sample.crops.values()]
         return sum([cut.pixels.nbytes for cut in cuts if isinstance(cut, Crop)])
 
+    @property
+    def arrays_nbytes(self) -> int:
+        made = [arrays for sample in self.samples for arrays in sample.arrays.values()]
+        return sum([array.nbytes for arrays in made for array in arrays.values()])
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a batch: a crop of a sample, by its number, or its caption.
+    """A row of a batch: a crop of a sample, or its caption.
 
     If a crop is mirrored too, its mirrored row comes last.
     """
 
     sample: EncodingSample
-    cut: int = CAPTION
+    cut: Cut = CAPTION
     is_mirrored: bool = False
     is_last: bool = True
 
@@ -231,6 +313,11 @@ class Row:
         crop = self.sample.crops[self.cut]
         assert isinstance(crop, Crop)  # noqa: S101  for mypy: no other is waiting
         return crop
+
+    @property
+    def is_reference(self) -> bool:
+        """Return whether the row is an image in a role, which becomes its mode, without noise."""
+        return isinstance(self.cut, tuple)
 
     @property
     def pixels(self) -> torch.Tensor:
@@ -255,7 +342,7 @@ class Row:
         """Give the sample the arrays that were made of the row, or the code of its reject.
 
         Return the bytes of the arrays, or 0 for a code. The latent of a mirrored row becomes
-        `latent_flipped.npy`.
+        `latent_flipped.npy`, and that of an image in a role gets its name.
         """
         sample = self.sample
         sample.missing -= 1
@@ -264,6 +351,8 @@ class Row:
             return 0
         if self.is_mirrored:
             result = {FLIPPED: result[LATENT]}
+        elif isinstance(self.cut, tuple):
+            result = {f"{self.cut[1]}.npy": result[LATENT]}
         sample.arrays.setdefault(self.cut, {}).update(result)
         return sum([array.nbytes for array in result.values()])
 

@@ -56,22 +56,22 @@ def check_shapes_option(given: Any) -> ShapesGiven:
     return tuple(tuple(size) if isinstance(size, list) else size for size in given)
 
 
-def sizes_of(given: ShapesGiven, resolution: int) -> tuple[Size, ...]:
+def sizes_of(given: ShapesGiven, resolution: int, *, what: str = "") -> tuple[Size, ...]:
     """Return the shapes that a value of --shapes stands for, from the tallest to the widest.
 
     A file is read, and an empty value has no shapes. Raise UsageError if the file cannot be read,
-    or if the shapes do not fit the resolution.
+    or if the shapes do not fit the resolution; messages call the value `what`.
     """
     if not isinstance(given, str | os.PathLike):
         given = tuple(given)
-        return _check_shapes(given, resolution, "--shapes") if given else ()
+        return _check_shapes(given, resolution, what or "--shapes") if given else ()
     if not (text := os.fspath(given)):
         return ()
-    what = f"--shapes {shortened(text)}"
+    what = what or f"--shapes {shortened(text)}"
     if text == "sdxl":
-        sizes = list(_sdxl_shapes(resolution))
+        sizes = list(_sdxl_shapes(resolution, what))
     elif text.startswith("nearest:"):
-        sizes = list(_nearest_shapes(text, resolution))
+        sizes = list(_nearest_shapes(text, resolution, what))
     else:
         sizes = list(_read_shapes(Path(text), what))
     return _check_shapes(sizes, resolution, what)
@@ -97,10 +97,10 @@ def check_max_crop(given: Any) -> float:
     return float(given)
 
 
-def _sdxl_shapes(resolution: int) -> Iterator[Size]:
+def _sdxl_shapes(resolution: int, what: str) -> Iterator[Size]:
     if resolution != SDXL_RESOLUTION:
         raise UsageError(
-            f"--shapes sdxl is for --resolution {SDXL_RESOLUTION}: for {resolution} give "
+            f"{what} is for --resolution {SDXL_RESOLUTION}: for {resolution} give "
             "nearest:STEP,MAX, which makes such a list"
         )
     yield resolution, resolution
@@ -109,7 +109,7 @@ def _sdxl_shapes(resolution: int) -> Iterator[Size]:
             yield from (size for size in ((short, long), (long, short)) if size != SDXL_LACKS)
 
 
-def _nearest_shapes(text: str, resolution: int) -> Iterator[Size]:
+def _nearest_shapes(text: str, resolution: int, what: str) -> Iterator[Size]:
     """Yield the shapes of `nearest:STEP,MAX`: multiples of STEP with about the square's area.
 
     For each longer side, the shorter one is as long as it can be with no more pixels than the
@@ -117,15 +117,15 @@ def _nearest_shapes(text: str, resolution: int) -> Iterator[Size]:
     """
     match = NEAREST.fullmatch(text)
     if match is None:
-        raise UsageError(f"--shapes {text}: write nearest:STEP,MAX, such as nearest:64,4")
+        raise UsageError(f"{what}: write nearest:STEP,MAX, such as nearest:64,4")
     step, most = int(match[1]), Fraction(match[2])
     if not step or resolution % step:
         raise UsageError(
-            f"--shapes {text} would lack the square, as --resolution {resolution} is not a "
+            f"{what} would lack the square, as --resolution {resolution} is not a "
             f"multiple of {step}: give another STEP"
         )
     if not 1 <= most <= MOST_RATIO:
-        raise UsageError(f"--shapes {text}: give ratios from 1 to {MOST_RATIO}")
+        raise UsageError(f"{what}: give ratios from 1 to {MOST_RATIO}")
     found: dict[Fraction, Size] = {}
     for long in range(resolution, resolution**2 // step + 1, step):
         short = resolution**2 // long // step * step

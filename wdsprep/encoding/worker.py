@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import captions_name
-from wdsprep.dataset.npy_arrays import fields_of, text_fields
+from wdsprep.dataset.npy_arrays import empty_fields, fields_of, text_fields
 from wdsprep.dataset.receipts import Receipt, gpu_count
 from wdsprep.dataset.rejects import Refusal, Reject
 from wdsprep.dataset.samples import Sample
@@ -40,6 +40,7 @@ from wdsprep.encoding.models.base import Part, limit_memory
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.progress import EncodeProgress
+from wdsprep.encoding.role_images import RoleCuts
 from wdsprep.encoding.sample_chain import Block, CaptionFinder, EncodingSample, Output, begin, write
 from wdsprep.encoding.two_passes import TextPass, Turns
 from wdsprep.images.nearest_shape import cut_of
@@ -69,7 +70,7 @@ class _Dataset:
         self.settings, self.captions = target.settings, target.captions
         self.store = open_store(target.latents)
         self._edition = Edition(store=self.store, mark=target.edition)
-        self._empty = write_empty(self._edition, fields_of(target.settings["layout"]), empty)
+        self._empty = write_empty(self._edition, empty_fields(target.settings), empty)
 
     def find_done(self, shard: ImageShard) -> Receipt | None:
         return find_receipt(self.store, shard.name, shard.input, self.settings)
@@ -106,7 +107,12 @@ class EncodeWorker:
 
     def __init__(self, work: "EncodeWork") -> None:
         plan = work.worker_plan
-        self._source = tars_of(work.images, work.max_nbytes)
+        settings = [target.settings for target in work.targets]
+        rules = [RoleCuts.of(each) for each in settings]
+        self._roles = tuple(
+            dict.fromkeys(role for each in rules for role in (*each.sizes, *each.text_roles))
+        )
+        self._source = tars_of(work.images, work.max_nbytes, self._roles)
         if plan.gpu_share < 1:
             require_gpu("cuda")
             limit_memory(plan.gpu_share)
@@ -118,9 +124,10 @@ class EncodeWorker:
         self._parts = [self._part_of(target) for target in work.targets]
         self._engine = self.engine_class(
             self._encoder,
-            cuts=[cut_of(target.settings) for target in work.targets],
+            cuts=[cut_of(each) for each in settings],
+            roles=rules if self._roles else (),
             parts=self._parts,
-            seed=work.targets[0].settings.get("seed", 0),
+            seed=settings[0].get("seed", 0),
             batch_size=work.batch_size,
             max_area=work.max_area,
             decoders=threads,
@@ -232,10 +239,12 @@ class EncodeWorker:
             shard,
             content=content,
             left_out=left_out,
-            has_images=any(Part.IMAGE in own for _, parts in captioned for own in parts.values()),
+            has_images=self._encoder.takes_images
+            or any(Part.IMAGE in own for _, parts in captioned for own in parts.values()),
         )
+        needed = self._roles if shard.is_foreign else ()
         yielded_s = time.monotonic()
-        with Feeder(self._engine, shard.name, rows, captioned) as feeder:
+        with Feeder(self._engine, shard.name, rows, captioned, needed) as feeder:
             for block in feeder:
                 if block is None:
                     yield
@@ -301,9 +310,14 @@ class Feeder:
         name: str,
         rows: Generator[tuple[str, Sample | Refusal], None, None],
         captioned: Sequence[tuple[CaptionFinder, Mapping[int, Part]]],
+        needed: Sequence[str] = (),
     ) -> None:
-        """Prepare to read the rows of a shard; entering the context starts the thread."""
-        self._engine, self._rows, self._captioned = engine, rows, captioned
+        """Prepare to read the rows of a shard; entering the context starts the thread.
+
+        A sample that has no image in a role that is `needed` becomes a reject.
+        """
+        self._engine, self._rows = engine, rows
+        self._captioned, self._needed = captioned, needed
         self._blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"feed {name}", daemon=True)
@@ -360,8 +374,8 @@ class Feeder:
         for key, row in rows:
             if self._stopped:
                 return
-            entries += begin(key, row, self._captioned)
-            nbytes += len(row.image) if isinstance(row, Sample) else 0
+            entries += begin(key, row, self._captioned, self._needed)
+            nbytes += row.images_nbytes if isinstance(row, Sample) else 0
             if len(entries) >= self._engine.block_size or nbytes >= BLOCK_NBYTES:
                 yield Block(entries)
                 entries, nbytes = [], 0

@@ -21,7 +21,7 @@ these reasons:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow
@@ -33,12 +33,13 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size
 from wdsprep.images import formats, headers
-from wdsprep.images.nearest_shape import Fit, Shapes
+from wdsprep.images.nearest_shape import Fit, SameCut, Shapes
 from wdsprep.images.options import Limits
 from wdsprep.images.pixel_rule import Picture, prepare
 from wdsprep.limits import MAX_AREA
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from PIL import Image
 
 
@@ -63,6 +64,15 @@ class Crop:
         """Return how many times larger the image was made; it is below 1 if it was made smaller."""
         return max(self.fit.width / self.width, self.fit.height / self.height)
 
+    @property
+    def size(self) -> Size:
+        return self.fit.width, self.fit.height
+
+    @property
+    def is_for_batch(self) -> bool:
+        """Return whether the crop waits for a batch, which takes its pixels."""
+        return self.pixels.numel() > 0
+
     def without_pixels(self) -> "Crop":
         return Crop(pixels=NO_PIXELS, width=self.width, height=self.height, fit=self.fit)
 
@@ -72,17 +82,52 @@ CropResult = Crop | RejectedError
 """The crop of an image, or why it cannot be had."""
 
 
-def crop(data: bytes, shapes: Shapes | int, *, max_area: int = MAX_AREA) -> Crop:
+def crop(data: bytes, shapes: Shapes | SameCut | int, *, max_area: int = MAX_AREA) -> Crop:
     """Decode an image, scale it to cover the nearest of the shapes, and cut out its middle.
 
-    A number stands for a square. Raise RejectedError if the image is damaged, too small or too
-    large.
+    A number stands for a square, and a SameCut for what another image was cut to. Raise
+    RejectedError if the image is damaged, too small or too large.
     """
     shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes
     picture = _prepare(data, shapes.least_side, max_area)
     fit = shapes.fit(picture.width, picture.height)
     reduction = reduction_factor(picture, fit, shapes)
     return _cut_out(view_pixels(_decode(picture, reduction)), picture, fit, reduction)
+
+
+def locate_crop(data: bytes, shapes: Shapes, *, max_area: int = MAX_AREA) -> CropResult:
+    """Return the crop of an image without its pixels, which are not decoded, or why it has none."""
+
+    def locate() -> Crop:
+        picture = _prepare(data, shapes.least_side, max_area)
+        size = picture.width, picture.height
+        return Crop(pixels=NO_PIXELS, width=size[0], height=size[1], fit=shapes.fit(*size))
+
+    return _catch_rejection(locate)
+
+
+def crop_mask(data: bytes, target: Crop, cell: int, *, max_area: int = MAX_AREA) -> torch.Tensor:
+    """Return the mean levels of a mask, uint8 (h, w), in squares of the part its target was cut to.
+
+    Squares have `cell` pixels a side of the target's crop. Each level is the mean over the area of
+    the mask, whatever its scale, and a half is rounded up. Raise RejectedError if the mask is
+    damaged or has another size than its target.
+    """
+    size, fit = (target.width, target.height), target.fit
+    limits = Limits(min_side=1, max_area=max_area, max_aspect_ratio=0.0, mask_size=size)
+    levels = view_pixels(_decode(prepare(data, limits=limits, full=False)))[0].numpy()
+    rows = np.arange(fit.top, fit.top + fit.height + 1, cell) * (size[1] / fit.scaled_height)
+    columns = np.arange(fit.left, fit.left + fit.width + 1, cell) * (size[0] / fit.scaled_width)
+    means = _means_between(_means_between(levels.astype(np.float64), rows).T, columns).T
+    return torch.from_numpy(np.floor(means + 0.5).astype(np.uint8))
+
+
+def _means_between(values: "NDArray[Any]", edges: "NDArray[Any]") -> Any:
+    """Return the mean of the values between each two edges, along the first axis."""
+    sums = np.concatenate([np.zeros_like(values[:1]), values.cumsum(0)])
+    whole = np.minimum(edges.astype(int), len(values) - 1)
+    sums_before = sums[whole] + (edges - whole)[:, None] * values[whole]
+    return np.diff(sums_before, axis=0) / np.diff(edges)[:, None]
 
 
 def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -> list[CropResult]:
@@ -177,7 +222,7 @@ def _prepare(data: bytes, least_side: int, max_area: int) -> Picture:
     return prepare(data, limits=limits, full=False)
 
 
-def reduction_factor(picture: Picture, fit: Fit, shapes: Shapes) -> int:
+def reduction_factor(picture: Picture, fit: Fit, shapes: Shapes | SameCut) -> int:
     """Return the factor by which a JPEG may be decoded smaller, and still be large enough.
 
     It is 1 for other formats, and for shapes without `oversampling`.

@@ -104,15 +104,51 @@ class Shapes:
         size = self.nearest(width, height)
         wide, high = covering_size(width, height, size)
         found = Fit(*size, wide, high)
-        shown = f"{width} x {height}"
-        least_width, least_height = (least_to_reach(side, self.upscale) for side in size)
-        if width < least_width or height < least_height:
-            where = "" if len(self.sizes) == 1 else f", for {shape_name(size)}"
-            raise RejectedError(Code.TOO_SMALL, shown + where)
+        where = "" if len(self.sizes) == 1 else f", for {shape_name(size)}"
+        _check_scale(width, height, size, self.upscale, where)
         if found.lost > self.max_crop:
             part = f"{float(found.lost):.0%} of it outside {shape_name(size)}"
-            raise RejectedError(Code.ASPECT_RATIO, f"{shown}, {part}")
+            raise RejectedError(Code.ASPECT_RATIO, f"{width} x {height}, {part}")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class SameCut:
+    """The part of an image that another image of the same ratio was cut to, at the same size.
+
+    `width` and `height` are those of the other image, and `cut` is its part.
+    """
+
+    width: int
+    height: int
+    cut: Fit
+    upscale: float = 1.0
+    oversampling: float = 0.0
+
+    @property
+    def least_side(self) -> int:
+        """Return the shortest side of an image that can be cut so."""
+        return least_to_reach(min(self.cut.width, self.cut.height), self.upscale)
+
+    def fit(self, width: int, height: int) -> Fit:
+        """Return where an upright image of this size is cut.
+
+        Raise RejectedError if its ratio differs by more than a side that was rounded to a whole
+        pixel, or if it would have to be scaled up too much.
+        """
+        sides = (width, height, self.width, self.height)
+        if abs(width * self.height - height * self.width) > max(sides):
+            other = f"{self.width} x {self.height}"
+            raise RejectedError(Code.ASPECT_RATIO, f"{width} x {height}, and its target {other}")
+        _check_scale(width, height, (self.cut.width, self.cut.height), self.upscale)
+        return self.cut
+
+
+def _check_scale(width: int, height: int, size: Size, upscale: float, where: str = "") -> None:
+    """Raise RejectedError if an image would have to be scaled up too much to cover a shape."""
+    least_width, least_height = (least_to_reach(side, upscale) for side in size)
+    if width < least_width or height < least_height:
+        raise RejectedError(Code.TOO_SMALL, f"{width} x {height}{where}")
 
 
 def cut_of(settings: Mapping[str, Any]) -> Shapes:

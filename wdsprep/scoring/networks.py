@@ -302,7 +302,8 @@ class ScoreEncoder:
     """
 
     itemsize, text_batch_size = torch.float32.itemsize, 0
-    is_compiled = has_text = groups_texts = is_split = False
+    is_compiled = has_text = groups_texts = is_split = takes_images = False
+    references = None
 
     def __init__(self, models: Sequence[ScoreModel], device: str, dtype: str) -> None:
         silence_libraries()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from threading import Lock
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from wdsprep.dataset.npy_arrays import BFLOAT16, Field, is_of_text, text_fields
 from wdsprep.encoding import TF32
 from wdsprep.errors import WorkError
 from wdsprep.runners.stuck_workers import is_of_memory
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.references import ReferencePipeline
 
 T = TypeVar("T")
 DTYPES = {
@@ -133,8 +136,14 @@ class Encoder(Protocol):
     """the captions of a batch; 0: as many as images"""
     groups_texts: bool
     """whether captions are of several shapes"""
+    takes_images: bool
+    """whether what is made of captions depends on reference images"""
     is_split: bool
     """whether the device holds what encodes images or captions, but never both"""
+
+    @property
+    def references(self) -> "ReferencePipeline | None":
+        """Return what prepares reference images, if it is needed."""
 
     def bring(self, part: "Part") -> None:
         """Make the device ready to encode a part of samples.
@@ -142,14 +151,20 @@ class Encoder(Protocol):
         If the device cannot hold all networks, those for the other part are removed from it.
         """
 
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of captions.
+    @property
+    def tokens(self) -> Callable[..., list[Tokens]]:
+        """Return a function that makes the tokens of captions, and images if these are taken.
 
         Several threads may call this and the other methods at once.
         """
 
-    def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:
-        """Encode pixels, uint8 (B, 3, H, W), with int64 (B,) keys of noise, all on the device."""
+    def encode_images(
+        self, pixels: Tensor, noise: Tensor = ..., /, *, exact: bool = False
+    ) -> Encoded:
+        """Encode pixels, uint8 (B, 3, H, W), with int64 (B,) keys of noise, all on the device.
+
+        References have no noise, and become their mode.
+        """
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
         """Encode captions whose tokens have one shape."""

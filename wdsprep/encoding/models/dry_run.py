@@ -77,6 +77,8 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
         "template": dry_run.template(),
         "text_arguments": {k: v for k, v in call.arguments.items() if _is_setting(k, v)},
     }
+    if call.takes_images:
+        settings["text_roles"] = list(recipe.references)
     if recipe.text == "tokens":
         outputs = (*_token_fields(dry_run), *_size_fields(kind))
         return replace(model, outputs=outputs, text_settings=settings)

@@ -99,6 +99,7 @@ class PromptCall:
         more += [IMAGE] if is_wanted and not has_references else []
         if more or "prompt" not in self._call:
             what = f"wants {more[0]} too" if more else "takes no prompt"
+            what += ", as by --roles target,source" if more == [IMAGE] else ""
             raise UsageError(f"{self.name} makes no images of text alone (it {what}): {ALONE}")
 
     def _check(self, given: Sequence[str]) -> None:

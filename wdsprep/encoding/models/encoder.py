@@ -51,11 +51,12 @@ from wdsprep.encoding.models.load_networks import (
     silence_libraries,
 )
 from wdsprep.encoding.models.noise import normal
+from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.models.text_encoders import PipelineText, load_text_encoder
 from wdsprep.encoding.models.vae import Moments, leave_out_divisions
 from wdsprep.encoding.models.weights import tensors_in
-from wdsprep.encoding.recipe_defaults import fields
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_defaults import fields, latent_fields
+from wdsprep.encoding.recipe_options import PIPELINE, Recipe
 from wdsprep.errors import WorkError
 from wdsprep.text import human_bytes
 
@@ -77,7 +78,9 @@ class LatentEncoder:
         self.device = device
         self.is_compiled = recipe.compile
         self.has_text = recipe.text != "none"
-        self._by_name = {field.name: field for field in self.fields}
+        self._by_name = {
+            field.name: field for field in (*latent_fields(model, recipe), *self.fields)
+        }
         self._text_precision = precision_of(recipe.dtype)
         self._kept, self._is_sampled = recipe.latents, model.is_sampled
         self._rule = rule_of(model)
@@ -96,6 +99,8 @@ class LatentEncoder:
         self.groups_texts = self._text.has_shapes if self._text else False
         self.takes_images = isinstance(self._text, PipelineText) and self._text.takes_images
         """whether what is made of captions depends on reference images"""
+        is_prepared = self.takes_images or PIPELINE in recipe.rules.values()
+        self.references = ReferencePipeline(model) if is_prepared else None
         of_images = None if is_of_text(self.fields) else self._moments
         of_text = self._text.network if self._text else None
         for network in (of_images, of_text):

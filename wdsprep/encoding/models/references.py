@@ -45,6 +45,31 @@ TRIAL = (1024, 1024)
 """The size of a blank image with which a pipeline is tried."""
 
 
+MOST_REFERENCES = 3
+"""The references of a sample for which text is given room, if a pipeline takes several."""
+
+
+def takes_references(model: Model) -> bool:
+    """Return whether the pipeline of a model takes reference images."""
+    kind = pipeline_class(model) if model.pipeline_kind else None
+    return kind is not None and IMAGE in inspect.signature(kind.__call__).parameters
+
+
+def most_references(model: Model) -> int:
+    """Return how many reference images a sample may have whose text depends on them.
+
+    It is 0 if the pipeline takes none, and 1 if it refuses several.
+    """
+    if not takes_references(model):
+        return 0
+    pipeline = ReferencePipeline(model)
+    try:
+        pipeline.prepare([blank_image(TRIAL)] * MOST_REFERENCES)
+    except WorkError:
+        return 1
+    return MOST_REFERENCES
+
+
 class References(NamedTuple):
     """The reference images of a sample as a pipeline takes them."""
 
@@ -64,12 +89,12 @@ class ReferencePipeline:
     def __init__(self, model: Model) -> None:
         """Build the pipeline. Raise UsageError if its class takes no reference images."""
         silence_libraries()
-        kind = pipeline_class(model) if model.pipeline_kind else None
-        if kind is None or IMAGE not in inspect.signature(kind.__call__).parameters:
+        if not takes_references(model):
             raise UsageError(
                 f"{model.pipeline_kind or model.name} takes no reference images: choose another "
                 "--model, or leave them out"
             )
+        kind = pipeline_class(model)
         self._name, self._has_vae = kind.__name__, bool(model.vae_kind)
         self._here = threading.local()
 
@@ -83,7 +108,7 @@ class ReferencePipeline:
             others["vae"] = self._empty_vae(model)
         self._pipeline = assemble(model, load, others)
         self._pipeline.encode_prompt = self._stand_in(kind.encode_prompt)
-        self.prepare([blank_image(TRIAL)])
+        self.blank = self.prepare([blank_image(TRIAL)])
 
     def prepare(self, images: Sequence[Any]) -> References:
         """Return RGB images of Pillow, the references of one sample, as the pipeline takes them.

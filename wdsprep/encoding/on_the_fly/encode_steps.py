@@ -72,6 +72,11 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
             'encode= makes latents of images: leave latents="none" out, or make text first, with '
             'wdsprep.encode(latents="none")'
         )
+    if encode.roles:
+        raise UsageError(
+            "encode= makes latents of targets alone: leave roles= out, or make latents of all "
+            "roles first, with wdsprep.encode"
+        )
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
     check_resolution(model, encode.resolution)
