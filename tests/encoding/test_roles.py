@@ -1,9 +1,13 @@
 """Images in roles become arrays beside the target's: references, control images and masks."""
 
 import io
+import json
 import random
+import shutil
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,11 +17,12 @@ from PIL import Image
 import wdsprep
 from tests.encoding.test_references import picture
 from tests.kit.encodes import encode_here, latents_of
-from tests.kit.packs import manifest_of, packing_here, tree, write_files
+from tests.kit.packs import manifest_of, packing_here, tree, with_text, write_files
+from wdsprep.errors import UsageError
 
 Family = Callable[[str], Path]
 SIZES = ((96, 64), (70, 90), (64, 64), (120, 70), (66, 64))
-CAPTIONS = ("make it red", "", "a dog " * 9, "two cats", "snow")
+CAPTIONS = ("make it red", "", "a dog by the sea", "two cats", "snow")
 
 
 def png(image: Image.Image) -> bytes:
@@ -96,3 +101,215 @@ def test_two_roles_in_one_pass_are_what_each_is_alone(pairs: Path, tmp_path: Pat
     rows = pq.read_table(next((tmp_path / "both").glob("*/*.parquet"))).to_pydict()
     assert rows["source_width"] == [64, 64, 64]
     assert rows["mask_width"] == [64, 64, None]
+
+
+def test_verify_and_repair_know_arrays_of_roles(pairs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    encode_here(pairs, out, roles="target,source,mask", shapes=[(64, 64), (80, 48)])
+    assert not wdsprep.verify(out).findings
+    whole = tree(out)
+    tar = next(out.glob("*/*.tar"))
+    data = tar.read_bytes()
+    for old, new, why in (
+        ('"source_width":64', '"source_width":80', "source has another size than the target"),
+        ('"mask_width"', '"mask_1_width"', "json states mask_1_width, of an image that is not"),
+        (".mask.npy", ".mask_1.npy", "mask_1.npy is in the place of emb.npy"),
+        (".source.npy", ".control.npy", "control.npy is in the place of emb.npy"),
+    ):
+        tar.write_bytes(with_text(data, old, new))
+        findings = wdsprep.verify(out).findings
+        assert any(why in str(finding) for finding in findings), (why, findings)
+    tar.write_bytes(data)
+    for path in out.glob("*/*.parquet"):
+        path.unlink()
+    wdsprep.repair(out)
+    assert {name for name, data in tree(out).items() if data != whole[name]} <= {
+        name for name in whole if name.endswith(".parquet")
+    }
+    assert not wdsprep.verify(out).findings
+
+
+def mean_levels(image: Image.Image, fit: dict[str, Any], cell: int) -> np.ndarray:
+    """The mean level of a mask in each cell of a crop, pixel by pixel of the mask, as fractions."""
+    levels = np.asarray(image).tolist()
+    left, top, right, bottom = fit["crop"]
+
+    def shares(start: int, length: int, scaled: int, whole: int) -> list[dict[int, Fraction]]:
+        """How much of each pixel of the mask is in each cell, along a side."""
+        scale = Fraction(whole, scaled)
+        found = []
+        for place in range(start, start + length, cell):
+            low, high = place * scale, (place + cell) * scale
+            found.append(
+                {
+                    pixel: share
+                    for pixel in range(int(low), whole)
+                    if (share := min(high, Fraction(pixel + 1)) - max(low, Fraction(pixel))) > 0
+                }
+            )
+        return found
+
+    rows = shares(top, bottom - top, fit["scaled_height"], image.height)
+    columns = shares(left, right - left, fit["scaled_width"], image.width)
+    return np.array(
+        [
+            [
+                sum(levels[y][x] * a * b for y, a in row.items() for x, b in column.items())
+                / (sum(row.values()) * sum(column.values()))
+                for column in columns
+            ]
+            for row in rows
+        ],
+        float,
+    )
+
+
+@pytest.mark.parametrize(("rule", "cell"), [("latent", 8), ("full", 1)])
+def test_a_mask_is_the_mean_over_areas_of_what_its_target_was_cut_to(
+    rule: str, cell: int, pairs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options: dict[str, Any] = {"roles": "target,mask", "role_size": f"mask={rule}"}
+    encode_here(pairs, out, shapes=[(64, 64), (80, 48)], text="none", **options)
+    stored = {sample["txt"]: sample for sample in latents_of(out).values()}
+    for number, size in enumerate(SIZES):
+        sample = stored[CAPTIONS[number]]
+        if number == 2:
+            assert "mask.npy" not in sample
+            continue
+        wanted = mean_levels(mask(number, size), sample["json"], cell)
+        assert sample["mask.npy"].dtype == np.uint8
+        assert sample["mask.npy"].shape == wanted.shape
+        if rule == "latent":
+            assert sample["mask.npy"].shape == sample["latent.npy"].shape[1:]
+        assert np.abs(sample["mask.npy"] - wanted).max() <= 0.5 + 1e-6
+
+
+def test_a_control_image_is_kept_as_the_pixels_of_the_crop(pairs: Path, tmp_path: Path) -> None:
+    encode_here(pairs, tmp_path / "out", roles=["source"], role_size=["source=pixels"])
+    encode_here(pairs, tmp_path / "latents", roles=["source"])
+    kept = [sample["source.npy"] for sample in latents_of(tmp_path / "out").values()]
+    for pixels, sample in zip(kept, latents_of(tmp_path / "latents").values(), strict=True):
+        assert (pixels.shape, pixels.dtype) == ((3, 64, 64), np.uint8)
+        assert sample["source.npy"].shape == (4, 8, 8)
+    assert not wdsprep.verify(tmp_path / "out").findings
+
+
+def test_a_list_of_shapes_cuts_references_by_their_own_ratio(tmp_path: Path) -> None:
+    sources = [picture(size, 3) for size in ((128, 64), (64, 100), (80, 80), (300, 200), (64, 70))]
+    images = pack_images(tmp_path, {"target": targets(), "source": sources})
+    encode_here(
+        images, tmp_path / "out", roles="target,source", role_size="source=nearest:16,2",
+        shapes=[(64, 64), (80, 48)],
+    )  # fmt: skip
+    found = {
+        sample["txt"]: (sample["json"]["source_width"], sample["json"]["source_height"])
+        for sample in latents_of(tmp_path / "out").values()
+    }
+    assert [found[text] for text in CAPTIONS] == [(80, 48), (48, 80), (64, 64), (80, 48), (64, 64)]
+    settings = manifest_of(tmp_path / "out").settings
+    assert settings["role_sizes"] == {"source": "shapes"}
+    assert [64, 64] in settings["role_shapes"]["source"]
+    for sample in latents_of(tmp_path / "out").values():
+        width, height = found[sample["txt"]]
+        assert sample["source.npy"].shape == (4, height // 8, width // 8)
+    assert not wdsprep.verify(tmp_path / "out").findings
+
+
+def rejects_in(out: Path) -> dict[str, str]:
+    """The detail of each reject by its code."""
+    lines = b"".join(path.read_bytes() for path in sorted(out.glob("rejects/*/*.jsonl")))
+    rejects = [json.loads(line) for line in lines.splitlines()]
+    return {reject["code"]: reject["detail"] for reject in rejects}
+
+
+def test_what_cannot_be_cut_is_a_reject_that_names_the_image(tmp_path: Path) -> None:
+    sources: list[Image.Image | None] = [picture(size, 9) for size in SIZES]
+    sources[0], sources[1], sources[2] = picture((64, 96)), picture((35, 45)), None
+    images = pack_images(tmp_path, {"target": targets(), "source": sources}, "source")
+    tar = next(images.glob("*/*1.tar"))
+    assert encode_here(images, tmp_path / "out", roles="target,source").samples == 3
+    assert rejects_in(tmp_path / "out") == {
+        "aspect_ratio": "source: 64 x 96, and its target 96 x 64",
+        "too_small": "source: 35 x 45",
+    }
+    names = [[*sample] for sample in latents_of(tmp_path / "out").values()]
+    assert [name for name in names if "source.npy" not in name] == [
+        ["latent.npy", "emb.npy", "json", "txt"]
+    ]
+    assert encode_here(images, tmp_path / "alone", roles="source").samples == 2
+    assert rejects_in(tmp_path / "alone")["no_role"] == "source"
+    assert tar.is_file()
+
+
+def test_tars_of_others_have_images_in_roles_as_members(pairs: Path, tmp_path: Path) -> None:
+    """No manifest says which roles are optional: a sample that lacks one is a reject."""
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    for tar in pairs.glob("*/*.tar"):
+        shutil.copy(tar, tars / tar.name)
+    out = tmp_path / "out"
+    assert encode_here(tars, out, roles="target,source,mask").samples == 4
+    assert rejects_in(out) == {"no_role": "mask"}
+    encode_here(pairs, tmp_path / "known", roles="target,source,mask")
+    known = {sample["txt"]: sample for sample in latents_of(tmp_path / "known").values()}
+    for sample in latents_of(out).values():
+        for name in ("latent.npy", "source.npy", "mask.npy"):
+            assert np.array_equal(sample[name], known[sample["txt"]][name])
+    assert encode_here(tars, out, roles="target,source,mask").samples == 0  # it is all there
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"roles": "target,control"}, "has no images in the role control: its roles are source"),
+        ({"roles": "source,source"}, "--roles source is given twice: give each role once"),
+        ({"roles": "Source"}, "--roles Source: give names of roles"),
+        ({"roles": ""}, ""),
+        ({"roles": "target,source", "flip": True}, "--flip mirrors targets alone"),
+        ({"role_size": "source=aligned"}, "--role-size names source, and --roles are target"),
+        (
+            {"roles": "mask", "role_size": "mask=aligned"},
+            "--role-size mask=aligned: a mask is cut where its target is, so give latent or full",
+        ),
+        (
+            {"roles": "source", "role_size": ["source=pixels", "source=aligned"]},
+            "--role-size source is given twice",
+        ),
+        ({"roles": "source", "role_size": "source"}, "--role-size source: write ROLE=RULE"),
+        (
+            {"roles": "source", "role_size": "source=near"},
+            "--role-size source=near cannot be read (No such file or directory)",
+        ),
+        (
+            {"roles": "source", "role_size": "source=nearest:7,2"},
+            "--role-size source=nearest:7,2 would lack the square",
+        ),
+        (
+            {"roles": "source", "role_size": "source=pipeline"},
+            "--role-size source=pipeline: tiny takes no reference images: give source=aligned",
+        ),
+        (
+            {"roles": "source", "latents": "none"},
+            "--roles is for latents, and for text that depends on images: leave it out",
+        ),
+    ],
+)
+def test_roles_that_cannot_be_are_told_in_one_line(
+    options: dict[str, Any], message: str, pairs: Path, tmp_path: Path
+) -> None:
+    if not message:
+        encode_here(pairs, tmp_path / "out", **options)
+        return
+    with pytest.raises(UsageError) as caught:
+        encode_here(pairs, tmp_path / "out", **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dataset_of_single_images_has_no_roles(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no images in roles: leave --roles out"):
+        encode_here(images, tmp_path / "out", roles="target,source")
+    encode_here(images, tmp_path / "out", roles="target")
+    assert "roles" not in manifest_of(tmp_path / "out").settings

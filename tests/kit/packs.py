@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +31,7 @@ from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.sample_table import TableWriter, have_same_rows, read_table, table_columns
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import file_tape, index_tar
+from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.packing.slices import survey_source
 from wdsprep.runners.base import Event, Quarantined, Unit, Work
 from wdsprep.runners.make_runner import InProcessRunner
@@ -51,6 +53,21 @@ def jpeg(number: int = 0, size: tuple[int, int] = (0, 0), kind: str = "JPEG") ->
     noise = random.Random(number).randbytes(width * height * 3)
     out = io.BytesIO()
     Image.frombytes("RGB", (width, height), noise).save(out, kind)
+    return out.getvalue()
+
+
+def with_text(tar: bytes, old: str, new: str) -> bytes:
+    """A tar of samples with another text in place of one, in names of members and their content."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(tar)) as opened, TarWriter(out) as writer:
+        read = [(m.name, file.read()) for m in opened if (file := opened.extractfile(m))]
+        for key, members in groupby(read, lambda member: member[0].partition(".")[0]):
+            fields = [
+                (name.replace(old, new).partition(".")[2], data.replace(old.encode(), new.encode()))
+                for name, data in members
+            ]
+            writer.add(key, fields)
+        writer.finish()
     return out.getvalue()
 
 

@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import random
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,12 @@ from tests.kit.packs import (
     samples_of,
     tar_bytes,
     tree,
+    with_text,
     write_files,
     write_table,
 )
 from tests.kit.reports import Page
 from tests.kit.webserver import WebServer, ok, status
-from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FingerprintError, SourceError, UsageError
 from wdsprep.sources.base import LeftOut
 
@@ -626,8 +625,7 @@ def test_verify_finds_images_that_the_json_does_not_state(tmp_path: Path) -> Non
     source, roles = folders(tmp_path)
     out = packed(source, tmp_path / "out", *roles, optional_role="mask", compute_hash="sha256")
     (tar,) = out.glob("*/*.tar")
-    with tarfile.open(tar) as opened:
-        read = [(m.name, file.read()) for m in opened if (file := opened.extractfile(m))]
+    whole = tar.read_bytes()
     for old, new, said in [
         ("3.source_1.jpg", "3.source_2.jpg", "source_2.jpg is in the place of json"),
         ("3.mask.png", "3.mask.jpg", "mask.jpg is in the place of json"),
@@ -635,15 +633,6 @@ def test_verify_finds_images_that_the_json_does_not_state(tmp_path: Path) -> Non
         ('"sha256"', '"net_width":5,"sha256"', "json states net_width, of an image that is not"),
         ('"mask_width":48', '"mask_width":49', "mask has another size than the image"),
     ]:
-        edited = io.BytesIO()
-        with TarWriter(edited) as writer:
-            for key, members in itertools.groupby(read, lambda member: member[0][:12]):
-                fields = [
-                    (name.replace(old, new)[13:], data.replace(old.encode(), new.encode()))
-                    for name, data in members
-                ]
-                writer.add(key, fields)
-            writer.finish()
-        tar.write_bytes(edited.getvalue())
+        tar.write_bytes(with_text(whole, old, new))
         findings = wdsprep.verify(out).findings
         assert any(said in str(finding) for finding in findings), (said, findings)

@@ -26,7 +26,7 @@ from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import Options, about
 from wdsprep.runners.options import WORKERS, batch_size
-from wdsprep.text import brief
+from wdsprep.text import shortened
 
 MODEL, IMAGES = "Model", "Images"
 UPSCALE, MOST_UPSCALE = 1.5, 16
@@ -47,7 +47,9 @@ def check_roles_option(given: Any) -> tuple[str, ...]:
     names = given.split(",") if isinstance(given, str) else list(given)
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(ROLE, name):
-            raise UsageError(f"--roles {brief(given)}: give names of roles, as target,source")
+            raise UsageError(
+                f"--roles {shortened(str(given))}: give names of roles, as target,source"
+            )
         if names.count(name) > 1:
             raise UsageError(f"--roles {name} is given twice: give each role once")
     return () if names == [TARGET] else tuple(names)
@@ -60,8 +62,8 @@ def check_role_size(given: Any) -> tuple[str, ShapesGiven]:
         role, rule = given
     if not (isinstance(role, str) and re.fullmatch(ROLE, role)) or not rule:
         raise UsageError(
-            f"--role-size {brief(given)}: write ROLE=RULE, as source={ALIGNED}, source={PIPELINE} "
-            "or source=nearest:64,2"
+            f"--role-size {shortened(str(given))}: write ROLE=RULE, as source={ALIGNED}, "
+            f"source={PIPELINE} or source=nearest:64,2"
         )
     return role, check_shapes_option(rule)
 
@@ -309,13 +311,12 @@ class Recipe(RecipeOptions):
                 raise UsageError(f"--role-size names {role}, and --roles are {roles}: add it there")
             if names.count(role) > 1:
                 raise UsageError(f"--role-size {role} is given twice: give each role once")
+            what = f"--role-size {role}={shortened(str(rule))}"
             if is_mask(role) and rule not in MASK_RULES:
                 raise UsageError(
-                    f"--role-size {role}={brief(rule)}: a mask is cut where its target is, so give "
-                    f"{' or '.join(MASK_RULES)}"
+                    f"{what}: a mask is cut where its target is, so give {' or '.join(MASK_RULES)}"
                 )
             is_named = is_mask(role) or rule in RULES
-            what = f"--role-size {role}={brief(rule)}"
             yield role, rule if is_named else sizes_of(rule, self.resolution, what=what)
 
     @property
