@@ -44,15 +44,15 @@ RULES, MASK_RULES = (ALIGNED, PIPELINE, PIXELS), ("latent", FULL)
 
 def check_roles_option(given: Any) -> tuple[str, ...]:
     """Return the roles of a value of --roles; the target alone is the same as none."""
-    names = given.split(",") if isinstance(given, str) else list(given)
-    for name in names:
+    names = given.split(",") if isinstance(given, str) else given
+    for name in names if isinstance(names, list | tuple) else [None]:
         if not isinstance(name, str) or not re.fullmatch(ROLE, name):
             raise UsageError(
                 f"--roles {shortened(str(given))}: give names of roles, as target,source"
             )
         if names.count(name) > 1:
             raise UsageError(f"--roles {name} is given twice: give each role once")
-    return () if names == [TARGET] else tuple(names)
+    return () if [*names] == [TARGET] else tuple(names)
 
 
 def check_role_size(given: Any) -> tuple[str, ShapesGiven]:
