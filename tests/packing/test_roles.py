@@ -574,6 +574,47 @@ def test_tables_have_columns_of_roles_that_conditions_may_name(tmp_path: Path) -
     check_dataset(out)
 
 
+@pytest.mark.parametrize(
+    ("target", "source", "caption"),
+    [
+        ("target_image", "source_image", "edit_prompt"),
+        ("edited_image", "original_image", "edit_prompt"),
+        ("target_img", "source_img", "instruction"),
+        ("target.jpg", "source.jpg", "txt"),
+        ("output.png", "input.png", "json"),
+    ],
+)
+def test_published_pairs_are_read_by_naming_columns_or_members(
+    target: str, source: str, caption: str, tmp_path: Path
+) -> None:
+    """Tables of images with their paths, and tars with two images of a key. What is to be done is
+    found under the names that such sets have for it, and members by their names alone."""
+    kind = {"jpg": "JPEG", "png": "PNG"}.get(target.partition(".")[2], "JPEG")
+    pairs = [(jpeg(n, SIZE, kind), jpeg(10 + n, SIZE, kind), f"edit {n}") for n in range(3)]
+    if "_" in target:
+        rows = [
+            {
+                source: {"bytes": before, "path": None},
+                target: {"bytes": after, "path": "a.jpg"},
+                caption: text,
+            }
+            for after, before, text in pairs
+        ]
+        write_table(tmp_path / "in" / "train-00000-of-00001.parquet", rows)
+    else:
+        members: list[tuple[str, bytes]] = []
+        for number, (after, before, text) in enumerate(pairs):
+            said = json.dumps({"instruction": text}) if caption == "json" else text
+            members += [(f"{number}.{source}", before), (f"{number}.{target}", after)]
+            members += [(f"{number}.{caption}", said.encode())]
+        write_files(tmp_path, {"in/a.tar": tar_bytes(members)})
+    names = {"image_col": target.partition(".")[0]}
+    out = packed(tmp_path / "in", tmp_path / "out", f"source={source.partition('.')[0]}", **names)
+    (ending,) = {"jpg", "png"} & samples_of(out)[0].keys()
+    stored = [(s[ending], s[f"source.{ending}"], s["txt"]) for s in samples_of(out)]
+    assert stored == pairs
+
+
 def test_exports_have_the_targets_and_image_folders_all_images(tmp_path: Path) -> None:
     source, roles = folders(tmp_path)
     out = packed(source, tmp_path / "out", *roles, optional_role="mask")

@@ -16,7 +16,11 @@ MAX_DEPTH = 64
 shards."""
 _AS_THEY_ARE = frozenset({str, int, bool})
 """The types of values that any JSON can hold, which nearly all are."""
-NAMES = ("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt")
+NAMES = (
+    *("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt"),
+    *("edit_prompt", "edit_instruction", "instruction"),
+)
+"""The names under which captions are looked up, of edits what to change."""
 
 
 def decode_text(data: bytes, what: str) -> str:

@@ -187,12 +187,12 @@ class TarsSource:
     def _is_image(self, name: str, before: Iterable[str] = ()) -> bool:
         """Return whether a member may be the image of its sample, by its name and those before it.
 
-        If the user named a column, that member is the image. Otherwise the first member with the
+        If the user named a member, that is the image. Otherwise the first member with the
         extension of an image and in no role is. One that wdsprep decodes may come after one that it
         does not.
         """
         if self.columns.image:
-            return name == self.columns.image
+            return self._is_named(name)
         kind = name.rpartition(".")[2]
         if (kind not in IMAGES and kind not in OTHER_IMAGES) or self._is_in_role(name):
             return False
@@ -203,16 +203,22 @@ class TarsSource:
     def _image(self, fields: Mapping[str, bytes]) -> str:
         """Return the field that has the image, or "" if there is none.
 
-        It is the column that the user named, or else the first that wdsprep can decode by its
+        It is the member that the user named, or else the first that wdsprep can decode by its
         extension, or else the first with the extension of any image. It is in no role.
         """
         if self.columns.image:
-            return self.columns.image if self.columns.image in fields else ""
+            return next(filter(self._is_named, fields), "")
         for known in (IMAGES, OTHER_IMAGES):
             for name in fields:
                 if name.rpartition(".")[2] in known and not self._is_in_role(name):
                     return name
         return ""
+
+    def _is_named(self, name: str) -> bool:
+        """Return whether a member has the name that the user gave, or that with an extension."""
+        stem, _, kind = name.rpartition(".")
+        names = (name, stem) if kind in IMAGES or kind in OTHER_IMAGES else (name,)
+        return self.columns.image.lstrip(".") in names
 
     def _is_in_role(self, name: str) -> bool:
         return any(role.number(name) is not None for role in self.columns.roles)
