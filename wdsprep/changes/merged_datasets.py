@@ -8,28 +8,73 @@ those of `--join`, and of scores that are selected together with images.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
-from wdsprep.changes.selected_samples import Origin
-from wdsprep.dataset.file_names import latent_unit, maker_of
+import numpy as np
+
+from wdsprep.dataset.file_names import SHARD, latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.sample_selection import SampleSelection, ShardSamples
+from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, changed_settings, say_changes
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.stored_dataset import open_current_dataset
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.open_datasets import open_stream
 from wdsprep.loading.options import Stream
 from wdsprep.loading.where import Subset, find_subset
 from wdsprep.sources.patterns import is_table
-from wdsprep.store.base import absolute
+from wdsprep.store import shared_store
+from wdsprep.store.base import Store, absolute
+from wdsprep.tables.stored_tables import StoredTables
 
 NAME, SPLIT = "{name}", "{split}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A dataset to select from, with its manifest."""
+
+    url: str
+    shown: str
+    manifest: Manifest
+
+    @property
+    def store(self) -> Store:
+        return shared_store(self.url)
+
+    @cached_property
+    def shards(self) -> tuple[Shard, ...]:
+        """Return the shards in the order in which pack numbered their samples, by bucket."""
+        return tuple(sorted(self.manifest.shards, key=_shard_order))
+
+    @cached_property
+    def units(self) -> Mapping[str, str]:
+        """Return the unit that made each shard, by the name of the shard."""
+        ledger = self.manifest.ledger
+        made = zip(ledger.units(), ledger.column("shards"), strict=True)
+        return {shard["name"]: unit for unit, shards in made for shard in shards}
+
+    @cached_property
+    def content(self) -> str:
+        """Return a digest of the content of its shards, wherever the dataset is."""
+        shards = "".join(f"{shard.name} {shard.digest}\n" for shard in self.shards)
+        return hex_digest(shards.encode())
+
+
+def _shard_order(shard: Shard) -> tuple[int, int, int, str]:
+    match = SHARD.fullmatch(shard.name)
+    if match is None:  # latents of tars that another program packed
+        return shard.bucket, 0, 0, shard.name
+    return shard.bucket, int(match[2]), int((match[3] or "_0")[1:]), shard.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +103,39 @@ class Group:
     def place_of(self, part: str) -> str:
         """Return the place of a part of a split."""
         return self.place.replace(SPLIT, part)
+
+    # --- its shards
+    @cached_property
+    def shards(self) -> tuple[tuple[int, Shard], ...]:
+        """Return all shards, each with the number of its dataset, by bucket and then by dataset."""
+        pairs = [(at, shard) for at, origin in enumerate(self.origins) for shard in origin.shards]
+        return tuple(sorted(pairs, key=lambda pair: pair[1].bucket))
+
+    def find_shard(self, samples: ShardSamples) -> tuple[Origin, Shard]:
+        """Return the dataset and the shard that samples belong to."""
+        number, shard = self.shards[samples.shard]
+        return self.origins[number], shard
+
+    @property
+    def all_samples(self) -> SampleSelection:
+        sizes = np.array([shard.samples for _, shard in self.shards], np.int64)
+        return SampleSelection.all_of(sizes).pick(sizes > 0)
+
+    @property
+    def readers(self) -> int:
+        """Return how many threads are useful for the slowest of the datasets."""
+        return max(origin.store.readers for origin in self.origins)
+
+    def read_keys(self, selection: SampleSelection) -> Iterator[tuple[ShardSamples, list[str]]]:
+        """Yield the selected samples of each shard, and their keys, which its table has."""
+        tables = [StoredTables(origin.store, origin.manifest) for origin in self.origins]
+
+        def read(samples: ShardSamples) -> tuple[ShardSamples, list[str]]:
+            number, shard = self.shards[samples.shard]
+            table = tables[number].read_shard(lambda file: file.read([KEY]), shard)
+            return samples, table.column(KEY).take(samples.numbers).to_pylist()
+
+        return map_ahead(read, selection.per_shard(), self.readers)
 
 
 def open_origin(given: "str | os.PathLike[str]") -> Origin:
@@ -133,7 +211,7 @@ def _follow_images(group: Group, images: Group) -> Group:
         if other is not origin:
             both = f"{other.shown} and {origin.shown}"
             raise UsageError(f"{both} are latents of the same images: give one of them")
-    lacking = [one.shown for at, one in enumerate(images.origins) if at not in of]
+    lacking = [origin.shown for at, origin in enumerate(images.origins) if at not in of]
     if lacking:
         raise UsageError(
             f"no latents of {', '.join(lacking)} are given beside {group.origins[0].shown}: give "

@@ -51,7 +51,6 @@ from wdsprep.changes.merged_datasets import (
 )
 from wdsprep.changes.options import SelectOptions
 from wdsprep.changes.selected_samples import (
-    OriginShards,
     Parts,
     WantedKeys,
     draw_samples,
@@ -222,23 +221,22 @@ class _Selection:
         selected, or nothing for a part.
         """
         group, options = self._groups[0], self.options
-        shards = OriginShards(origins=group.origins)
-        samples = shards.all_samples
+        samples = group.all_samples
         if self._keys:
-            samples = select_keys(samples, shards, self._keys)
+            samples = select_keys(samples, group, self._keys)
         if options.where:
             subsets = subsets_of(group.origins, self._joined, options.where)
-            samples = select_where(samples, shards, subsets)
+            samples = select_where(samples, group, subsets)
         if not samples.samples:
             shown = " and ".join(origin.shown for origin in group.origins)
             raise UsageError(
                 f"nothing is selected, as no sample of {shown} meets all conditions: give fewer"
             )
         if options.count:
-            samples = draw_samples(samples, shards, options.count, options.seed)
+            samples = draw_samples(samples, group, options.count, options.seed)
         parts = {"": samples}
         if self.parts:
-            parts = split_samples(samples, shards, self.parts, options.seed)
+            parts = split_samples(samples, group, self.parts, options.seed)
         if empty := [name for name, part in parts.items() if not part.samples]:
             total = plural(samples.samples, "sample")
             raise UsageError(
@@ -246,7 +244,7 @@ class _Selection:
             )
         prefixes = self.prefixes(group)
         return {
-            name: [*cut_into_shards(part, shards, options, prefixes=prefixes)]
+            name: [*cut_into_shards(part, group, options, prefixes=prefixes)]
             for name, part in parts.items()
         }
 

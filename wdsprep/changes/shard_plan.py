@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.selected_samples import OriginShards
+from wdsprep.changes.merged_datasets import Group
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import image_shard, is_table, latent_unit, slice_name
 from wdsprep.dataset.receipts import Shard
@@ -85,7 +85,7 @@ def list_pieces(pieces: Sequence[SamplesToCopy]) -> bytes:
 
 def cut_into_shards(
     selection: SampleSelection,
-    shards: OriginShards,
+    group: Group,
     limits: ShardSizes,
     *,
     prefixes: Sequence[str],
@@ -95,9 +95,9 @@ def cut_into_shards(
     `prefixes` are put before the keys of each dataset. Without them, raise UsageError if two
     datasets have the same key. A shard of images also ends where keys do not rise.
     """
-    if len(shards.origins) > 1 and not any(prefixes):
-        _check_apart(selection, shards)
-    are_images = shards.origins[0].manifest.dataset == "images"
+    if len(group.origins) > 1 and not any(prefixes):
+        _check_apart(selection, group)
+    are_images = group.dataset == "images"
     number, nbytes, pieces = 0, 0, list[SamplesToCopy]()
     last = key_order("")
 
@@ -111,11 +111,11 @@ def cut_into_shards(
             nbytes=nbytes,
         )
 
-    all_sizes = map_ahead(partial(_read_sizes, shards), selection.per_shard(), shards.readers)
-    for sizes, (samples, keys) in zip(all_sizes, shards.read_keys(selection), strict=True):
-        at, old = shards.shards[samples.shard]
+    all_sizes = map_ahead(partial(_read_sizes, group), selection.per_shard(), group.readers)
+    for sizes, (samples, keys) in zip(all_sizes, group.read_keys(selection), strict=True):
+        at, old = group.shards[samples.shard]
         first, end = (key_order(prefixes[at] + key) for key in (keys[0], keys[-1]))
-        old_unit, numbers = shards.origins[at].units[old.name], samples.numbers
+        old_unit, numbers = group.origins[at].units[old.name], samples.numbers
         falls = are_images and last >= first
         is_next = bool(pieces) and (falls or pieces[0].shard.bucket != old.bucket)
         while len(numbers):
@@ -136,34 +136,34 @@ def cut_into_shards(
         yield unit()
 
 
-def _read_sizes(shards: OriginShards, samples: ShardSamples) -> NDArray[np.int64]:
-    origin, shard = shards.of(samples)
+def _read_sizes(group: Group, samples: ShardSamples) -> NDArray[np.int64]:
+    origin, shard = group.find_shard(samples)
     if is_table(shard.name):
         return np.full(len(samples.numbers), shard.nbytes // shard.samples)
     with naming_repair(origin.store):
         return ShardReader(origin.store, shard).sizes[samples.numbers]
 
 
-def _check_apart(selection: SampleSelection, shards: OriginShards) -> None:
+def _check_apart(selection: SampleSelection, group: Group) -> None:
     """Raise UsageError if two datasets have the same key.
 
     Only the hashes of all keys are held at a time.
     """
-    hashes: list[list[NDArray[np.int64]]] = [[] for _ in shards.origins]
-    for samples, keys in shards.read_keys(selection):
+    hashes: list[list[NDArray[np.int64]]] = [[] for _ in group.origins]
+    for samples, keys in group.read_keys(selection):
         key_hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
-        hashes[shards.shards[samples.shard][0]].append(key_hashes)
+        hashes[group.shards[samples.shard][0]].append(key_hashes)
     unique = [
         np.unique(np.concatenate([np.empty(0, np.int64), *key_hashes])) for key_hashes in hashes
     ]
     values, counts = np.unique(np.concatenate(unique), return_counts=True)
     twice = {*values[counts > 1][:MOST_TWICE].tolist()}
     first_origins: dict[str, int] = {}
-    for samples, keys in shards.read_keys(selection) if twice else ():
-        origin = shards.shards[samples.shard][0]
+    for samples, keys in group.read_keys(selection) if twice else ():
+        origin = group.shards[samples.shard][0]
         for key in (key for key in keys if hash(key) in twice):
             if (other := first_origins.setdefault(key, origin)) != origin:
-                both = " and ".join(shards.origins[number].shown for number in (other, origin))
+                both = " and ".join(group.origins[number].shown for number in (other, origin))
                 raise UsageError(
                     f"{both} both have the key {key}: give --prefix, which puts the number of "
                     "its dataset (0, 1, ...) before each key"
