@@ -295,13 +295,13 @@ class CopySearch:
         `distinct` has each hash once, and rises. `best` has the row of the best picture with
         each hash.
         """
-        one, other = find_near_pairs(distinct, distance, heard)
-        paired, places = numpy.unique(numpy.concatenate([one, other]), return_inverse=True)
+        pairs = find_near_pairs(distinct, distance, heard)
+        paired, places = numpy.unique(numpy.concatenate(pairs), return_inverse=True)
         by_rank = numpy.lexsort((best[paired], *self._sort_keys(best[paired])))
         rank = numpy.empty(len(paired), numpy.int64)
         rank[by_rank] = numpy.arange(len(paired))
-        first, second = rank[places[: len(one)]], rank[places[len(one) :]]
-        kept = choose_kept(numpy.minimum(first, second), numpy.maximum(first, second), len(paired))
+        better, worse = numpy.sort(rank[places].reshape(2, -1), axis=0)
+        kept = choose_kept(better, worse, len(paired))
         stays = numpy.arange(len(distinct))
         stays[paired[by_rank]] = paired[by_rank[kept]]
         return stays

@@ -196,8 +196,8 @@ class SampleFinder:
             stored = self.texts["sha256"].find([digest for _, digest in digests])
             numbers.update(digests[place][0] for place in stored.tolist())
         rising = sorted(numbers)
-        found = table.select([n for n in (*NAMES, "sha256") if n in table.column_names])
-        rows = found.take(np.array(rising, np.int64)).to_pylist()
+        known_columns = table.select([n for n in (*NAMES, "sha256") if n in table.column_names])
+        rows = known_columns.take(np.array(rising, np.int64)).to_pylist()
         return dict(zip(rising, rows, strict=True))
 
     def _find_rejects(
@@ -220,23 +220,23 @@ class SampleFinder:
         )
 
 
-def _read_keys(asked: NameList) -> Iterable[str]:
+def _read_keys(keys: NameList) -> Iterable[str]:
     """Return the keys in a file or a list, or split a text of keys at its commas.
 
     A text is the path of a file if there is such a file, if the text is a URL, or if its last part
     has a dot.
     """
-    if not isinstance(asked, str):
-        return read_lines("keys", asked)
-    is_there = "://" in asked or is_file(local_path(asked) or asked)
-    if asked and (is_there or "." in asked.rpartition("/")[2]):
-        return read_lines("keys", asked)
-    return [key for word in asked.split(",") if (key := word.strip())]
+    if not isinstance(keys, str):
+        return read_lines("keys", keys)
+    is_there = "://" in keys or is_file(local_path(keys) or keys)
+    if keys and (is_there or "." in keys.rpartition("/")[2]):
+        return read_lines("keys", keys)
+    return [key for word in keys.split(",") if (key := word.strip())]
 
 
-def _read_values(kind: str, asked: NameList) -> Iterator[str]:
+def _read_values(kind: str, values: NameList) -> Iterator[str]:
     """Yield the lines of the list of a kind. Raise UsageError for a wrong digest."""
-    for line in read_lines(kind, asked):
+    for line in read_lines(kind, values):
         value = line.lower() if kind == "sha256" else line
         if kind == "sha256" and not SHA256.fullmatch(value):
             raise UsageError(

@@ -94,10 +94,10 @@ def find_lost(
     """
     store, lost_by_unit = open_store(images), dict(now)
     losing = {lost.digest: ShardSuccessor(digest="", rows=lost.rows) for lost in now.values()}
-    every = replace(removed, successors={**removed.successors, **losing})
+    all_removed = replace(removed, successors={**removed.successors, **losing})
     for receipt in receipts:
         digest = image_shard_digest(receipt.input)
-        successor = every.follow(digest)
+        successor = all_removed.follow(digest)
         if successor is None or digest in losing:
             continue
         name = latent_shard(receipt.unit)

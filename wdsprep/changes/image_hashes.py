@@ -80,8 +80,8 @@ def delete_hashes(images: str, shards: Iterable[ShardRemoval]) -> None:
     """
     with suppress(NotFoundError, AccessError):  # a bucket of that name that belongs to others
         kept = open_store(hashes_folder(images))
-        there = {entry.name for entry in kept.list()}
-        for name in there.intersection(map(hashes_file, shards)):
+        names = {entry.name for entry in kept.list()}
+        for name in names.intersection(map(hashes_file, shards)):
             kept.delete(name)
 
 
@@ -112,11 +112,11 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
     Now and then yield about how many bytes of the shard have been read so far.
     """
     rows: list[tuple[str, int, int, int, int]] = []
-    told = time.monotonic()
+    reported = time.monotonic()
     for row in read_shard(shared_store(unit.images), unit.shard, _rows(unit)):
         rows.append(row)
-        if time.monotonic() - told > PROGRESS_S:
-            told = time.monotonic()
+        if time.monotonic() - reported > PROGRESS_S:
+            reported = time.monotonic()
             yield unit.nbytes * len(rows) // unit.shard.samples
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
@@ -166,12 +166,12 @@ class ImagesLooked:
 
     def missing(self) -> tuple[HashUnit, ...]:
         """Return the shards without hashes, and delete the hashes of shards that are gone."""
-        there = {entry.name for entry in self.kept.list() if not is_hidden(entry.name)}
+        kept_files = {entry.name for entry in self.kept.list() if not is_hidden(entry.name)}
         files = {unit.file for unit in self.units}
-        for name in there - files:
+        for name in kept_files - files:
             if _OURS.fullmatch(name):
                 self.kept.delete(name)
-        return tuple(unit for unit in self.units if unit.file not in there)
+        return tuple(unit for unit in self.units if unit.file not in kept_files)
 
     def columns(self, unit: HashUnit, *names: str) -> pa.Table:
         """Return the columns `names` of the table of hashes that is kept of one shard.
@@ -194,8 +194,8 @@ def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
     """
     store, manifest = open_current_dataset(url, shown)
     if manifest.dataset == "latents":
-        made = f"{shown} is a dataset of {manifest.kind}"
-        raise UsageError(f"{made}: give the images that it was made of")
+        what = f"{shown} is a dataset of {manifest.kind}"
+        raise UsageError(f"{what}: give the images that it was made of")
     check_kind(store, manifest.dataset, "images")
     if not manifest.shards:
         raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
@@ -251,15 +251,15 @@ def _find_values(
     subset = select_samples(images.place, places, "", columns=[column])
     table = next((table for table in subset.tables if column in table.numbers), None)
     if table is None:
-        there = examples([name for table in subset.tables for name in table.offered]) or "none"
+        offered = examples([name for table in subset.tables for name in table.offered]) or "none"
         raise UsageError(
-            f"--join has no column of numbers {column} for {images.shown}, only {there}: give "
+            f"--join has no column of numbers {column} for {images.shown}, only {offered}: give "
             "--keep one of these, or --join another place"
         )
     shards = {name: shard for shard, name in enumerate(subset.whole.files.names)}
     rows = [table.rows_of(shards[unit.shard.name]) for unit in images.units]
-    has_row = np.concatenate([np.empty(0, np.bool_), *(table.has_row[some] for some in rows)])
+    has_row = np.concatenate([np.empty(0, np.bool_), *(table.has_row[numbers] for numbers in rows)])
     values = np.concatenate(
-        [table.column(column)[:0], *(table.column(column)[some] for some in rows)]
+        [table.column(column)[:0], *(table.column(column)[numbers] for numbers in rows)]
     )
     return has_row, values[has_row]

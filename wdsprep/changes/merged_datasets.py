@@ -138,9 +138,9 @@ class Group:
         return map_ahead(read, selection.per_shard(), self.readers)
 
 
-def open_origin(given: "str | os.PathLike[str]") -> Origin:
+def open_origin(place: "str | os.PathLike[str]") -> Origin:
     """Open a dataset to select from. Raise UsageError if it is not complete."""
-    url, shown = absolute(given), os.fspath(given).rstrip("/")
+    url, shown = absolute(place), os.fspath(place).rstrip("/")
     _store, manifest = open_current_dataset(url, shown)
     if not manifest.complete:
         maker = maker_of(manifest.dataset, manifest.settings)
@@ -150,16 +150,16 @@ def open_origin(given: "str | os.PathLike[str]") -> Origin:
     return Origin(url=url, shown=shown, manifest=manifest)
 
 
-def group_datasets(given: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
+def group_datasets(datasets: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
     """Return the groups of the given datasets, images first.
 
     A group has the datasets with the same place in `out`. Raise UsageError if the datasets cannot
     be selected from together.
     """
-    if not given:
+    if not datasets:
         raise UsageError("nothing to select from: give the path or URL of a dataset")
     by_place: dict[str, list[Origin]] = {}
-    for origin in map(open_origin, given):
+    for origin in map(open_origin, datasets):
         name = origin.url.rstrip("/").rpartition("/")[2]
         by_place.setdefault(out.replace(NAME, name), []).append(origin)
     urls = [origin.url for origins in by_place.values() for origin in origins]

@@ -19,7 +19,6 @@ larger than all of wdsprep. To be looked at again when that is there for another
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, pairwise
 
@@ -37,18 +36,8 @@ MOST_AGREEING = 6
 SORT_NS, COMPARE_NS = 90, 15  # what a hash costs in each sort, and a pair
 SORTS_NBYTES = 2 << 30
 HASHES_AT_ONCE = 1 << 16  # hashes: what the processor's cache can hold
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """A run of neighbouring bits of a hash; `start` counts from the lowest bit."""
-
-    start: int
-    nbits: int
-
-    @property
-    def mask(self) -> int:
-        return (1 << self.nbits) - 1
+Block = tuple[int, int]
+"""A run of neighbouring bits of a hash: where it starts, from the lowest bit on, and how many."""
 
 
 def plan(count: int, distance: int) -> tuple[int, int]:
@@ -69,7 +58,7 @@ def plan(count: int, distance: int) -> tuple[int, int]:
 
 def blocks_of(count: int) -> list[Block]:
     ends = [NBITS * number // count for number in range(count + 1)]
-    return [Block(start=a, nbits=b - a) for a, b in pairwise(ends)]
+    return [(start, end - start) for start, end in pairwise(ends)]
 
 
 def find_near_pairs(
@@ -86,51 +75,54 @@ def find_near_pairs(
     choices = list(combinations(range(count), agreeing))
     threads = max(1, min(usable_cpus(), SORTS_NBYTES // max(1, hashes.nbytes)))
     search = partial(_pairs_of_choice, hashes, distance, blocks)
-    found = read_each(search, choices, threads, lambda done: heard(done, len(choices)))
-    return (
-        numpy.concatenate([first for first, _ in found]),
-        numpy.concatenate([second for _, second in found]),
-    )
+    pairs = read_each(search, choices, threads, lambda done: heard(done, len(choices)))
+    first, second = (numpy.concatenate(places) for places in zip(*pairs, strict=True))
+    return first, second
 
 
 def _pairs_of_choice(
     hashes: Hashes, distance: int, blocks: Sequence[Block], choice: Sequence[int]
 ) -> tuple[Rows, Rows]:
     order = [*choice, *(number for number in range(len(blocks)) if number not in choice)]
-    front = _reorder_blocks(hashes, [blocks[number] for number in order])
+    ordered = [blocks[number] for number in order]
+    front = _reorder_blocks(hashes, ordered)
     front.sort()
-    key_nbits = sum(blocks[number].nbits for number in choice)
+    key_nbits = sum(blocks[number][1] for number in choice)
     earlier = [blocks[number] for number in range(choice[-1]) if number not in choice]
     firsts, seconds = [numpy.empty(0, numpy.int64)], [numpy.empty(0, numpy.int64)]
-    for one, other in _find_alike(front, key_nbits, distance):
-        a, b = (_back(some, [blocks[number] for number in order]) for some in (one, other))
-        differ = a ^ b
-        is_first = numpy.ones(len(a), bool)
+    for pair in _find_alike(front, key_nbits, distance):
+        a, b = (_restore_blocks(reordered, ordered) for reordered in pair)
+        differ, is_first = a ^ b, numpy.ones(len(a), bool)
         for block in earlier:
-            is_first &= (differ >> numpy.uint64(block.start)) & numpy.uint64(block.mask) != 0
+            is_first &= _bits_in(differ, block) != 0
         firsts.append(numpy.searchsorted(hashes, a[is_first]))
         seconds.append(numpy.searchsorted(hashes, b[is_first]))
     return numpy.concatenate(firsts), numpy.concatenate(seconds)
 
 
+def _bits_in(hashes: Hashes, block: Block) -> Hashes:
+    start, nbits = block
+    bits: Hashes = (hashes >> numpy.uint64(start)) & numpy.uint64((1 << nbits) - 1)
+    return bits
+
+
 def _reorder_blocks(hashes: Hashes, blocks: Sequence[Block]) -> Hashes:
     """Return the hashes with their blocks in this order, from the highest bit on."""
-    moved = numpy.zeros(len(hashes), numpy.uint64)
+    reordered = numpy.zeros(len(hashes), numpy.uint64)
     for at in range(0, len(hashes), HASHES_AT_ONCE):
-        some, to = hashes[at : at + HASHES_AT_ONCE], moved[at : at + HASHES_AT_ONCE]
+        part, to = (array[at : at + HASHES_AT_ONCE] for array in (hashes, reordered))
         for block in blocks:
-            to <<= numpy.uint64(block.nbits)
-            to |= (some >> numpy.uint64(block.start)) & numpy.uint64(block.mask)
-    return moved
+            to <<= numpy.uint64(block[1])
+            to |= _bits_in(part, block)
+    return reordered
 
 
-def _back(moved: Hashes, blocks: Sequence[Block]) -> Hashes:
-    found, left = numpy.zeros(len(moved), numpy.uint64), NBITS
-    for block in blocks:
-        left -= block.nbits
-        there = (moved >> numpy.uint64(left)) & numpy.uint64(block.mask)
-        found |= there << numpy.uint64(block.start)
-    return found
+def _restore_blocks(reordered: Hashes, blocks: Sequence[Block]) -> Hashes:
+    hashes, left = numpy.zeros(len(reordered), numpy.uint64), NBITS
+    for start, nbits in blocks:
+        left -= nbits
+        hashes |= _bits_in(reordered, (left, nbits)) << numpy.uint64(start)
+    return hashes
 
 
 def _find_alike(front: Hashes, key_nbits: int, distance: int) -> Iterator[tuple[Hashes, Hashes]]:
@@ -160,11 +152,11 @@ def bits_set(numbers: Hashes) -> NDArray[numpy.uint64]:
         numpy.uint64(int(half * (NBITS // len(half)), 2)) for half in ("01", "0011", "00001111")
     )
     one, two, four, last = map(numpy.uint64, (1, 2, 4, 56))
-    found = numbers - ((numbers >> one) & pairs)
-    found = (found & fours) + ((found >> two) & fours)
-    found = (found + (found >> four)) & eights
-    counted: Hashes = (found * numpy.uint64(0x0101010101010101)) >> last
-    return counted
+    sums = numbers - ((numbers >> one) & pairs)
+    sums = (sums & fours) + ((sums >> two) & fours)
+    sums = (sums + (sums >> four)) & eights
+    counts: Hashes = (sums * numpy.uint64(0x0101010101010101)) >> last
+    return counts
 
 
 def choose_kept(better: Rows, worse: Rows, count: int) -> NDArray[numpy.int64]:

@@ -41,15 +41,15 @@ def is_file(path: str) -> bool:
     return os.path.isfile(path)  # noqa: PTH113  one of pathlib raises where a list of keys is long
 
 
-def read_lines(what: str, given: NameList) -> Iterator[str]:
+def read_lines(what: str, lines: NameList) -> Iterator[str]:
     """Yield the lines of a list, without blanks around them and without empty lines.
 
     Raise UsageError if a local file is missing. `what` names the items in the message.
     """
-    if not isinstance(given, str | os.PathLike):
-        yield from (line.strip() for line in given if line.strip())
+    if not isinstance(lines, str | os.PathLike):
+        yield from (line.strip() for line in lines if line.strip())
         return
-    place = os.fspath(given)
+    place = os.fspath(lines)
     is_missing = local_path(place) is not None and not is_file(local_path(place) or ".")
     if is_missing:
         meant = did_you_mean_place(place)
@@ -63,12 +63,12 @@ def read_lines(what: str, given: NameList) -> Iterator[str]:
                 yield text
 
 
-def _check_list(given: Any) -> NameList:
-    if isinstance(given, str | os.PathLike):
-        return given
-    if not isinstance(given, Iterable):
-        raise UsageError(f"{brief(given)}: give a file with one item on each line, or a list")
-    return check_texts(given)
+def _check_list(value: Any) -> NameList:
+    if isinstance(value, str | os.PathLike):
+        return value
+    if not isinstance(value, Iterable):
+        raise UsageError(f"{brief(value)}: give a file with one item on each line, or a list")
+    return check_texts(value)
 
 
 def _of_list(text: str, metavar: str = "FILE") -> Mapping[str, Any]:
@@ -76,19 +76,19 @@ def _of_list(text: str, metavar: str = "FILE") -> Mapping[str, Any]:
     return about(text, SAMPLES, read=_check_list, metavar=metavar, is_place=True)
 
 
-def _check_split(given: Any) -> str | Mapping[str, float]:
-    if not isinstance(given, str | Mapping):
-        raise UsageError(f"{brief(given)}: give shares by name, such as train=0.9,val=0.1")
-    return given
+def _check_split(value: Any) -> str | Mapping[str, float]:
+    if not isinstance(value, str | Mapping):
+        raise UsageError(f"{brief(value)}: give shares by name, such as train=0.9,val=0.1")
+    return value
 
 
-def _check_distance(given: Any) -> int:
-    if not 0 <= whole_number("", given) <= MOST_DISTANCE:
+def _check_distance(value: Any) -> int:
+    if not 0 <= whole_number("", value) <= MOST_DISTANCE:
         raise UsageError(
-            f"{brief(given)}: give 0 to {MOST_DISTANCE}, as pictures that differ in more of 64 "
+            f"{brief(value)}: give 0 to {MOST_DISTANCE}, as pictures that differ in more of 64 "
             "bits are not copies"
         )
-    return whole_number("", given)
+    return whole_number("", value)
 
 
 @dataclass(frozen=True, kw_only=True)

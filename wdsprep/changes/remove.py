@@ -307,20 +307,20 @@ class _Dataset:
         Raise BusyError if another removal has begun, unless it is this one, which has found more.
         """
         with self.edition.holding_manifest():
-            there = removed_from(self.store)
-            if there.units and not (is_more or self.is_only_marked):
+            stored = removed_from(self.store)
+            if stored.units and not (is_more or self.is_only_marked):
                 shown = self.shown
                 raise BusyError(
                     f"another removal from {shown} has begun: wait for it to end, or, if it was "
                     f"killed, run {command('remove', shown)}, then the same command again"
                 )
             new = replace(
-                there,
-                marks=there.marks | Marks.sort(self.marks(finder)),
+                stored,
+                marks=stored.marks | Marks.sort(self.marks(finder)),
                 units=tuple(self.units.values()),
                 images=self.images,
             )
-            if new != there:
+            if new != stored:
                 self.removed = write_removed(self.store, new)
 
     def rewrite(self, images: Mapping[str, str], unit: UnitRemoval) -> Receipt | None:
@@ -359,10 +359,10 @@ class _Dataset:
             delete_hashes(self.url, [shard for unit in units for shard in unit.shards])
         store.sweep()  # while the marks say that something is left to do
         with self.edition.holding_manifest():
-            there = dated_manifest(store) or self.manifest
+            stored = dated_manifest(store) or self.manifest
             # Units that were deleted together with their image shard are not left to do.
-            left = [line for unit, line in there.ledger.named_lines() if unit not in self.gone]
-            kept = replace(there, receipts=there.ledger.with_lines(left))
+            left = [line for unit, line in stored.ledger.named_lines() if unit not in self.gone]
+            kept = replace(stored, receipts=stored.ledger.with_lines(left))
             write_manifest(store, refresh_manifest(store, kept))
             now = removed_from(store)
             new = {

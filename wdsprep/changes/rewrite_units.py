@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from io import BytesIO
 
 import numpy as np
 from blake3 import blake3
@@ -36,7 +35,7 @@ from wdsprep.dataset.file_names import (
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import can_make_table, make_index, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects
+from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects, rejects_file
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.sample_table import table_columns, table_without
 from wdsprep.dataset.samples import key_order
@@ -135,9 +134,9 @@ class UnitChange:
         It has them too if a run was killed after it wrote the receipt. Raise DamageError if its
         size is neither the one before nor the one after.
         """
-        now = {one.name: one for one in receipt.shards}.get(shard.name)
-        there = (e.nbytes for e in self._store.list(shard.name) if e.name == shard.name)
-        nbytes = next(there, 0)
+        now = next((new for new in receipt.shards if new.name == shard.name), None)
+        sizes = (e.nbytes for e in self._store.list(shard.name) if e.name == shard.name)
+        nbytes = next(sizes, 0)
         if now and nbytes not in (shard.nbytes, now.nbytes):
             raise self._unlike_receipt(shard.name)
         if nbytes != shard.nbytes:
@@ -181,17 +180,17 @@ class UnitChange:
         name = rejects_name(receipt.unit)
         return hex_digest(self._read(name)) == receipt.files[name]
 
-    def _count_gone(self, receipt: Receipt, made: Container[str]) -> Counter[str]:
+    def _count_gone(self, receipt: Receipt, rewritten: Container[str]) -> Counter[str]:
         """Return the removed samples' share of each count of the receipt, to be subtracted.
 
-        Raise DamageError for a tar that keeps some samples, and is not among those `made` anew.
+        Raise DamageError for a tar that keeps some samples, and is not among the `rewritten`.
         """
         shards = {shard.name: shard for shard in receipt.shards}
         shapes = shape_ranges(receipt.settings, receipt.counts)
         kind = counted_as(receipt.dataset, receipt.settings)
         counts: Counter[str] = Counter()
         for removal in self._removal.shards if kind != SCORES else ():
-            if not removal.is_all and removal.name not in made:
+            if not removal.is_all and removal.name not in rewritten:
                 raise self._unlike_receipt(removal.name)
             table = read_sound_columns(self._store, receipt, shards[removal.name], COUNTED)
             gone = table.take(np.array(removal.rows)).to_pylist()
@@ -244,11 +243,7 @@ class UnitChange:
         if not self._removal.made_of:
             kept += [Reject(key=key, source=of, code=Code.REMOVED) for key, of in gone.items()]
             kept.sort(key=lambda reject: key_order(reject.key))
-        out = BytesIO()
-        rejects = RejectsFile(out)
-        for reject in kept:
-            rejects.add(reject)
-        return out.getvalue(), rejects
+        return rejects_file(kept)
 
     def _with_tables(self, receipt: Receipt) -> Receipt:
         """Return a receipt with the digests of the new tables.
@@ -326,10 +321,10 @@ class UnitChange:
 
         Raise DamageError if the new content has another digest.
         """
-        there = self._read(name, b"")
-        if hex_digest(there) == digest and (there or name.startswith("rejects/")):
+        present = self._read(name, b"")
+        if hex_digest(present) == digest and (present or name.startswith("rejects/")):
             return None
-        data = make(there)
+        data = make(present)
         if hex_digest(data) != digest:
             raise self._unlike_receipt(name)
         return data
@@ -438,4 +433,4 @@ def _keys_in(data: bytes) -> list[str]:
     """Return the keys of the samples in a part of a tar, with "" for one that is not whole."""
     tar = data + END
     samples = scan(lambda at, nbytes: tar[at : at + nbytes], wants=lambda *_: False)
-    return [one.key if isinstance(one, TarSample) else "" for one in samples]
+    return [sample.key if isinstance(sample, TarSample) else "" for sample in samples]

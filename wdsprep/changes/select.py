@@ -191,7 +191,7 @@ class _Selection:
         Options that were not given are not among them.
         """
         options = self.options
-        given = {
+        settings = {
             "count": options.count,
             "join": self._digest,
             "keys": self._keys.digest if self._keys else "",
@@ -201,7 +201,7 @@ class _Selection:
             "where": options.where,
         }
         return {
-            **{name: value for name, value in given.items() if value},
+            **{name: value for name, value in settings.items() if value},
             **({"seed": options.seed} if options.count or self.parts else {}),
             "max_shard_size": options.max_shard_nbytes,
             "samples_per_shard": options.samples_per_shard,
@@ -322,8 +322,8 @@ class _SelectedDataset:
     def _present(self) -> Manifest | None:
         """Return the manifest in the place, or None if there is none or it is overwritten."""
         store = open_store(self.place)
-        there = None if self.selection.options.overwrite else dated_manifest(store)
-        return refresh_manifest(store, there) if there else None
+        stored = None if self.selection.options.overwrite else dated_manifest(store)
+        return refresh_manifest(store, stored) if stored else None
 
     @property
     def is_done(self) -> bool:

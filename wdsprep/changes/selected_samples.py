@@ -33,11 +33,11 @@ Parts = Mapping[str, Fraction]
 class WantedKeys(WantedTexts):
     """The keys to select, of a file with a key on each line, or a list; `shown` says which."""
 
-    def __init__(self, given: NameList) -> None:
-        self._given, self.shown = given, "the list of keys"
-        if isinstance(given, str | os.PathLike):
-            self.shown = os.fspath(given)
-        super().__init__(KEY, read_lines("keys", given))
+    def __init__(self, keys: NameList) -> None:
+        self._given, self.shown = keys, "the list of keys"
+        if isinstance(keys, str | os.PathLike):
+            self.shown = os.fspath(keys)
+        super().__init__(KEY, read_lines("keys", keys))
         if not len(self):
             raise UsageError(f"{self.shown} has no keys: write one on each line")
 
@@ -48,10 +48,10 @@ class WantedKeys(WantedTexts):
     def check_seen(self) -> None:
         """Raise UsageError if one of the keys was not seen."""
         if missing := int((~self.seen).sum()):
-            some = [*islice(self.unseen(read_lines("keys", self._given)), EXAMPLES + 1)]
+            missing_keys = [*islice(self.unseen(read_lines("keys", self._given)), EXAMPLES + 1)]
             raise UsageError(
                 f"{self.shown} has {plural(missing, 'key')} that no sample has "
-                f"({examples(some)}): remove them from the list"
+                f"({examples(missing_keys)}): remove them from the list"
             )
 
 

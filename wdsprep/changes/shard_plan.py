@@ -46,13 +46,13 @@ class SamplesToCopy:
 
         It does not depend on where the dataset is.
         """
-        said = {
+        line = {
             "dataset": self.origin,
             "digest": self.shard.digest,
             "samples": ranges(self.numbers),
             "shard": self.shard.name,
         }
-        return canonical_json(said) + b"\n"
+        return canonical_json(line) + b"\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -118,9 +118,9 @@ def survey_dataset(store: Store, shown: str, heard: Callable[[int], None]) -> Da
     nor a sound receipt.
     """
     edition = Edition.from_store(store)
-    there = {entry.name: entry for entry in store.list()}
+    files = {entry.name: entry for entry in store.list()}
     manifest, complaint = _read_manifest(store)
-    sound, broken = _read_receipts(store, there, manifest, heard)
+    sound, broken = _read_receipts(store, files, manifest, heard)
     if manifest is None and not sound:
         raise NotFoundError(
             f"{shown} holds no dataset, since it has neither a sound {MANIFEST} nor a sound "
@@ -138,7 +138,7 @@ def survey_dataset(store: Store, shown: str, heard: Callable[[int], None]) -> Da
         dataset=known.dataset,
         maker=maker_of(known.dataset, known.settings),
         edition=edition,
-        files=there,
+        files=files,
         receipts=sorted_receipts(sound),
         manifest=manifest,
         removing={unit.unit: unit for unit in removed.units},
@@ -183,7 +183,7 @@ def damage_text(error: DamageError) -> str:
 
 
 def _read_receipts(
-    store: Store, there: Iterable[str], manifest: Manifest | None, heard: Callable[[int], None]
+    store: Store, files: Iterable[str], manifest: Manifest | None, heard: Callable[[int], None]
 ) -> tuple[list[Receipt], dict[str, str]]:
     """Return the sound receipts, and by unit what is wrong with the others.
 
@@ -208,7 +208,7 @@ def _read_receipts(
     def mark(record: Receipt | Manifest) -> tuple[str, str]:
         return record.dataset, repr(sorted(record.settings.items()))
 
-    units = list(filter(None, map(unit_of_receipt, there)))
+    units = list(filter(None, map(unit_of_receipt, files)))
     receipts = list(filter(None, read_each(read, units, store.readers, heard)))
     marks = [mark(receipt) for receipt in receipts]
     ours = mark(manifest) if manifest else Counter(marks).most_common(1)[0][0] if marks else None

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BytesIO
 from itertools import count, islice
 
 from wdsprep.checks.dataset_check import DatasetSurvey
@@ -36,10 +35,9 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reindex import UNTOLD, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, RejectsFile, is_moved, read_rejects
+from wdsprep.dataset.rejects import Reject, is_moved, read_rejects, rejects_file
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.stored_dataset import (
-    done_units,
     read_receipt,
     rewrite_manifest,
     write_manifest,
@@ -344,11 +342,8 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     free = (sample_key(receipt.unit, number) for number in count())
     for key in islice((k for k in free if k not in taken and k not in known), max(0, lost)):
         known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
-    out = BytesIO()
-    rejects = RejectsFile(out)
-    for key in sorted(known, key=key_order):
-        rejects.add(known[key])
-    write_bytes(store, name, out.getvalue())
+    data, rejects = rejects_file(known[key] for key in sorted(known, key=key_order))
+    write_bytes(store, name, data)
     mended = replace(
         receipt,
         inputs=len(taken) + len(known),
@@ -372,10 +367,9 @@ def _keys(store: Store, name: str) -> Iterator[str]:
 
 
 def _write_manifest(store: Store, survey: DatasetSurvey) -> None:
-    if any(done_units(store)):
-        rewrite_manifest(store)
-    elif survey.manifest is not None:
-        bare = replace(survey.manifest, receipts=(), complete=False)
-        write_manifest(store, bare)
+    if rewrite_manifest(store):
+        return
+    if survey.manifest is not None:
+        write_manifest(store, replace(survey.manifest, receipts=(), complete=False))
     else:
         store.delete(MANIFEST)  # nothing is left to make a manifest from

@@ -383,12 +383,12 @@ class ShardCheck:
         Yield now and then how many bytes have been read so far. Raise nothing for a tar that is
         damaged or ends early.
         """
-        told = 0
+        nbytes = 0
         try:
             for _ in self._read_samples(tape):
-                if tape.nbytes > told:
-                    told = tape.nbytes
-                    yield told
+                if tape.nbytes > nbytes:
+                    nbytes = tape.nbytes
+                    yield nbytes
         except BadSampleError as error:
             self._problems.append(str(error))
 

@@ -280,17 +280,17 @@ class _UnitCheck:
         Only the rows have to be those of the tar: another pyarrow may write other bytes. Damage
         costs a unit only if nothing else tells the positions: otherwise the table is made again.
         """
-        name, made = table_name(shard.name), self._tables[shard.name]
+        name, expected = table_name(shard.name), self._tables[shard.name]
         has_positions = ROW in self._columns
-        told = self._find_positions(shard) if has_positions else None
-        kind = Kind.DAMAGED if has_positions and told is None else Kind.INDEX
+        positions = self._find_positions(shard) if has_positions else None
+        kind = Kind.DAMAGED if has_positions and positions is None else Kind.INDEX
         if name in self._unit.known or (data := self._read(name, kind)) is None:
             return
         if hex_digest(data) != self._receipt.files.get(name):
             self._find(name, kind, OTHER)
-        elif data != made and not have_same_rows(data, made, columns=self._columns):
+        elif data != expected and not have_same_rows(data, expected, columns=self._columns):
             self._find(name, kind, "its rows are not what the json in its tar says")
-        elif has_positions and not self._are_positions(data, told):
+        elif has_positions and not self._are_positions(data, positions):
             self._find(name, kind, "its positions are not those of its samples")
 
     def _check_scores(self, shard: Shard) -> None:
@@ -325,11 +325,11 @@ class _UnitCheck:
             return None
         return positions_from_keys(self._receipt, self._keys[shard.name], self._rejected)
 
-    def _are_positions(self, data: bytes, told: "Positions | None") -> bool:
+    def _are_positions(self, data: bytes, expected: "Positions | None") -> bool:
         """Return whether a table has the positions that are told, or if none are, possible ones."""
         rows = read_table(data, self._columns, what="table")[ROW].to_pylist()
-        if told is not None:
-            return bool(rows == told.tolist())
+        if expected is not None:
+            return bool(rows == expected.tolist())
         runs = (rows[run.start : run.stop] for run in self._runs(len(rows)))
         rise = all(a < b for run in runs for a, b in pairwise(run))
         are_inside = min(rows) >= 0 and max(rows) < self._receipt.inputs

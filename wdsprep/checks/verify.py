@@ -201,13 +201,13 @@ def find_limited_shards(latents: DatasetSurvey) -> dict[str, int]:
 
 def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
     """Compare the receipts of latents with those of images, and add findings to the latents."""
-    there = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
+    image_shards = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
     removed = NONE_REMOVED
     with suppress(DamageError):  # of which the images have a finding
         removed = removed_from(images.edition.store)
     for receipt in latents.receipts:
         name, inputs = latent_shard(receipt.unit), receipt.inputs
-        shard, shown = there.get(name), images.shown
+        shard, shown = image_shards.get(name), images.shown
         successor = removed.follow(image_shard_digest(receipt.input))
         if successor and successor.digest == (shard.digest if shard else ""):
             lost = plural(len(successor.rows), "sample has", "samples have")
@@ -222,37 +222,37 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
             what = f"its shard and rejects have {inputs:,} of {plural(samples, 'sample')}"
             _find(latents, receipt.unit, Kind.UNMATCHED, what)
     if latents.receipts:
-        _check_all_encoded(latents, images, there)
+        _check_all_encoded(latents, images, image_shards)
 
 
 def _check_all_encoded(
-    latents: DatasetSurvey, images: DatasetSurvey, there: Mapping[str, Shard]
+    latents: DatasetSurvey, images: DatasetSurvey, image_shards: Mapping[str, Shard]
 ) -> None:
     """Add a finding for each image shard without latents, if the latents are complete.
 
-    `there` has the image shards by name. Those in buckets that are not encoded need no latents.
+    `image_shards` has them by name. Those in buckets that are not encoded need no latents.
     """
     buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
-    made = {receipt.unit for receipt in latents.receipts}
+    units = {receipt.unit for receipt in latents.receipts}
     if latents.manifest:
-        made.update(latents.manifest.ledger.units())
+        units.update(latents.manifest.ledger.units())
     encoded = buckets_encoded(latents.receipts[0].settings, buckets)
-    for name, shard in there.items():
-        if shard.bucket in encoded and latent_unit(name) not in made and latents.is_complete:
+    for name, shard in image_shards.items() if latents.is_complete else ():
+        if shard.bucket in encoded and latent_unit(name) not in units:
             _find(latents, latent_unit(name), Kind.CHANGED, f"nothing was made of {name}")
 
 
-def check_keys(latents: DatasetSurvey, made: Mapping[str, str], images: Mapping[str, str]) -> None:
+def check_keys(
+    latents: DatasetSurvey, latent_keys: Mapping[str, str], image_keys: Mapping[str, str]
+) -> None:
     """Compare the keys of latents with those of images, and add findings to the latents.
 
-    `made` and `images` have digests of the keys, by the input that a latent receipt states.
+    Both mappings have digests of the keys, by the input that a latent receipt states.
     """
+    what = "the keys of its shard and its rejects, or their order, are not the image shard's"
     for receipt in latents.receipts:
-        ours, theirs = made.get(receipt.input), images.get(receipt.input)
-        if ours and theirs and ours != theirs:
-            what = (
-                "the keys of its shard and its rejects, or their order, are not the image shard's"
-            )
+        of = receipt.input
+        if of in latent_keys and of in image_keys and latent_keys[of] != image_keys[of]:
             _find(latents, receipt.unit, Kind.UNMATCHED, what)
 
 

@@ -65,8 +65,8 @@ def read_all(fds: Sequence[int], starts: Sequence[int], vectors: Vectors) -> Int
     read = _one_by_one if queue is None else queue.read
     try:
         for top in range(0, len(fds), READS_AT_ONCE):
-            some = slice(top, top + READS_AT_ONCE)
-            came[some] = read(fds[some], starts[some], vectors[some])
+            batch = slice(top, top + READS_AT_ONCE)
+            came[batch] = read(fds[batch], starts[batch], vectors[batch])
     except BaseException:
         if queue is not None:
             queue.end()
@@ -129,12 +129,12 @@ class _Queue:
         while first < count:
             where = ctypes.c_void_p(self._list_at + first * self._list.itemsize)
             try:
-                some = _call("io_submit", self._id, ctypes.c_long(count - first), where)
+                count_begun = _call("io_submit", self._id, ctypes.c_long(count - first), where)
             except OSError:
                 first += 1
             else:
-                first += some
-                begun += some
+                first += count_begun
+                begun += count_begun
         return begun
 
     def _found(self, *, least: int, most: int) -> NDArray[Any]:

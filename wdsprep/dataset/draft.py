@@ -58,11 +58,12 @@ class Draft:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        _kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        why = (kind or _DroppedError, error or _DroppedError(), trace)
+        error = error or RuntimeError("what was not finished gets no name")
+        why = (type(error), error, trace)
         try:
             self._writers.close()  # waits for threads, where SIGTERM may find us
         finally:
@@ -140,10 +141,6 @@ class Draft:
 
 _warned = set[str]()
 """The datasets for which this process has warned of another run."""
-
-
-class _DroppedError(Exception):
-    """The error that makes files which are being written end without getting a name."""
 
 
 class DraftShard:

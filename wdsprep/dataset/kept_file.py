@@ -265,10 +265,10 @@ def _make_file(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile
             begun.unlink()
         raise
     with _store_errors(path):
-        found = _open(path)
-    if found is None:
+        kept = _open(path)
+    if kept is None:
         raise StoreError(f"{path} does not hold what was written to it: check the disk")
-    return found
+    return kept
 
 
 def _open(path: Path, digest: bytes = b"") -> KeptFile | None:

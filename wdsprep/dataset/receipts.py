@@ -144,8 +144,8 @@ class Receipt:
         return cls(dataset=dataset, settings=settings, **values)
 
 
-def _parse_shards(said: Iterable[Mapping[str, Any]]) -> Iterator[Shard]:
-    return map(Shard._make, map(itemgetter(*SHARD_FIELDS), said))
+def _parse_shards(bodies: Iterable[Mapping[str, Any]]) -> Iterator[Shard]:
+    return map(Shard._make, map(itemgetter(*SHARD_FIELDS), bodies))
 
 
 _SLICE, _STEM = "[0-9]{6,18}", r"[0-9]{1,9}/[^\0]+"
@@ -370,9 +370,9 @@ def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
     return values
 
 
-def _batches(every: Sequence[Part]) -> Iterator[list[Part]]:
-    left = iter(every)
-    while batch := list(islice(left, LINES_AT_ONCE)):
+def _batches(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    rest = iter(parts)
+    while batch := list(islice(rest, LINES_AT_ONCE)):
         yield batch
 
 

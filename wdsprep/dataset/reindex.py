@@ -65,17 +65,17 @@ def table_step(url: str, dataset: str, settings: Settings) -> str:
 def index(
     folder: str,
     heard: Counting = ignore_count,
-    told: Callable[[str], None] = lambda _line: None,
+    tell: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, int]:
     """Write the index of each tar below `folder` that has none, or a cut or an older one.
 
     Also write the table of each tar that has none, or that another program packed and that got an
     index. Return the number of samples of each tar that was indexed, and of each table, by name.
     `heard` gets how many files are done, and how many there are to do, for indexes and for tables.
-    `told` gets a line about tables that cannot be made.
+    `tell` gets a line about tables that cannot be made.
     """
     store = open_store(folder)
-    there = {
+    listed = {
         entry.name: entry
         for entry in store.list()
         if entry.name.endswith(".tar")
@@ -83,11 +83,11 @@ def index(
         or is_index(entry.name)
         or is_table(entry.name)
     }
-    tars = sorted(name for name in there if name.endswith(".tar"))
-    if not tars and MANIFEST not in there:
+    tars = sorted(name for name in listed if name.endswith(".tar"))
+    if not tars and MANIFEST not in listed:
         raise SourceError(f"{folder} holds no .tar to index: give the folder that the tars are in")
-    indexes = {name: there.get(index_name(name)) for name in tars}
-    missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], there[n])]
+    indexes = {name: listed.get(index_name(name)) for name in tars}
+    missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], listed[n])]
     done: dict[str, int] = {}
     for name in missing:
         heard(len(done), len(missing))
@@ -96,13 +96,13 @@ def index(
         except BadSampleError as error:
             error.with_next_step(f"{_tar_step(error)}, then index again")
             raise
-    manifest = read_manifest(store) if MANIFEST in there else None
+    manifest = read_manifest(store) if MANIFEST in listed else None
     if manifest is None:
-        bare = [name for name in tars if name in done or foreign_table_name(name) not in there]
+        bare = [name for name in tars if name in done or foreign_table_name(name) not in listed]
         done |= _write_foreign_tables(store, bare, heard)
     else:
         with naming_repair(store):
-            done |= _write_tables(store, manifest, there.keys(), heard, told)
+            done |= _write_tables(store, manifest, listed.keys(), heard, tell)
     return done
 
 
@@ -126,20 +126,20 @@ def _write_foreign_tables(store: Store, tars: Sequence[str], heard: Counting) ->
 def _write_tables(
     store: Store,
     manifest: Manifest,
-    there: Collection[str],
+    listed: Collection[str],
     heard: Counting,
-    told: Callable[[str], None],
+    tell: Callable[[str], None],
 ) -> dict[str, int]:
     """Write the missing tables of a dataset; return their samples, by table.
 
-    `told` gets a line about those that cannot be made.
+    `tell` gets a line about those that cannot be made.
     """
     edition, done, lost = Edition.from_store(store), dict[str, int](), list[str]()
     lacking = [
         (receipt.unit, shard)
         for receipt in manifest.receipts
         for shard in receipt.shards
-        if table_name(shard.name) not in there and (shard.name in there or is_table(shard.name))
+        if table_name(shard.name) not in listed and (shard.name in listed or is_table(shard.name))
     ]
     for number, (unit, shard) in enumerate(lacking):
         heard(number, len(lacking))
@@ -153,7 +153,7 @@ def _write_tables(
         more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
         why = SCORES_ALONE if manifest.is_scored else UNTOLD
         step = make_step(store.url, manifest.dataset, manifest.settings)
-        told(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
+        tell(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
     return done
 
 

@@ -5,8 +5,9 @@ import logging
 import re
 import traceback
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Literal
 
 from blake3 import blake3
@@ -134,6 +135,15 @@ class RejectsFile:
         self._sink.write(line)
         self._hash.update(line)
         self.counts[reject.code.value] += 1
+
+
+def rejects_file(rejects: Iterable[Reject]) -> tuple[bytes, RejectsFile]:
+    """Return the bytes of a file of rejects, and its writer, which has its digest and counts."""
+    out = BytesIO()
+    file = RejectsFile(out)
+    for reject in rejects:
+        file.add(reject)
+    return out.getvalue(), file
 
 
 def read_rejects(data: bytes, what: str) -> list[Reject]:

@@ -211,7 +211,7 @@ class Removed:
             "changes": self.changes,
             "format": FORMAT,
             "images": self.images,
-            "successors": {name: asdict(one) for name, one in self.successors.items()},
+            "successors": {name: asdict(successor) for name, successor in self.successors.items()},
             "units": units,
         }
         body = canonical_json(head) + b"\n" + self.marks.data
@@ -239,7 +239,9 @@ class Removed:
             changes=body_fields["changes"],
             units=tuple(units),
             images=body_fields["images"],
-            successors={name: make_record(ShardSuccessor, one) for name, one in successors},
+            successors={
+                name: make_record(ShardSuccessor, successor) for name, successor in successors
+            },
         )
 
 

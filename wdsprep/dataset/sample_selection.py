@@ -63,12 +63,12 @@ class SampleSelection:
         return cls(shards=shards, starts=starts, counts=sizes)
 
     @classmethod
-    def from_numbers(cls, each: Iterable[NDArray[Any]]) -> "SampleSelection":
+    def from_numbers(cls, per_shard: Iterable[NDArray[Any]]) -> "SampleSelection":
         """Return a selection with one run for each shard, from the numbers of its samples."""
-        found = [np.asarray(some, np.uint32) for some in each]
-        counts = np.array([*map(len, found)], np.int64)
-        numbers = np.concatenate([np.empty(0, np.uint32), *found])
-        shards = np.arange(len(found), dtype=np.int32)
+        arrays = [np.asarray(array, np.uint32) for array in per_shard]
+        counts = np.array([*map(len, arrays)], np.int64)
+        numbers = np.concatenate([np.empty(0, np.uint32), *arrays])
+        shards = np.arange(len(arrays), dtype=np.int32)
         starts = np.cumsum(counts) - counts
         return cls(shards=shards, starts=starts, counts=counts, holds=numbers)
 
@@ -120,8 +120,8 @@ class SampleSelection:
         starts = self.starts.copy()
         for per_run in map(np.ascontiguousarray, counts.T):
             runs = np.flatnonzero(per_run)
-            some = per_run[runs].astype(np.int64)
-            yield replace(self, shards=self.shards[runs], starts=starts[runs], counts=some)
+            run_counts = per_run[runs].astype(np.int64)
+            yield replace(self, shards=self.shards[runs], starts=starts[runs], counts=run_counts)
             starts += per_run
 
     def filter(self, mask: NDArray[np.bool_]) -> "SampleSelection":
@@ -131,19 +131,19 @@ class SampleSelection:
         """
         if mask.all():
             return self.pick(self.counts > 0)
-        found = []
+        parts = []
         counts = np.zeros_like(self.counts)
         ends = np.cumsum(self.counts)
-        for some in self.blocks():
-            begin = int(ends[some.start] - self.counts[some.start])
-            own = mask[begin : int(ends[some.stop - 1])]
-            found.append(self.flat(some)[own].astype(np.uint32))
-            runs = np.repeat(np.arange(some.stop - some.start), self.counts[some])
-            counts[some] = np.bincount(runs[own], minlength=some.stop - some.start)
-        numbers = np.concatenate([np.empty(0, np.uint32), *found])
+        for block in self.blocks():
+            begin = int(ends[block.start] - self.counts[block.start])
+            is_kept = mask[begin : int(ends[block.stop - 1])]
+            parts.append(self.flat(block)[is_kept].astype(np.uint32))
+            runs = np.repeat(np.arange(block.stop - block.start), self.counts[block])
+            counts[block] = np.bincount(runs[is_kept], minlength=block.stop - block.start)
+        numbers = np.concatenate([np.empty(0, np.uint32), *parts])
         starts = np.cumsum(counts) - counts
-        made = replace(self, starts=starts, counts=counts, holds=numbers)
-        return made.pick(counts > 0)
+        selection = replace(self, starts=starts, counts=counts, holds=numbers)
+        return selection.pick(counts > 0)
 
     def intersect(self, other: "SampleSelection") -> "SampleSelection":
         """Return the selection of the samples that another selection has too, without empty runs.
@@ -157,17 +157,17 @@ class SampleSelection:
             low = other.starts[self.shards].astype(np.int64)
             high = low + other.counts[self.shards]
             first, last = (_bisect(other.numbers, low, high, edge) for edge in bounds)
-            made = replace(other, shards=self.shards, starts=first, counts=last - first)
-            return made.pick(made.counts > 0)
+            selection = replace(other, shards=self.shards, starts=first, counts=last - first)
+            return selection.pick(selection.counts > 0)
         masks = [np.empty(0, np.bool_)]
-        for some in self.blocks():
-            counts, shards = self.counts[some], self.shards[some]
-            own, starts = self.flat(some), other.starts[shards].astype(np.int64)
+        for block in self.blocks():
+            counts, shards = self.counts[block], self.shards[block]
+            numbers, starts = self.flat(block), other.starts[shards].astype(np.int64)
             low = np.repeat(starts, counts)
             high = low + np.repeat(other.counts[shards], counts)
-            at = _bisect(other.numbers, low, high, own)
+            at = _bisect(other.numbers, low, high, numbers)
             is_in = at < high
-            is_in[is_in] = other.numbers[at[is_in]] == own[is_in]
+            is_in[is_in] = other.numbers[at[is_in]] == numbers[is_in]
             masks.append(is_in)
         return self.filter(np.concatenate(masks))
 
@@ -221,18 +221,18 @@ def ranges(numbers: Numbers) -> list[list[int]]:
     return [[begin, end + 1] for begin, end in zip(first, last, strict=True)]
 
 
-def keep_selection(writer: "KeptWriter", shards: int, each: Iterable[ShardSamples]) -> None:
+def keep_selection(writer: "KeptWriter", shards: int, samples: Iterable[ShardSamples]) -> None:
     """Write the numbers of samples of shards, for `SampleSelection.from_file` to read.
 
-    `shards` says how many shards there are. `each` has the samples in the order of the shards,
+    `shards` says how many shards there are. `samples` has the samples in the order of the shards,
     those of one shard all at once or in parts.
     """
     counts = np.zeros(shards + 1, np.int64)
 
     def numbers() -> Iterator[Numbers]:
-        for shard, some in each:
-            counts[shard + 1] += len(some)
-            yield some
+        for shard, part in samples:
+            counts[shard + 1] += len(part)
+            yield part
 
     writer.add("numbers", "<u4", numbers())
     writer.add("starts", "<i8", [np.cumsum(counts)])
@@ -266,8 +266,8 @@ def digest_of_selected(
     starts[selected.shards + 1] = selected.counts
     runs = np.searchsorted(of.shards, selected.shards)
     of = of.pick(runs)
-    for some in selected.blocks():
-        places = of.places_of(selected.flat(some), some, selected.counts[some])
+    for block in selected.blocks():
+        places = of.places_of(selected.flat(block), block, selected.counts[block])
         _hash(inner, places, "<u4")
     _hash(inner, np.cumsum(starts), "<i8")
     return hashlib.sha256(f"{digest} {inner.hexdigest()}".encode()).hexdigest()

@@ -379,18 +379,18 @@ def _types() -> Mapping[str, "pa.DataType"]:
 
 def _are_fit(kind: str, values: Sequence[Any]) -> bool:
     """Return whether a column of this kind can hold all these values."""
-    given = [value for value in values if value is not None]
-    types = {*map(type, given)}
+    known = [value for value in values if value is not None]
+    types = {*map(type, known)}
     if kind in (TEXTS, WHOLES):
         item = TEXT if kind == TEXTS else WHOLE
-        items = [*chain.from_iterable(given)] if types <= {list, tuple} else [None]
+        items = [*chain.from_iterable(known)] if types <= {list, tuple} else [None]
         return None not in items and _are_fit(item, items)
     if kind == NUMBER:
-        wholes = [value for value in given if type(value) is int]
+        wholes = [value for value in known if type(value) is int]
         return types <= {int, float} and all(-EXACT <= value <= EXACT for value in wholes)
     if kind == WHOLE:
-        largest = max(given, default=0) if types <= {int} else LARGEST
-        return largest < LARGEST and min(given, default=0) >= -LARGEST
+        largest = max(known, default=0) if types <= {int} else LARGEST
+        return largest < LARGEST and min(known, default=0) >= -LARGEST
     return types <= {str if kind == TEXT else bool}
 
 

@@ -268,8 +268,8 @@ def _check_types(types: tuple[type, ...], values: Values, wanted: str) -> None:
 
 
 def _are_among(known: Sequence[Any], values: Values) -> bool:
-    both = {(type(value), value) for value in known}
-    return all(type(value) in (str, int, bool) for value in values) and both.issuperset(
+    typed = {(type(value), value) for value in known}
+    return all(type(value) in (str, int, bool) for value in values) and typed.issuperset(
         (type(value), value) for value in values
     )
 

@@ -270,8 +270,8 @@ def changed_settings(old: Settings, new: Settings) -> Changes:
     """Return the old and new value of each setting that differs, except loosened policies."""
     old, new = as_json(old), as_json(new)
     looser = loosened(old, new)
-    both = {name: (old.get(name), new.get(name)) for name in sorted({*old, *new})}
-    return {n: pair for n, pair in both.items() if n not in looser and not is_same(*pair)}
+    pairs = {name: (old.get(name), new.get(name)) for name in sorted({*old, *new})}
+    return {n: pair for n, pair in pairs.items() if n not in looser and not is_same(*pair)}
 
 
 def say_changes(changes: Changes, between: str = ", now ") -> str:
@@ -284,10 +284,10 @@ def say_changes(changes: Changes, between: str = ", now ") -> str:
     """
     if "source" in changes:
         changes = {"source": changes["source"]}
-    said = [_say_change(*change, between) for change in _flat(changes)]
-    said.sort(key=lambda text: text.endswith(OTHER))
-    more = len(said) - MOST_SHOWN
-    return "; ".join([*said[:MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    texts = [_say_change(*change, between) for change in _flat(changes)]
+    texts.sort(key=lambda text: text.endswith(OTHER))
+    more = len(texts) - MOST_SHOWN
+    return "; ".join([*texts[:MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _flat(changes: Changes) -> Iterator[tuple[str, Any, Any]]:
@@ -295,7 +295,7 @@ def _flat(changes: Changes) -> Iterator[tuple[str, Any, Any]]:
     for name, (old, new) in changes.items():
         if isinstance(old, Mapping | None) and isinstance(new, Mapping | None):
             inner = changed_settings(old or {}, new or {})
-            yield from _flat({f"{name}.{part}": both for part, both in inner.items()})
+            yield from _flat({f"{name}.{part}": pair for part, pair in inner.items()})
         else:
             yield name, old, new
 

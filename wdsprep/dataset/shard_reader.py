@@ -192,12 +192,12 @@ class ShardReader:
         held = [] if only else [(0, self._read(start, end - start))]
         tape = _PartsTape(end - start, held, lambda at, nbytes: self._read(start + at, nbytes))
         with naming_place(self.place):
-            found = _read_members(tape.at, only) if only else next(scan(tape.at), None)
-            if isinstance(found, BadSampleError):
-                raise found
-        if found is None:
+            sample = _read_members(tape.at, only) if only else next(scan(tape.at), None)
+            if isinstance(sample, BadSampleError):
+                raise sample
+        if sample is None:
             raise DamageError(self.place, f"sample {number:,} has no member")
-        return replace(found, start=start)
+        return replace(sample, start=start)
 
     def samples(self, numbers: Collection[int]) -> Generator[TarSample, None, None]:
         """Yield samples whole, by their numbers, in order; over a network many are read at once."""
@@ -263,18 +263,18 @@ class ShardReader:
         if comes_whole and sizes.all():
             whole = self._read_all(int(offsets[0]), int(offsets[-1] - offsets[0]))
             return [whole[a:b] for a, b in pairwise((offsets - offsets[0]).tolist())]
-        some = np.minimum(sizes, END_NBYTES)
-        starts = offsets[1:] - some
+        lengths = np.minimum(sizes, END_NBYTES)
+        starts = offsets[1:] - lengths
         if self.store.root is None:
-            return [*map(self._read_all, starts.tolist(), some.tolist())]
+            return [*map(self._read_all, starts.tolist(), lengths.tolist())]
         rows = np.zeros((len(sizes), END_NBYTES), np.uint8)
         vectors = np.empty((len(sizes), 1, 2), np.uint64)
         vectors[:, 0, 0] = address_of(rows) + np.arange(len(sizes)) * END_NBYTES
-        vectors[:, 0, 1] = some
+        vectors[:, 0, 1] = lengths
         came = read_all([self._file[0]] * len(sizes), starts.tolist(), vectors)
-        ends = [row[:nbytes].tobytes() for row, nbytes in zip(rows, some.tolist(), strict=True)]
-        for number in np.flatnonzero(came != some).tolist():  # again, to learn why
-            ends[number] = self._read_all(int(starts[number]), int(some[number]))
+        ends = [row[:nbytes].tobytes() for row, nbytes in zip(rows, lengths.tolist(), strict=True)]
+        for number in np.flatnonzero(came != lengths).tolist():  # again, to learn why
+            ends[number] = self._read_all(int(starts[number]), int(lengths[number]))
         return ends
 
     def _read_all(self, start: int, nbytes: int) -> bytes:
@@ -400,17 +400,17 @@ class ScoreReader(ShardReader):
     def _read_samples(
         self, numbers: Collection[int], only: Collection[str]
     ) -> Generator[TarSample, None, None]:
-        facts = self.facts(numbers)
-        found: Iterable[TarSample] = (TarSample(key=own[KEY], start=0, fields={}) for own in facts)
+        rows = self.facts(numbers)
+        samples: Iterable[TarSample] = (TarSample(key=row[KEY], start=0, fields={}) for row in rows)
         arrays = [name for name in only if name != "json"]
         if self._has_tar and (arrays or not only):
             read = partial(super().sample, only=arrays)
-            found = map_ahead(read, numbers, self.threads, most=self.store.readers)
-        for one, own in zip(found, facts, strict=True):
-            if one.key != own[KEY]:
-                raise DamageError(self.place, "its table has another key", one.key)
-            one.fields["json"] = facts_bytes(own)
-            yield one
+            samples = map_ahead(read, numbers, self.threads, most=self.store.readers)
+        for sample, row in zip(samples, rows, strict=True):
+            if sample.key != row[KEY]:
+                raise DamageError(self.place, "its table has another key", sample.key)
+            sample.fields["json"] = facts_bytes(row)
+            yield sample
 
 
 def open_shard(store: Store, shard: Shard, settings: Settings) -> ShardReader:

@@ -147,8 +147,7 @@ def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: boo
     if overwrite and _is_to_clear(store, dataset):
         manifest = Manifest(dataset=dataset, settings=settings)
         return DatasetClaim(edition=edition, manifest=manifest, starts_over=True)
-    current, is_there = _check_claim(edition, dataset, settings)
-    return DatasetClaim(edition=edition, manifest=current, is_there=is_there)
+    return _check_claim(edition, dataset, settings)
 
 
 def take_claim(claim: DatasetClaim) -> Edition:
@@ -164,8 +163,7 @@ def take_claim(claim: DatasetClaim) -> Edition:
         if claim.starts_over or all(e.name != MANIFEST for e in store.list(MANIFEST)):
             return _begin(claim)
         edition = Edition.from_store(store)  # of another run
-        _check_claim(edition, manifest.dataset, manifest.settings)
-        return edition
+        return _check_claim(edition, manifest.dataset, manifest.settings).edition
 
 
 def open_edition(
@@ -195,14 +193,14 @@ def _begin(claim: DatasetClaim) -> Edition:
     return edition
 
 
-def _check_claim(edition: Edition, dataset: str, settings: Settings) -> tuple[Manifest, bool]:
-    """Return the manifest to continue with, and whether it lies in the store.
+def _check_claim(edition: Edition, dataset: str, settings: Settings) -> DatasetClaim:
+    """Return the dataset to begin or to continue with.
 
     Raise an error if the dataset is of another kind or has other settings.
     """
     store = edition.store
-    there = dated_manifest(store)
-    manifest = there or rebuild(store)
+    stored = dated_manifest(store)
+    manifest = stored or rebuild(store)
     if manifest is None:
         if not edition.mark:  # one that was started over may have old files
             _check_free(store)
@@ -221,7 +219,7 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> tuple[Ma
             f"that it was made with, give another place for {new}, or let "
             f'"{again} ... --overwrite" start over'
         )
-    return manifest, there is not None
+    return DatasetClaim(edition=edition, manifest=manifest, is_there=stored is not None)
 
 
 def _check_free(store: Store) -> None:
@@ -240,9 +238,9 @@ def _check_free(store: Store) -> None:
         )
 
 
-def check_kind(store: Store, found: str, wanted: str) -> None:
-    if found != wanted:
-        raise UsageError(f"{store.url} is a dataset of {found}: give another place for {wanted}")
+def check_kind(store: Store, dataset: str, wanted: str) -> None:
+    if dataset != wanted:
+        raise UsageError(f"{store.url} is a dataset of {dataset}: give another place for {wanted}")
 
 
 def done_units(store: Store) -> Iterator[str]:
@@ -414,24 +412,25 @@ def rebuild(store: Store, heard: Counting = ignore_count) -> Manifest | None:
 def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
     """Replace the manifest of the dataset at `url` by what its receipts say."""
     store = open_store(url)
-    if not any(done_units(store)):
-        raise NotFoundError(
-            f"{url} has no receipts, so it holds no dataset: give the folder or URL that pack or "
-            f"encode wrote{did_you_mean_place(url)}"
-        )
-    with Edition.from_store(store).holding_manifest():
-        return rewrite_manifest(store, heard)
+    if any(done_units(store)):
+        with Edition.from_store(store).holding_manifest():
+            if manifest := rewrite_manifest(store, heard):
+                return manifest
+    raise NotFoundError(
+        f"{url} has no receipts, so it holds no dataset: give the folder or URL that pack or "
+        f"encode wrote{did_you_mean_place(url)}"
+    )
 
 
-def rewrite_manifest(store: Store, heard: Counting = ignore_count) -> Manifest:
-    """Write the manifest again from the receipts, and return it. The caller holds its lock.
+def rewrite_manifest(store: Store, heard: Counting = ignore_count) -> Manifest | None:
+    """Write the manifest again from the receipts, and return it, or None if there are none.
 
-    What receipts do not tell is kept from the old manifest, if that can be read and has the same
-    settings.
+    The caller holds its lock. What receipts do not tell is kept from the old manifest, if that can
+    be read and has the same settings.
     """
     manifest = rebuild(store, heard)
     if manifest is None:
-        raise NotFoundError(f"{store.url} has no receipts: it holds no dataset")
+        return None
     with contextlib.suppress(FormatError):
         old = read_manifest(store)
         if old is not None and is_same(dict(old.settings), dict(manifest.settings)):
@@ -534,5 +533,5 @@ def check_place(url: str, names: Collection[str]) -> None:
         raise UsageError(f"{url} has lost its {MANIFEST}: run {command('rebuild', url)}")
     if inside := sorted(name for name in names if name.endswith(f"/{MANIFEST}")):
         place = url.rstrip("/")
-        there = examples([f"{place}/{name.removesuffix(f'/{MANIFEST}')}" for name in inside])
-        raise UsageError(f"{url} is not a dataset, but holds some: give one of them ({there})")
+        datasets = examples([f"{place}/{name.removesuffix(f'/{MANIFEST}')}" for name in inside])
+        raise UsageError(f"{url} is not a dataset, but holds some: give one of them ({datasets})")

@@ -93,9 +93,9 @@ def members(at: Tape) -> Iterator[Member]:
             data = at(offset, room + BLOCK)  # the next header too
             if len(data) < room:
                 raise truncated(offset, "an extension header")
-            given = _extension(kind, data[:nbytes], offset)
-            name, size = given[0] or name, size if given[1] < 0 else given[1]
-            target = given[2] or target
+            facts = _extension(kind, data[:nbytes], offset)
+            name, size = facts[0] or name, size if facts[1] < 0 else facts[1]
+            target = facts[2] or target
             offset += room
             head = data[room:]
             continue
@@ -218,10 +218,10 @@ def _extension(kind: int, data: bytes, offset: int) -> ExtensionFacts:
         return _text(data), -1, ""
     if kind == KIND_LONG_LINK:
         return "", -1, _text(data)
-    given = _pax(data, offset)
-    if kind == KIND_GLOBAL and given != NOTHING:
+    facts = _pax(data, offset)
+    if kind == KIND_GLOBAL and facts != NOTHING:
         raise _bad_header(offset, "a PAX header that gives every member one name or size")
-    return given
+    return facts
 
 
 # The second group is there only where the record says something about name or data.

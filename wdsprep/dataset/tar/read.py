@@ -292,9 +292,9 @@ def scan(
             key, name = split
             if group is None or key != group.key:
                 if target:
-                    own = linked.setdefault(key, _Group(key, start))
-                    own.check(name, seen.get(key))
-                    own.pass_over(name, target)
+                    links_of_key = linked.setdefault(key, _Group(key, start))
+                    links_of_key.check(name, seen.get(key))
+                    links_of_key.pass_over(name, target)
                     continue
                 begun = linked.pop(key, None) or _Group(key, start)
                 if group is not None:
