@@ -316,11 +316,7 @@ class CopiedSamples:
     """
 
     def __init__(
-        self,
-        place: str,
-        rows: pa.Table,
-        data: bytes = b"",
-        reach: Sequence[tuple[int, int]] = (),
+        self, place: str, rows: pa.Table, data: bytes = b"", reach: Sequence[tuple[int, int]] = ()
     ) -> None:
         self.place, self.rows, self.data, self.reach = place, rows, data, reach
         self.keys: list[str] = rows.column(KEY).to_pylist()

@@ -17,12 +17,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.removed_samples import (
-    Removed,
-    ShardRemoval,
-    ShardSuccessor,
-    removed_from,
-)
+from wdsprep.dataset.removed_samples import Removed, ShardRemoval, ShardSuccessor, removed_from
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import NotFoundError, WdsprepError
 from wdsprep.store import open_store

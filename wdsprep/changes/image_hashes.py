@@ -33,11 +33,7 @@ from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed_samples import ShardRemoval
 from wdsprep.dataset.shard_reader import HashedTape
-from wdsprep.dataset.stored_dataset import (
-    check_kind,
-    open_current_dataset,
-    read_shard,
-)
+from wdsprep.dataset.stored_dataset import check_kind, open_current_dataset, read_shard
 from wdsprep.dataset.tar.read import read_samples
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import AccessError, NotFoundError, UsageError

@@ -133,10 +133,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
 
     datasets: Place | Sequence[Place] = field(
         metadata=about(
-            "The datasets to copy from.",
-            is_place=True,
-            is_many=True,
-            metavar="DATASET...",
+            "The datasets to copy from.", is_place=True, is_many=True, metavar="DATASET..."
         )
     )
     out: Place = field(metadata=about("The folder or URL to copy to.", is_place=True))
@@ -156,8 +153,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
         default=0, metadata=about("Select this many of them, drawn at random.", SAMPLES, least=0)
     )
     seed: int = field(
-        default=0,
-        metadata=about("Draw and split with this seed.", SAMPLES, usual=True),
+        default=0, metadata=about("Draw and split with this seed.", SAMPLES, usual=True)
     )
     split: str | Mapping[str, float] = field(
         default="",

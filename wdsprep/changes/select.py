@@ -392,10 +392,7 @@ class _SelectedDataset:
                 yield replace(piece, numbers=np.array(left, np.uint32))
 
     def write(
-        self,
-        cuts: Sequence[CopyUnit],
-        images: Outcome | None,
-        options: SelectOptions | None,
+        self, cuts: Sequence[CopyUnit], images: Outcome | None, options: SelectOptions | None
     ) -> Outcome:
         """Copy the samples of the planned shards, and return the outcome.
 

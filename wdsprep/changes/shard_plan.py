@@ -84,11 +84,7 @@ def list_pieces(pieces: Sequence[SamplesToCopy]) -> bytes:
 
 
 def cut_into_shards(
-    selection: SampleSelection,
-    group: Group,
-    limits: ShardSizes,
-    *,
-    prefixes: Sequence[str],
+    selection: SampleSelection, group: Group, limits: ShardSizes, *, prefixes: Sequence[str]
 ) -> Iterator[CopyUnit]:
     """Divide the selected samples into shards.
 

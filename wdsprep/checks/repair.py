@@ -37,11 +37,7 @@ from wdsprep.dataset.reindex import UNTOLD, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, is_moved, read_rejects, rejects_file
 from wdsprep.dataset.samples import key_order
-from wdsprep.dataset.stored_dataset import (
-    read_receipt,
-    rewrite_manifest,
-    write_manifest,
-)
+from wdsprep.dataset.stored_dataset import read_receipt, rewrite_manifest, write_manifest
 from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import takes_options

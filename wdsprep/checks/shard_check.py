@@ -62,11 +62,7 @@ ROLE_FACTS: dict[str, type] = {
     "changes": list,
 }
 IMPORTED_FACTS: dict[str, type] = dict.fromkeys(("key", "source", "caption"), str)
-TEXT_FACTS: dict[str, type] = {
-    **IMPORTED_FACTS,
-    "tokens": int,
-    "cut": bool,
-}
+TEXT_FACTS: dict[str, type] = {**IMPORTED_FACTS, "tokens": int, "cut": bool}
 LATENT_FACTS: dict[str, type] = {
     **TEXT_FACTS,
     **dict.fromkeys(("original_width", "original_height", "width", "height"), int),

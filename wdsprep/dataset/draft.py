@@ -184,10 +184,7 @@ class DraftShard:
             self._table.add(key, facts, meta)
 
     def add_tarred(
-        self,
-        keys: Sequence[str],
-        sizes: Sequence[int],
-        blocks: Iterable[bytes | memoryview],
+        self, keys: Sequence[str], sizes: Sequence[int], blocks: Iterable[bytes | memoryview]
     ) -> None:
         """Add samples that lie in another shard, without their rows."""
         if self._writer:

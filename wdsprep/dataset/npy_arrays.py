@@ -218,11 +218,7 @@ def field_of(name: str, data: "bytes | memoryview") -> Field:
 
 
 # The bits that are all set in what is not finite: infinities and not-a-numbers.
-_EXPONENTS = {
-    "<f2": ("<u2", 0x7C00),
-    "<f4": ("<u4", 0x7F80_0000),
-    BFLOAT16: ("<u2", 0x7F80),
-}
+_EXPONENTS = {"<f2": ("<u2", 0x7C00), "<f4": ("<u4", 0x7F80_0000), BFLOAT16: ("<u2", 0x7F80)}
 
 
 def is_finite(dtype: str, data: "bytes | memoryview") -> bool:

@@ -63,9 +63,7 @@ def table_step(url: str, dataset: str, settings: Settings) -> str:
 
 
 def index(
-    folder: str,
-    heard: Counting = ignore_count,
-    tell: Callable[[str], None] = lambda _line: None,
+    folder: str, heard: Counting = ignore_count, tell: Callable[[str], None] = lambda _line: None
 ) -> dict[str, int]:
     """Write the index of each tar below `folder` that has none, or a cut or an older one.
 

@@ -83,12 +83,7 @@ class Reject:
 
 
 _LINE = Fields(
-    {
-        "code": Literal[tuple(code.value for code in Code)],
-        "detail": str,
-        "key": str,
-        "source": str,
-    },
+    {"code": Literal[tuple(code.value for code in Code)], "detail": str, "key": str, "source": str},
     {"url": str},
 )
 UNSETTLED = "rejects that rows are leaving"

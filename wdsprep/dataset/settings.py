@@ -98,12 +98,7 @@ IMAGE_SETTINGS = Fields(
 )
 """The settings of a dataset of images that were packed or selected."""
 LAYOUT_LINE = Fields(
-    {
-        "dtype": Text,
-        "name": ArrayName,
-        "offset": Nbytes,
-        "shape": list[Length],
-    },
+    {"dtype": Text, "name": ArrayName, "offset": Nbytes, "shape": list[Length]},
     {"role": bool, "variable": bool},
 )
 SCORED_MODEL = Fields(
@@ -119,7 +114,7 @@ SCORE_SETTINGS = Fields(
         "columns": dict[Text, Annotated[str, matching("number|whole|text", "what a column holds")]],
         "language": Text,
         "models": list[SCORED_MODEL],  # type: ignore[valid-type]
-    },
+    }
 )
 """The settings of scores: their columns and the models that made them."""
 LATENT_SETTINGS = Fields(

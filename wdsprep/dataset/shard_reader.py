@@ -427,10 +427,7 @@ class _PartsTape:
     """
 
     def __init__(
-        self,
-        nbytes: int,
-        parts: Iterable[tuple[int, bytes]],
-        read: Callable[[int, int], bytes],
+        self, nbytes: int, parts: Iterable[tuple[int, bytes]], read: Callable[[int, int], bytes]
     ) -> None:
         """Take parts, each with where it begins, and a function that reads by start and length."""
         self._nbytes, self._parts, self._read = nbytes, iter(chain(parts, [(nbytes, END)])), read

@@ -88,11 +88,7 @@ class TarWriter:
     """
 
     def __init__(
-        self,
-        sink: Sink,
-        *,
-        hashed: bool = True,
-        flush_nbytes: int = FLUSH_NBYTES,
+        self, sink: Sink, *, hashed: bool = True, flush_nbytes: int = FLUSH_NBYTES
     ) -> None:
         """Write the tar to this sink, so many bytes at a time.
 
@@ -146,10 +142,7 @@ class TarWriter:
             self._flush()
 
     def add_tarred(
-        self,
-        keys: Sequence[str],
-        sizes: Sequence[int],
-        blocks: Iterable[bytes | memoryview],
+        self, keys: Sequence[str], sizes: Sequence[int], blocks: Iterable[bytes | memoryview]
     ) -> None:
         """Append samples that lie in another tar of wdsprep, without packing them again.
 
