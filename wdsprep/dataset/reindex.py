@@ -63,14 +63,14 @@ def table_step(url: str, dataset: str, settings: Settings) -> str:
 
 
 def index(
-    folder: str, heard: Counting = ignore_count, tell: Callable[[str], None] = lambda _line: None
+    folder: str, heard: Counting = ignore_count, told: Callable[[str], None] = lambda _line: None
 ) -> dict[str, int]:
     """Write the index of each tar below `folder` that has none, or a cut or an older one.
 
     Also write the table of each tar that has none, or that another program packed and that got an
     index. Return the number of samples of each tar that was indexed, and of each table, by name.
     `heard` gets how many files are done, and how many there are to do, for indexes and for tables.
-    `tell` gets a line about tables that cannot be made.
+    `told` gets a line about tables that cannot be made.
     """
     store = open_store(folder)
     listed = {
@@ -100,7 +100,7 @@ def index(
         done |= _write_foreign_tables(store, bare, heard)
     else:
         with naming_repair(store):
-            done |= _write_tables(store, manifest, listed.keys(), heard, tell)
+            done |= _write_tables(store, manifest, listed.keys(), heard, told)
     return done
 
 
@@ -126,11 +126,11 @@ def _write_tables(
     manifest: Manifest,
     listed: Collection[str],
     heard: Counting,
-    tell: Callable[[str], None],
+    told: Callable[[str], None],
 ) -> dict[str, int]:
     """Write the missing tables of a dataset; return their samples, by table.
 
-    `tell` gets a line about those that cannot be made.
+    `told` gets a line about those that cannot be made.
     """
     edition, done, lost = Edition.from_store(store), dict[str, int](), list[str]()
     lacking = [
@@ -151,7 +151,7 @@ def _write_tables(
         more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
         why = SCORES_ALONE if manifest.is_scored else UNTOLD
         step = make_step(store.url, manifest.dataset, manifest.settings)
-        tell(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
+        told(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
     return done
 
 
