@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate, chain
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +34,6 @@ from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.removed_samples import Removed
-from wdsprep.dataset.sample_selection import Numbers
 from wdsprep.dataset.sample_table import KEY, ROW, table_columns
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
 from wdsprep.dataset.settings import Settings, counted_as
@@ -86,15 +84,6 @@ class CopyWork:
         return partial(copy_unit, self, Edition(store=open_store(self.out), mark=self.edition))
 
 
-class PlacedPart(NamedTuple):
-    """Samples of one source shard that stand together in the new shard, and their new rows."""
-
-    source: "_Source"
-    numbers: Numbers
-    rows: pa.Table
-    shape: str
-
-
 def copy_unit(
     work: CopyWork, edition: Edition, unit: CopyUnit
 ) -> Generator[RunProgress, None, Receipt]:
@@ -135,6 +124,7 @@ class _Source:
             (shard for shard in self.receipt.shards if latent_unit(shard.name) == unit),
             Shard(piece.shard.name, samples=0, nbytes=0, digest=""),
         )
+        self._place = f"{self.store.url}/{self.shard.name}"
 
     def _read(self) -> Receipt:
         """Return the receipt of the unit. Raise FingerprintError if the shard has changed."""
@@ -159,12 +149,8 @@ class _Source:
             "let the run that changes it finish, then run the same command again"
         )
 
-    def damage(self) -> DamageError:
-        """Return the error for a shard whose index leads to no sample."""
-        return index_damage(f"{self.store.url}/{self.shard.name}")
-
     @cached_property
-    def offsets(self) -> NDArray[np.int64]:
+    def _offsets(self) -> NDArray[np.int64]:
         return np.array(ShardReader(self.store, self.shard).offsets, np.int64)
 
     @cached_property
@@ -189,13 +175,13 @@ class _Source:
         if not self._by_images:
             return np.arange(samples), none
         if self.receipt.inputs != samples + len(self._rejects):
-            raise self.damage()
+            raise index_damage(self._place)
         if not samples:
             return none, np.arange(self.receipt.inputs)
         stored = read_positions(self.store, self.receipt)
         rest = np.setdiff1d(np.arange(self.receipt.inputs), stored)
         if len(rest) != len(self._rejects):
-            raise self.damage()
+            raise index_damage(self._place)
         return stored.astype(np.int64), rest
 
     def rejects(self) -> list[Reject]:
@@ -212,69 +198,56 @@ class _Source:
             if selected
         ]
 
-    def part(self, before: int, among: range | None = None, shape: str = "") -> PlacedPart:
-        """Return the selected samples; with `among`, those whose numbers here are in that range.
+    def read(self, before: int, among: range | None) -> Iterator["CopiedSamples"]:
+        """Yield the selected samples in their order, several at a time, with their new rows.
 
-        `before` is the number of positions that earlier shards take in the new image shard. `shape`
-        is the name of the samples' shape, which is only noted.
+        With `among`, only those whose numbers here are in that range. `before` is the number of
+        positions that earlier shards take in the new image shard.
         """
         positions, _ = self._positions
         numbers = np.flatnonzero(np.isin(positions, self.piece.numbers))
         if among is not None:
             numbers = numbers[(among.start <= numbers) & (numbers < among.stop)]
+        if not len(numbers):
+            return
         rows = self._rows.take(numbers)
         if self.receipt.dataset == "latents":
             ranks = np.searchsorted(self.piece.numbers, positions[numbers]) + before
             rows = rows.drop_columns([ROW]).append_column(ROW, pa.array(ranks))
-        return PlacedPart(self, numbers.astype(np.uint32), rows, shape)
+        if is_table(self.shard.name):
+            yield CopiedSamples(self._place, rows)
+            return
+        starts, ends = (self._offsets[which].tolist() for which in (numbers, numbers + 1))
+
+        def bring(first: int, last: int) -> CopiedSamples:
+            start, nbytes = starts[first], ends[last - 1] - starts[first]
+            data = self.store.read(self.shard.name, start=start, nbytes=nbytes)
+            if len(data) < nbytes:
+                raise index_damage(self._place)
+            reach = [(starts[at] - start, ends[at] - start) for at in range(first, last)]
+            return CopiedSamples(self._place, rows.slice(first, last - first), data, reach)
+
+        most = AHEAD if self.store.root else AHEAD_S3
+        gap_nbytes = GAP_NBYTES if self.store.root else GAP_NBYTES_S3
+        runs = find_neighbours(starts, ends, gap_nbytes=gap_nbytes)
+        yield from map_ahead(lambda run: bring(*run), runs, most, most=most)
 
 
-def place_parts(
+def order_sources(
     sources: Sequence[_Source], settings: Settings
-) -> tuple[list[PlacedPart], list[Reject]]:
-    """Return what goes from each source into one shard, and the rejects of the sources.
+) -> Iterator[tuple[_Source, int, range | None, str]]:
+    """Yield sources in the order in which their samples stand in the shard.
 
-    A part is the samples of one source and one shape. They are in the order of the shard: by shape,
-    as `shape_ranges` sorts these, then by source.
+    Samples stand by shape, as `shape_ranges` sorts these, then by source. Each source comes with
+    the number of positions that those before it take, and with the numbers and the name of a shape.
     """
     befores = [0, *accumulate(len(source.piece.numbers) for source in sources)]
     ranges = [shape_ranges(settings, source.receipt.counts) for source in sources]
     names = list(shape_ranges(settings, Counter(chain.from_iterable(ranges))))
-    parts: list[PlacedPart] = []
     for name in names or [""]:
-        for source, before, among in zip(sources, befores, ranges, strict=False):
-            if source.shard.samples and (not names or name in among):
-                with naming_repair(source.store):
-                    parts.append(source.part(before, among.get(name), name))
-    rejects: list[Reject] = []
-    for source in sources:
-        with naming_repair(source.store):
-            rejects += source.rejects()
-    return [part for part in parts if len(part.numbers)], rejects
-
-
-# --- the bytes of samples
-def read_part(part: PlacedPart) -> Iterator["CopiedSamples"]:
-    """Yield the samples of a part in their order, several at a time."""
-    source, store = part.source, part.source.store
-    place = f"{store.url}/{(name := source.shard.name)}"
-    if is_table(name):
-        return iter([CopiedSamples(place, part.rows)])
-
-    starts, ends = (source.offsets[which].tolist() for which in (part.numbers, part.numbers + 1))
-
-    def read(first: int, last: int) -> CopiedSamples:
-        start, end = starts[first], ends[last - 1]
-        data = store.read(name, start=start, nbytes=end - start)
-        if len(data) < end - start:
-            raise source.damage()
-        reach = [(starts[at] - start, ends[at] - start) for at in range(first, last)]
-        return CopiedSamples(place, part.rows.slice(first, last - first), data, reach)
-
-    most = AHEAD if store.root else AHEAD_S3
-    gap_nbytes = GAP_NBYTES if store.root else GAP_NBYTES_S3
-    near = find_neighbours(starts, ends, gap_nbytes=gap_nbytes)
-    return map_ahead(lambda run: read(*run), near, most, most=most)
+        for source, before, by_shape in zip(sources, befores, ranges, strict=False):
+            if not names or name in by_shape:
+                yield source, before, by_shape.get(name), name
 
 
 def find_neighbours(
@@ -389,16 +362,17 @@ class _NewShard:
     def fill(self, sources: Sequence[_Source]) -> Iterator[RunProgress]:
         """Add the samples and rejects of the sources, and yield progress."""
         rejects = self._draft.rejects
-        parts, rejected = place_parts(sources, self._work.settings)
-        for reject in rejected:
-            rejects.add(reject)
-        for part in parts:
-            with naming_repair(part.source.store):
-                for samples in read_part(part):
-                    self._leave_out_removed(samples, part.source.prefix)
+        for source in sources:
+            with naming_repair(source.store):
+                for reject in source.rejects():
+                    rejects.add(reject)
+        for source, before, among, shape in order_sources(sources, self._work.settings):
+            with naming_repair(source.store):
+                for samples in source.read(before, among):
+                    self._leave_out_removed(samples, source.prefix)
                     if samples.keys:
-                        self._add(samples, part.source.prefix)
-                        self._count(samples, part.shape)
+                        self._add(samples, source.prefix)
+                        self._count(samples, shape)
                     yield RunProgress(
                         samples=self._samples,
                         nbytes=self._nbytes,
