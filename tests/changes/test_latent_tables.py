@@ -162,7 +162,7 @@ def test_nothing_but_their_table_has_the_positions_of_foreign_samples(root: Path
     (name,) = lose_tables(made)
     assert findings(made) == [f"{name} missing"]
     told: list[str] = []
-    assert index(str(made), told=told.append) == {}
+    assert index(str(made), on_message=told.append) == {}
     assert f"{name} cannot be made: no keys tell which images" in told[0]
     do_repair(plan_repair(check(made).surveys[0]))
     encode_here(tars / "64", made, **SHAPED)

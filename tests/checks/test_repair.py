@@ -135,7 +135,7 @@ def test_a_repair_that_is_killed_anywhere_can_be_done_again(packed: Packed) -> N
     for deleted in range(count):
         restore(images, damaged)
         with pytest.raises(KeyboardInterrupt):
-            do_repair(plan_repair(check(images).surveys[0]), heard=_kill_at(deleted + 1))
+            do_repair(plan_repair(check(images).surveys[0]), on_count=_kill_at(deleted + 1))
         repair(images)
         assert not check(images).findings
     pack_here(source, images)

@@ -281,7 +281,7 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(tmp_path: Path) -> None:
     assert (found.name, found.unit, found.kind) == ("64/x.parquet", "64/x", Kind.DAMAGED)
     table.unlink()
     told: list[str] = []
-    assert index(str(out), told=told.append) == {}
+    assert index(str(out), on_message=told.append) == {}
     next_step = told.pop().partition(f"{UNTOLD}: ")[2]
     assert "wdsprep repair" in next_step
     (receipt,) = manifest_of(out).receipts

@@ -255,10 +255,10 @@ class CopySearch:
         self.samples, self.damaged = len(pixels), int((pixels == 0).sum())
         self.flat = int((self._hashes[chosen] == NO_HASH).sum()) - self.damaged
 
-    def copies(self, distance: int, heard: Counting) -> Copies:
+    def copies(self, distance: int, on_count: Counting) -> Copies:
         """Return the samples that may go, each with the sample that stays for it.
 
-        `distance` is the most bits in which two hashes of copies differ, and `heard` gets the
+        `distance` is the most bits in which two hashes of copies differ, and `on_count` gets the
         number of sorts done and of all. This can be called only once, as it frees the hashes.
         """
         order = numpy.lexsort((*self._sort_keys(), self._hashes))
@@ -271,7 +271,7 @@ class CopySearch:
         starts = _run_starts(hashes)
         distinct = hashes[starts]
         del hashes
-        stays = self._choose_hashes(distinct, order[starts], distance, heard)
+        stays = self._choose_hashes(distinct, order[starts], distance, on_count)
         rows, at = _rows_to_go(order, starts, stays)
         stay = order[starts[stays[at]]]
         bits = bits_set(distinct[at] ^ distinct[stays[at]]).astype(numpy.int8)
@@ -288,14 +288,14 @@ class CopySearch:
         return Copies(rows=rows, stay=stay, bits=bits, equal=equal, stays=numpy.unique(stay))
 
     def _choose_hashes(
-        self, distinct: NDArray[numpy.uint64], best: Rows, distance: int, heard: Counting
+        self, distinct: NDArray[numpy.uint64], best: Rows, distance: int, on_count: Counting
     ) -> Rows:
         """Return for each hash the number of the hash whose picture stays: this one, or a near one.
 
         `distinct` has each hash once, and rises. `best` has the row of the best picture with
         each hash.
         """
-        pairs = find_near_pairs(distinct, distance, heard)
+        pairs = find_near_pairs(distinct, distance, on_count)
         paired, places = numpy.unique(numpy.concatenate(pairs), return_inverse=True)
         by_rank = numpy.lexsort((best[paired], *self._sort_keys(best[paired])))
         rank = numpy.empty(len(paired), numpy.int64)

@@ -62,11 +62,11 @@ def blocks_of(count: int) -> list[Block]:
 
 
 def find_near_pairs(
-    hashes: Hashes, distance: int, heard: Counting = ignore_count
+    hashes: Hashes, distance: int, on_count: Counting = ignore_count
 ) -> tuple[Rows, Rows]:
     """Return all pairs of hashes that differ in 1 to `distance` bits, as places in `hashes`.
 
-    The hashes rise, and each is there once. `heard` gets the number of sorts done, and of all.
+    The hashes rise, and each is there once. `on_count` gets the number of sorts done, and of all.
     """
     if not distance or len(hashes) < 2:
         return numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
@@ -75,7 +75,7 @@ def find_near_pairs(
     choices = list(combinations(range(count), agreeing))
     threads = max(1, min(usable_cpus(), SORTS_NBYTES // max(1, hashes.nbytes)))
     search = partial(_pairs_of_choice, hashes, distance, blocks)
-    pairs = read_each(search, choices, threads, lambda done: heard(done, len(choices)))
+    pairs = read_each(search, choices, threads, lambda done: on_count(done, len(choices)))
     first, second = (numpy.concatenate(places) for places in zip(*pairs, strict=True))
     return first, second
 

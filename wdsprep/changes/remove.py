@@ -244,12 +244,12 @@ class _Dataset:
         finder: SampleFinder,
         receipts: Sequence[Receipt],
         lost: Mapping[str, ShardRemoval],
-        heard: Callable[[str, int, int], object],
+        on_listing: Callable[[str, int, int], object],
     ) -> None:
         """Search some units, and keep what is found there, and the marks of before.
 
-        `lost` has what the image shards of units of latents lose, and `heard` gets the name of the
-        dataset, the number of units searched and of all.
+        `lost` has what the image shards of units of latents lose. `on_listing` gets the name of
+        the dataset, the number of units searched and of all.
         """
         any_slice = self._has_other_keys() or not (self.has_images or finder.are_own)
 
@@ -263,7 +263,7 @@ class _Dataset:
             self.units.pop(receipt.unit, None)
         found = map_ahead(look, receipts, self.store.readers)
         for done, (removal, marks, known) in enumerate(found):
-            heard(self.shown, done, len(receipts))
+            on_listing(self.shown, done, len(receipts))
             self.units |= {removal.unit: removal} if removal else {}
             self._marks |= marks
             self.known |= known

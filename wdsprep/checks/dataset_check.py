@@ -110,17 +110,17 @@ class DatasetSurvey:
         self.findings.append(fault)
 
 
-def survey_dataset(store: Store, shown: str, heard: Callable[[int], None]) -> DatasetSurvey:
+def survey_dataset(store: Store, shown: str, on_count: Callable[[int], None]) -> DatasetSurvey:
     """Survey a dataset: read its receipts and manifest, and note whatever is wrong.
 
     Files that are missing, of another size or unexpected are noted too, as are removals under way.
-    `heard` gets the number of receipts read. Raise NotFoundError if there is neither a manifest
+    `on_count` gets the number of receipts read. Raise NotFoundError if there is neither a manifest
     nor a sound receipt.
     """
     edition = Edition.from_store(store)
     files = {entry.name: entry for entry in store.list()}
     manifest, complaint = _read_manifest(store)
-    sound, broken = _read_receipts(store, files, manifest, heard)
+    sound, broken = _read_receipts(store, files, manifest, on_count)
     if manifest is None and not sound:
         raise NotFoundError(
             f"{shown} holds no dataset, since it has neither a sound {MANIFEST} nor a sound "
@@ -183,12 +183,12 @@ def damage_text(error: DamageError) -> str:
 
 
 def _read_receipts(
-    store: Store, files: Iterable[str], manifest: Manifest | None, heard: Callable[[int], None]
+    store: Store, files: Iterable[str], manifest: Manifest | None, on_count: Callable[[int], None]
 ) -> tuple[list[Receipt], dict[str, str]]:
     """Return the sound receipts, and by unit what is wrong with the others.
 
     Sound receipts have the settings of the manifest. Without a manifest the settings that most
-    receipts have are the right ones. `heard` gets the number of receipts read.
+    receipts have are the right ones. `on_count` gets the number of receipts read.
     """
     broken: dict[str, str] = {}
 
@@ -209,7 +209,7 @@ def _read_receipts(
         return record.dataset, repr(sorted(record.settings.items()))
 
     units = list(filter(None, map(unit_of_receipt, files)))
-    receipts = list(filter(None, read_each(read, units, store.readers, heard)))
+    receipts = list(filter(None, read_each(read, units, store.readers, on_count)))
     marks = [mark(receipt) for receipt in receipts]
     ours = mark(manifest) if manifest else Counter(marks).most_common(1)[0][0] if marks else None
     for receipt, own_mark in zip(receipts, marks, strict=True):

@@ -240,13 +240,13 @@ def _is_ours(survey: DatasetSurvey, name: str) -> bool:
     return bool(match or receipt.fullmatch(name))
 
 
-def do_repair(repair: Repair, heard: Callable[[int], None] = lambda _count: None) -> Repair:
+def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: None) -> Repair:
     """Carry out a repair, and return it with what was done.
 
-    `heard` gets the number of files removed or written. Units that have changed since they were
+    `on_count` gets the number of files removed or written. Units that have changed since they were
     found are left as they are.
     """
-    repairer = _Repairer(repair, heard)
+    repairer = _Repairer(repair, on_count)
     repairer.run()
     return replace(repair, changed=tuple(repairer.changed), done=True)
 
@@ -254,8 +254,8 @@ def do_repair(repair: Repair, heard: Callable[[int], None] = lambda _count: None
 class _Repairer:
     """The writer of a repair. It changes a unit only if its files are as they were found."""
 
-    def __init__(self, repair: Repair, heard: Callable[[int], None]) -> None:
-        self._repair, self._heard = repair, heard
+    def __init__(self, repair: Repair, on_count: Callable[[int], None]) -> None:
+        self._repair, self._on_count = repair, on_count
         self._edition = repair.survey.edition
         self._store = self._edition.store
         self._done = 0
@@ -320,7 +320,7 @@ class _Repairer:
 
     def _tell(self) -> None:
         self._done += 1
-        self._heard(self._done)
+        self._on_count(self._done)
 
 
 def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:

@@ -63,14 +63,16 @@ def table_step(url: str, dataset: str, settings: Settings) -> str:
 
 
 def index(
-    folder: str, heard: Counting = ignore_count, told: Callable[[str], None] = lambda _line: None
+    folder: str,
+    on_count: Counting = ignore_count,
+    on_message: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, int]:
     """Write the index of each tar below `folder` that has none, or a cut or an older one.
 
     Also write the table of each tar that has none, or that another program packed and that got an
     index. Return the number of samples of each tar that was indexed, and of each table, by name.
-    `heard` gets how many files are done, and how many there are to do, for indexes and for tables.
-    `told` gets a line about tables that cannot be made.
+    `on_count` gets how many files are done, and how many there are to do, for indexes and for
+    tables. `on_message` gets a line about tables that cannot be made.
     """
     store = open_store(folder)
     listed = {
@@ -88,7 +90,7 @@ def index(
     missing = [n for n in tars if not is_whole(indexes[n]) or is_older(indexes[n], listed[n])]
     done: dict[str, int] = {}
     for name in missing:
-        heard(len(done), len(missing))
+        on_count(len(done), len(missing))
         try:
             done[name] = write_index(store, name)
         except BadSampleError as error:
@@ -97,10 +99,10 @@ def index(
     manifest = read_manifest(store) if MANIFEST in listed else None
     if manifest is None:
         bare = [name for name in tars if name in done or foreign_table_name(name) not in listed]
-        done |= _write_foreign_tables(store, bare, heard)
+        done |= _write_foreign_tables(store, bare, on_count)
     else:
         with naming_repair(store):
-            done |= _write_tables(store, manifest, listed.keys(), heard, told)
+            done |= _write_tables(store, manifest, listed.keys(), on_count, on_message)
     return done
 
 
@@ -110,11 +112,11 @@ def _tar_step(error: BadSampleError) -> str:
     return "fetch or make the tar again"
 
 
-def _write_foreign_tables(store: Store, tars: Sequence[str], heard: Counting) -> dict[str, int]:
+def _write_foreign_tables(store: Store, tars: Sequence[str], on_count: Counting) -> dict[str, int]:
     """Write the tables of tars that another program packed; return their samples, by table."""
     done: dict[str, int] = {}
     for number, tar in enumerate(tars):
-        heard(number, len(tars))
+        on_count(number, len(tars))
         table, samples = make_table(store, tar, is_foreign=True)
         write_bytes(store, name := foreign_table_name(tar), table)
         done[name] = samples
@@ -125,12 +127,12 @@ def _write_tables(
     store: Store,
     manifest: Manifest,
     listed: Collection[str],
-    heard: Counting,
-    told: Callable[[str], None],
+    on_count: Counting,
+    on_message: Callable[[str], None],
 ) -> dict[str, int]:
     """Write the missing tables of a dataset; return their samples, by table.
 
-    `told` gets a line about those that cannot be made.
+    `on_message` gets a line about those that cannot be made.
     """
     edition, done, lost = Edition.from_store(store), dict[str, int](), list[str]()
     lacking = [
@@ -140,7 +142,7 @@ def _write_tables(
         if table_name(shard.name) not in listed and (shard.name in listed or is_table(shard.name))
     ]
     for number, (unit, shard) in enumerate(lacking):
-        heard(number, len(lacking))
+        on_count(number, len(lacking))
         name = table_name(shard.name)
         with edition.holding(unit):
             if write_table(store, read_receipt(store, unit), shard.name):
@@ -151,7 +153,7 @@ def _write_tables(
         more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
         why = SCORES_ALONE if manifest.is_scored else UNTOLD
         step = make_step(store.url, manifest.dataset, manifest.settings)
-        told(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
+        on_message(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
     return done
 
 

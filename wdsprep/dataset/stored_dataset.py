@@ -253,14 +253,14 @@ def refresh_manifest(
     manifest: Manifest,
     written: Receipts = NONE_WRITTEN,
     stored: Manifest | None = None,
-    heard: Counting = ignore_count,
+    on_count: Counting = ignore_count,
     locks: set[str] | None = None,
 ) -> Manifest:
     """Return the manifest with exactly the receipts that are in the store.
 
     Receipts that the caller has `written` are not read again, unless the manifest that is `stored`
     now has another one. If a receipt is gone, the dataset is no longer complete: a user may have
-    deleted it to have its unit done again. `heard` gets the number of receipts read, and of all;
+    deleted it to have its unit done again. `on_count` gets the number of receipts read, and of all;
     `locks` gets the names of locks.
     """
     lines: dict[str, bytes] = {}  # of receipts by unit, empty for those to be read
@@ -295,7 +295,7 @@ def refresh_manifest(
             raise
 
     before, of = len(lines) - len(unread), len(lines)
-    read = read_each(read_line, unread, store.readers, lambda count: heard(before + count, of))
+    read = read_each(read_line, unread, store.readers, lambda count: on_count(before + count, of))
     lines.update(zip(unread, read, strict=True))
     lines = {unit: line for unit, line in lines.items() if line}
     is_whole = manifest.complete and all(unit in lines for unit in manifest.ledger.units())
@@ -398,23 +398,23 @@ def _two_runs_error(store: Store, unit: str) -> FingerprintError:
     )
 
 
-def rebuild(store: Store, heard: Counting = ignore_count) -> Manifest | None:
+def rebuild(store: Store, on_count: Counting = ignore_count) -> Manifest | None:
     """Return a manifest made again from the receipts, or None if there are none."""
     first = min(done_units(store), default=None)
     if first is None:
         return None
     receipt = read_receipt(store, first)
     bare = Manifest(dataset=receipt.dataset, settings=receipt.settings, receipts=(receipt,))
-    manifest = refresh_manifest(store, bare, heard=heard)
+    manifest = refresh_manifest(store, bare, on_count=on_count)
     return replace(manifest, generations=tuple(sorted({0, *manifest.ledger.column("generation")})))
 
 
-def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
+def write_rebuilt(url: str, on_count: Counting = ignore_count) -> Manifest:
     """Replace the manifest of the dataset at `url` by what its receipts say."""
     store = open_store(url)
     if any(done_units(store)):
         with Edition.from_store(store).holding_manifest():
-            if manifest := rewrite_manifest(store, heard):
+            if manifest := rewrite_manifest(store, on_count):
                 return manifest
     raise NotFoundError(
         f"{url} has no receipts, so it holds no dataset: give the folder or URL that pack or "
@@ -422,13 +422,13 @@ def write_rebuilt(url: str, heard: Counting = ignore_count) -> Manifest:
     )
 
 
-def rewrite_manifest(store: Store, heard: Counting = ignore_count) -> Manifest | None:
+def rewrite_manifest(store: Store, on_count: Counting = ignore_count) -> Manifest | None:
     """Write the manifest again from the receipts, and return it, or None if there are none.
 
     The caller holds its lock. What receipts do not tell is kept from the old manifest, if that can
     be read and has the same settings.
     """
-    manifest = rebuild(store, heard)
+    manifest = rebuild(store, on_count)
     if manifest is None:
         return None
     with contextlib.suppress(FormatError):

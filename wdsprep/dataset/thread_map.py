@@ -49,14 +49,14 @@ def read_each(
     look: Callable[[Item], Found],
     items: Iterable[Item],
     threads: int,
-    heard: Callable[[int], None] = lambda _count: None,
+    on_count: Callable[[int], None] = lambda _count: None,
 ) -> list[Found]:
     """Call `look` on each item in threads, and return the results in order.
 
-    `heard` gets the number of items done.
+    `on_count` gets the number of items done.
     """
     results: list[Found] = []
     for result in map_ahead(look, items, threads):
         results.append(result)
-        heard(len(results))
+        on_count(len(results))
     return results
