@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy
@@ -348,11 +348,11 @@ def _rows_to_go(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
     return order[places], numpy.searchsorted(starts, places, side="right") - 1
 
 
-def _spans(images: Sequence[ImagesLooked]) -> list[tuple[ImagesLooked, HashUnit, int, int]]:
-    """Return each shard with its first row and the row after its last."""
-    ends = numpy.cumsum([0, *(unit.shard.samples for dataset in images for unit in dataset.units)])
-    units = [(dataset, unit) for dataset in images for unit in dataset.units]
-    return [(*unit, int(a), int(b)) for unit, (a, b) in zip(units, pairwise(ends), strict=True)]
+def _spans(images: Sequence[ImagesLooked]) -> list[tuple[int, HashUnit, int, int]]:
+    """Return each shard with the number of its dataset, its first row and the row behind it."""
+    units = [(number, unit) for number, dataset in enumerate(images) for unit in dataset.units]
+    ends = accumulate((unit.shard.samples for _, unit in units), initial=0)
+    return [(*unit, *rows) for unit, rows in zip(units, pairwise(ends), strict=True)]
 
 
 def largest_groups(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[DuplicateGroup]:
@@ -363,7 +363,8 @@ def largest_groups(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[D
     spans = _spans(images)
 
     def sample(row: int, distance: int = 0, is_equal: bool = True) -> CopiedSample:
-        dataset, unit, start, _ = next(span for span in spans if row < span[3])
+        number, unit, start, _ = next(span for span in spans if row < span[3])
+        dataset = images[number]
         facts = dataset.columns(unit, "key", "width", "height").slice(row - start, 1).to_pylist()[0]
         return CopiedSample(dataset=dataset.shown, distance=distance, is_equal=is_equal, **facts)
 
@@ -439,24 +440,20 @@ class CopyFiles:
             yield
 
     def write(self, copies: Copies, is_compared: Mask | None) -> None:
-        spans = _spans(self._images)
-        lists = self._sinks[: len(self.lists)]
-        tables = self._sinks[len(self.lists) :]
-        for dataset, sink in zip(self._images, lists, strict=False):
-            for unit, start, end in (span[1:] for span in spans if span[0] is dataset):
+        lists, tables = self._sinks[: len(self.lists)], self._sinks[len(self.lists) :]
+        with ExitStack() as stack:
+            files = [stack.enter_context(pq.ParquetWriter(_SinkFile(t), _TABLE)) for t in tables]
+            for number, unit, start, end in _spans(self._images):
+                columns = partial(self._images[number].columns, unit)
                 rows = copies.rows[slice(*numpy.searchsorted(copies.rows, [start, end]))]
-                if len(rows):
-                    keys = dataset.columns(unit, "key")["key"].take(rows - start)
-                    sink.write("".join(f"{key}\n" for key in keys.to_pylist()).encode())
-        for dataset, sink in zip(self._images, tables, strict=False):
-            with pq.ParquetWriter(_SinkFile(sink), _TABLE) as writer:
-                for unit, start, end in (span[1:] for span in spans if span[0] is dataset):
-                    table = _table_of_copies(
-                        dataset.columns(unit, "key", "hash"), start, end, copies
-                    )
+                if lists and len(rows):
+                    keys = columns("key")["key"].take(rows - start).to_pylist()
+                    lists[number].write("".join(f"{key}\n" for key in keys).encode())
+                if files:
+                    table = _table_of_copies(columns("key", "hash"), start, end, copies)
                     if is_compared is not None:
                         table = table.filter(pa.array(is_compared[start:end]))
-                    writer.write_table(table)
+                    files[number].write_table(table)
 
 
 def _table_of_copies(kept: pa.Table, start: int, end: int, copies: Copies) -> pa.Table:
