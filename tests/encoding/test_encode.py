@@ -263,14 +263,6 @@ def test_appended_images_are_encoded_by_the_next_run(tmp_path: Path) -> None:
     check_latents(images, out)
 
 
-def test_latents_are_complete_only_when_their_images_are(own: Path, tmp_path: Path) -> None:
-    images, out = tmp_path / "images", tmp_path / "out"
-    packed(own.parent / "downloads", images, "--limit", "12")
-    encode_here(images, out)
-    assert len(latents_of(out)) == 12
-    assert not manifest_of(out).complete
-
-
 # --- what a user sees
 
 
@@ -309,12 +301,14 @@ def test_json_is_all_that_stands_on_stdout(
     assert (again["encoded"], again["shards_before"]) == (0, SHARDS)
 
 
-def test_images_whose_packing_goes_on_are_told(
+def test_images_whose_packing_goes_on_are_told_and_their_latents_are_not_complete(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed(own.parent / "downloads", tmp_path / "images", "--limit", "3")
     assert command(tmp_path / "images", tmp_path / "out") == 0
     assert "is not completely packed" in capsys.readouterr().err
+    assert len(latents_of(tmp_path / "out")) == 3
+    assert not manifest_of(tmp_path / "out").complete
 
 
 def planned(images: Path | str, out: Path | str, **options: Any) -> EncodePlan:

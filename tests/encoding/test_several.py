@@ -246,9 +246,6 @@ def test_each_has_a_line_at_the_end(
     ]
 
 
-# --- real workers
-
-
 def test_shapes_and_mirror_images_of_both_are_what_runs_of_their_own_make(
     images: Path, tmp_path: Path
 ) -> None:

@@ -251,6 +251,3 @@ def test_the_end_says_how_the_parts_are_loaded_together(
         ("shards/text", 0),
     ]
     assert places_of("", [64], text_out="t") == {64: "shards/latents-64", "caption": "t"}
-
-
-# --- real workers

@@ -75,43 +75,6 @@ def test_the_queue_bears_many_units_and_ten_thousand_workers(count: int) -> None
         gc.enable()
 
 
-def test_whatever_happens_every_unit_ends_once_and_no_fault_of_a_node_is_counted() -> None:
-    generator = random.Random(1)
-    faults: dict[int, int] = {}
-
-    def how(_slot: int, unit: int) -> list[Message]:
-        chance = generator.random()
-        if chance < 0.2:
-            return [("progress", 1), ("lost", Failure(reason="node", costs=False))]
-        if chance < 0.5:
-            faults[unit] = faults.get(unit, 0) + 1
-            return [[("failed", Failure(reason="r", trace="t"))], [("lost", Failure(reason="r"))]][
-                chance < 0.4
-            ]
-        return [("progress", 1), ("done", unit)]
-
-    events = list(drive(FakeCrew(how), range(5_000), RunnerSettings(), workers=7))
-    finished = [e.unit for e in events if isinstance(e, Finished)]
-    quarantined = [e.unit for e in events if isinstance(e, Quarantined)]
-    assert sorted(finished + quarantined) == list(range(5_000))
-    assert quarantined
-    assert all(faults[unit] >= 3 for unit in quarantined)
-
-
-def test_a_place_where_no_worker_starts_is_given_up_and_the_others_do_its_work() -> None:
-    class HalfCrew(FakeCrew):
-        def start(self, slot: int) -> None:
-            self.started.append(slot)
-            self.messages.append(
-                (slot, 0, ("lost", Failure(reason="no GPU")) if slot else ("ready", 0))
-            )
-
-    crew = HalfCrew()
-    events = list(drive(crew, range(100), RunnerSettings(), workers=2))
-    assert len(events) == 100
-    assert crew.started.count(1) <= 3
-
-
 class Desks(FakeCrew):
     """Answers nothing by itself: the test says what happens, and sees who holds what."""
 

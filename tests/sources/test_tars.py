@@ -286,14 +286,6 @@ def test_a_tar_that_is_not_read_to_its_end_is_damage(
     assert manifest_of(tmp_path / "out").samples < 16
 
 
-def test_joined_tars_lose_nothing(tmp_path: Path) -> None:
-    parts = [tar_bytes([(f"{n}.jpg", jpeg(n)), (f"{n}.txt", b"x")]) for n in range(3)]
-    write_files(tmp_path / "in", {"a.tar": b"".join(parts)})
-    words = ["pack", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "1", *BUCKETS]
-    assert main(words) == 0
-    assert manifest_of(tmp_path / "out").samples == 3
-
-
 def test_tables_of_samples_are_no_part_of_a_source(tmp_path: Path) -> None:
     """Neither beside shards of ours nor beside indexed tars, so indexing changes no input."""
     images = pack(photos(tmp_path / "in", 3), tmp_path / "images")
