@@ -32,9 +32,10 @@ from tests.kit.packs import (
     tree,
     upload,
     write_files,
+    write_table,
 )
 from tests.kit.sealed_files import receipt_of_images
-from tests.kit.sites import FAST, open_site, table_of, write_parquet
+from tests.kit.sites import FAST, open_site, table_of
 from wdsprep.changes import copy_samples, find_samples
 from wdsprep.changes.find_samples import SampleFinder
 from wdsprep.changes.options import RemoveOptions
@@ -476,7 +477,7 @@ def test_what_a_url_has_not_brought_yet_is_not_fetched_again(tmp_path: Path) -> 
         assert [r["code"] for r in rejects_of(out)] == ["removed", "removed"]
         assert findings(out) == []
         rows = [{"url": f"{server.url}/{kind}", "caption": "c"} for kind in ("ok/0", "ok/7")]
-        write_parquet(tmp_path / "more.parquet", rows)
+        write_table(tmp_path / "more.parquet", rows)
         other = packed(tmp_path / "more.parquet", tmp_path / "other", *WEB)
         assert manifest_of(other).samples == 2
         shutil.copy(out / "removed", other)

@@ -21,7 +21,7 @@ from tests.kit.kills import JOBS, Kills
 from tests.kit.meetings import Meeting, Stage
 from tests.kit.packs import jpeg, manifest_of, once, outcome, rejects_of, tree
 from tests.kit.sealed_files import receipt_of_images
-from tests.kit.sites import FAST, KINDS, Site, open_site, table_of
+from tests.kit.sites import FAST, KINDS, Site, table_of
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.dataset.draft import Draft
@@ -241,12 +241,6 @@ def test_who_is_stopped_while_it_gives_names_holds_up_nobody_and_names_nothing_l
 
 
 # --- retries, and files beside images that the web may not have any more
-
-
-@pytest.fixture
-def site() -> Iterator[tuple[Site, WebServer]]:
-    with open_site() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("harm", ["damaged", "missing"])

@@ -26,9 +26,8 @@ from pathlib import Path
 
 from tests.kit.damaged import check, named
 from tests.kit.meeting_processes import ALIKE
-from tests.kit.packs import jpeg
+from tests.kit.packs import jpeg, write_table
 from tests.kit.paths import ROOT
-from tests.kit.sites import write_parquet
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
@@ -165,7 +164,7 @@ class Meeting:
             {"url": f"{self._server.url}/{n}", "caption": f"row {n}"}
             for n in range(first, self._rows)
         ]
-        write_parquet(self._source / f"{first:04d}.parquet", rows, row_group_size=8)
+        write_table(self._source / f"{first:04d}.parquet", rows, row_group_size=8)
 
     # What is drawn, and what is done with it.
 

@@ -353,6 +353,7 @@ def codes(url: Path, **options: Any) -> dict[str, str]:
     return {name: row.code.value for name, row in rows if isinstance(row, Refusal)}
 
 
-def write_table(path: Path, rows: list[dict[str, Any]], **options: Any) -> None:
+def write_table(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path, **options)
+    return path

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pytest
 
-from tests.kit.packs import jpeg
+from tests.kit.packs import jpeg, write_table
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 
 FAST = ("--allow-private-hosts", "--retries", "0", "--check", "header")
@@ -45,10 +44,10 @@ def open_site() -> Iterator[tuple[Site, WebServer]]:
         yield behaviour, server
 
 
-def write_parquet(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path, **options)
-    return path
+@pytest.fixture
+def site() -> Iterator[tuple[Site, WebServer]]:
+    with open_site() as opened:
+        yield opened
 
 
 def table_of(root: Path, server: WebServer, kinds: list[str], **extra: list[Any]) -> Path:
@@ -57,7 +56,7 @@ def table_of(root: Path, server: WebServer, kinds: list[str], **extra: list[Any]
         | {name: values[n] for name, values in extra.items()}
         for n, kind in enumerate(kinds)
     ]
-    return write_parquet(root / "urls.parquet", rows)
+    return write_table(root / "urls.parquet", rows)
 
 
 def kill_when_asked(words: list[str], server: WebServer, count: int) -> None:

@@ -1,13 +1,10 @@
-"""An album, packed once for the tests of a file, and a site of pictures."""
+"""An album, packed once for the tests of a file."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.kit.packs import TWENTY, jpeg, pack, photos, write_files
-from tests.kit.sites import Site, open_site
-from tests.kit.webserver import WebServer
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +17,3 @@ def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def packed_album(album: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack(album, tmp_path_factory.mktemp("packed") / "out", *TWENTY)
-
-
-@pytest.fixture
-def site() -> Iterator[tuple[Site, WebServer]]:
-    with open_site() as opened:
-        yield opened

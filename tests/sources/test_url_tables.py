@@ -4,7 +4,7 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.kit.packs import by_source, jpeg, outcome, pack, rows_of, source_of, write_files
-from tests.kit.sites import FAST, Site, open_site, write_parquet
-from tests.kit.webserver import (
-    Behaviour,
-    Connection,
-    Request,
-    WebServer,
-    in_turn,
-    ok,
-    redirect,
-    response,
-    status,
+from tests.kit.packs import (
+    by_source,
+    jpeg,
+    outcome,
+    pack,
+    rows_of,
+    source_of,
+    write_files,
+    write_table,
 )
+from tests.kit.sites import FAST, Site
+from tests.kit.webserver import WebServer, in_turn, ok, ranges_of, raw, redirect, response, status
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal
 from wdsprep.dataset.samples import Sample
@@ -50,18 +49,12 @@ ROWS = [{"url": f"http://x/{n}.jpg", "caption": text} for n, text in enumerate(C
 
 
 @pytest.fixture
-def site() -> Iterator[tuple[Site, WebServer]]:
-    with open_site() as opened:
-        yield opened
-
-
-@pytest.fixture
 def tables(tmp_path: Path) -> Path:
     """The same rows in every kind of table."""
     write_csv(tmp_path / "t.csv", ROWS)
     write_csv(tmp_path / "t.tsv", ROWS, "\t")
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in ROWS))
-    write_parquet(tmp_path / "t.parquet", ROWS, row_group_size=5)
+    write_table(tmp_path / "t.parquet", ROWS, row_group_size=5)
     for kind in ("csv", "tsv", "jsonl"):
         packed = gzip.compress((tmp_path / f"t.{kind}").read_bytes())
         (tmp_path / f"t.{kind}.gz").write_bytes(packed)
@@ -98,7 +91,7 @@ def test_a_list_of_urls_is_a_table_and_a_folder_of_captions_is_none(tmp_path: Pa
 
 
 def test_tables_are_found_by_folder_glob_and_braces(tables: Path) -> None:
-    write_parquet(tables / "deep/u.parquet", ROWS)
+    write_table(tables / "deep/u.parquet", ROWS)
     write_csv(tables / "c0.csv", ROWS)
     for pattern, names in {
         "": {"t.parquet", "deep/u.parquet"},
@@ -118,11 +111,11 @@ def named(path: Path, **columns: str) -> list[Sample | Refusal]:
 
 
 def test_the_columns_are_recognised_or_named(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "t.parquet", [{"TOP_URL": "http://x/a", "TEXT": "a", "n": 1}])
+    path = write_table(tmp_path / "t.parquet", [{"TOP_URL": "http://x/a", "TEXT": "a", "n": 1}])
     (row,) = rows_of(path)
     assert isinstance(row, Sample)
     assert (row.url, row.caption) == ("http://x/a", "a")
-    path = write_parquet(tmp_path / "u.parquet", [{"jpg": b"x", "where": "http://x/a", "alt": "b"}])
+    path = write_table(tmp_path / "u.parquet", [{"jpg": b"x", "where": "http://x/a", "alt": "b"}])
     assert source_of(path).kind == "table"
     (row,) = named(path, url="where", caption="alt")
     assert isinstance(row, Sample)
@@ -267,23 +260,11 @@ def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path)
 # --- a table by URL
 
 
-def ranged(data: bytes) -> Behaviour:
-    def behave(connection: Connection, request: Request) -> bool:
-        start, end = request.headers["range"].removeprefix("bytes=").split("-")
-        last = min(int(end) if end else len(data), len(data) - 1)
-        part = data[int(start) : last + 1]
-        span = f"bytes {start}-{last}/{len(data)}"
-        connection.send(response(206, part, Content_Range=span, ETag='"1"'))
-        return True
-
-    return behave
-
-
 def test_a_table_on_a_web_server_is_read_by_ranges(tmp_path: Path) -> None:
-    data = write_parquet(tmp_path / "t.parquet", ROWS, row_group_size=2).read_bytes()
+    data = write_table(tmp_path / "t.parquet", ROWS, row_group_size=2).read_bytes()
     broken = response(206, data[:1], Content_Range=f"bytes 0-0/{len(data)}", Content_Length=9)
     routes = {
-        "/t.parquet": in_turn(status(503), raw_once(broken), ranged(data)),
+        "/t.parquet": in_turn(status(503), raw(broken), ranges_of(data)),
         "/moved.parquet?key=secret": redirect("/t.parquet"),
         "/whole.parquet": ok(data),
     }
@@ -300,14 +281,6 @@ def test_a_table_on_a_web_server_is_read_by_ranges(tmp_path: Path) -> None:
             open_store(f"{server.url}/t.parquet").delete("t.parquet")
     with pytest.raises(UsageError, match="only tables are read from the web"):
         rows_of("https://example.org/a.tar")
-
-
-def raw_once(data: bytes) -> Behaviour:
-    def behave(connection: Connection, _: Request) -> bool:
-        connection.send(data)
-        return False
-
-    return behave
 
 
 def with_source(row: Sample | Refusal, source: str) -> Sample:
