@@ -548,7 +548,7 @@ def test_a_shard_that_loses_samples_while_a_run_reads_it_is_not_called_damaged(
     _, images, _ = pair
     out = tmp_path / "out"
     owner: Any = {"encode": Here, "select": copy_samples}.get(reads, InProcessRunner)
-    name = "read_part" if reads == "select" else "run"
+    name = "order_sources" if reads == "select" else "run"
     begin = getattr(owner, name)
 
     def begin_after_a_removal(*given: Any) -> Any:
