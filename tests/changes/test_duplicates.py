@@ -73,9 +73,66 @@ def images(tmp_path: Path) -> Path:
     return pack(tmp_path / "in", tmp_path / "images", "--samples-per-shard", "6")
 
 
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """Pairs of pictures by their numbers; those of `c` are near `a`, and `d` has no source."""
+    numbers = {"a": (1, 2), "b": (1, 3), "e": (4, 2), "f": (1, 2), "g": (5, 6)}
+    files: dict[str, bytes | str] = {}
+    for name, (target, source) in numbers.items():
+        files[f"{name}.jpg"] = encoded(picture(target))
+        files[f"{name}.source.jpg"] = encoded(picture(source))
+    files["c.jpg"] = encoded(half(picture(1)), quality=90)
+    files["c.source.jpg"] = encoded(half(picture(2)), quality=90)
+    files["d.jpg"] = encoded(picture(7))
+    write_files(tmp_path / "in", files)
+    roles = ("--role", "source=.source", "--optional-role", "source")
+    return pack(tmp_path / "in", tmp_path / "images", "--buckets", "32", *roles)
+
+
 def sources(images: Path) -> dict[str, str]:
     """The file that each key comes from."""
     return {one["__key__"]: Path(one["json"]["source"]).name for one in samples_of(images)}
+
+
+@pytest.mark.parametrize(
+    ("role", "copies", "compared", "flat"),
+    [
+        ("", "bcf", "abcdefg", 0),
+        ("target", "bcf", "abcdefg", 0),
+        ("source", "cef", "abcefg", 0),
+        ("all", "f", "abcdefg", 0),
+    ],
+)
+def test_copies_are_those_of_the_images_in_a_role_or_of_whole_samples(
+    tmp_path: Path, pairs: Path, role: str, copies: str, compared: str, flat: int
+) -> None:
+    """A sample without an image in the role is a copy of none."""
+    files = tmp_path / "copies.txt", tmp_path / "copies.parquet"
+    found = wdsprep.duplicates(pairs, role=role, output=files[0], table=files[1])
+    names = {key: name[0] for key, name in sources(pairs).items()}
+    assert "".join(names[key] for key in files[0].read_text().split()) == copies
+    assert "".join(names[key] for key in pq.read_table(files[1])["key"].to_pylist()) == compared
+    assert (found.samples, found.flat, found.damaged) == (len(compared), flat, 0)
+
+
+def test_hashes_of_each_role_are_kept_until_their_shard_is_gone(
+    tmp_path: Path, pairs: Path
+) -> None:
+    roles = ("", "source", "all")
+    for role in roles:
+        wdsprep.duplicates(pairs, role=role)
+    kept = {path.name.partition(".")[2] for path in (tmp_path / "images-hashes").glob("*/*")}
+    digest = manifest_of(pairs).shards[0].digest[:16]
+    assert kept == {f"{digest}{role and f'.{role}'}.v1.parquet" for role in roles}
+    before = tree(tmp_path / "images-hashes")
+    for role in roles:
+        wdsprep.duplicates(pairs, role=role)
+    assert tree(tmp_path / "images-hashes") == before
+    wdsprep.remove(pairs, keys=["000000000000"], yes=True)
+    assert not tree(tmp_path / "images-hashes")
+    for role in roles:
+        wdsprep.duplicates(pairs, role=role, where="width >= 100")
+    assert len(tree(tmp_path / "images-hashes")) == len(roles)
 
 
 # --- the hash

@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -47,6 +48,64 @@ def test_a_head_gives_what_its_layer_makes_of_the_embedding(scores: Path, models
     for key, facts in columns_in(scores).items():
         wanted = float(layer["weight"][0] @ embeddings[key] + layer["bias"][0])
         assert abs(facts["aesthetic"] - wanted) < CLOSE
+
+
+def test_scores_of_a_role_are_those_of_its_images_as_targets(tmp_path: Path, models: Path) -> None:
+    """In columns of other names than those of targets. A sample without one is a reject."""
+    images: dict[str, bytes | str] = {f"in/{name}.jpg": jpeg(ord(name)) for name in "abcd"}
+    images |= {f"in/{name}.txt": f"edit {name}" for name in "abcd"}
+    images |= {f"in/{name}.source.png": jpeg(ord(name) + 9, kind="PNG") for name in "acd"}
+    images |= {f"s/{name[3:].replace('.source', '')}": data for name, data in images.items()
+               if name.endswith(("source.png", "a.txt", "c.txt", "d.txt"))}  # fmt: skip
+    write_files(tmp_path, images)
+    roles = ("--role", "source=.source", "--optional-role", "source", "--buckets", "32")
+    pairs = pack(tmp_path / "in", tmp_path / "pairs", *roles)
+    singles = pack(tmp_path / "s", tmp_path / "singles", "--buckets", "32")
+    options: dict[str, Any] = {
+        "model": [str(models / "clip"), f"v={models / 'vit'}"],
+        "embedding": "fp32",
+    }
+    options |= {"head": f"good={models / 'head.safetensors'}", "label": f"{LABELS['vit'][0]}=cat"}
+    score_here(singles, tmp_path / "wanted", **options)
+    done = score_here(pairs, tmp_path / "scores", role="source", **options)
+    assert done.manifest.rejects == {"no_image": 1}
+    found, wanted = [columns_in(tmp_path / name) for name in ("scores", "wanted")]
+    assert [*found] == [f"{number:012}" for number in (0, 2, 3)]
+    for facts, own in zip(found.values(), wanted.values(), strict=True):
+        assert {*facts} - {"key", "source"} == {
+            "source_similarity", "source_good", "source_v_cat",
+        }  # fmt: skip
+        assert all(facts[f"source_{name}"] == own[name] for name in ("similarity", "good", "v_cat"))
+    arrays = arrays_in(tmp_path / "scores", "source_image_emb").values()
+    for array, own in zip(
+        arrays, arrays_in(tmp_path / "wanted", "image_emb").values(), strict=True
+    ):
+        assert (array == own).all()
+    score_here(pairs, tmp_path / "targets", **options)
+    both = [str(tmp_path / name) for name in ("scores", "targets")]
+    where = "source_similarity is not None and similarity is not None"
+    selected = wdsprep.select(pairs, tmp_path / "selected", join=both, where=where)
+    assert selected.outcomes[str(tmp_path / "selected")].manifest.samples == 3
+    with pytest.raises(FingerprintError, match="role"):
+        score_here(pairs, tmp_path / "scores", **options)
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("mask", "--role mask: .* has no such images, it has source"),
+        ("source_0", "give the name of an image"),
+        ("Source", "give the name of an image"),
+    ],
+)
+def test_a_role_that_images_lack_is_refused(tmp_path: Path, role: str, said: str) -> None:
+    files = {"a.jpg": jpeg(1), "a.source.jpg": jpeg(2)}
+    roles = ("--role", "source=.source", "--buckets", "32")
+    pairs = pack(write_files(tmp_path / "in", {**files}), tmp_path / "out", *roles)
+    with pytest.raises(UsageError, match=said):
+        score_here(pairs, tmp_path / "scores", role=role, language=True)
+    with pytest.raises(UsageError, match=said):
+        wdsprep.duplicates(pairs, role=role)
 
 
 def test_columns_do_not_depend_on_which_models_are_in_the_pass(

@@ -38,6 +38,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from wdsprep.changes.image_hashes import (
+    WHOLE,
     HashUnit,
     ImagesLooked,
     find_compared,
@@ -138,11 +139,13 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
     in it says of which, from 1 on. `table` is a Parquet file of all samples, for `join` and `where`
     of a loader. Of copies the one with the highest value in the column `keep` stays, and samples
     that do not meet `where` are not compared: both may name columns of `join`, such as scores.
-    What the pictures look like is kept in the folder `hashes`, beside each dataset
+    `role` names the image of each sample that is compared, in place of the target; with `all` whole
+    samples are. What the pictures look like is kept in the folder `hashes`, beside each dataset
     unless given. The datasets are not changed.
     """
     listener = options.listener_or_mute
-    images = _opened([os.fspath(url) for url in datasets], os.fspath(options.hashes))
+    places = [os.fspath(url) for url in datasets]
+    images = _opened(places, os.fspath(options.hashes), options.role)
     join = [os.fspath(place) for place in as_places(options.join)]
     files = CopyFiles(images, os.fspath(options.output), os.fspath(options.table))
     with files.open():
@@ -158,7 +161,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
         equal=int(copies.equal.sum()),
         near=int((~copies.equal).sum()),
         groups=len(copies.stays),
-        flat=search.flat,
+        flat=0 if options.role == WHOLE else search.flat,
         damaged=search.damaged,
         largest=tuple(largest_groups(images, copies)),
         output=files.lists,
@@ -167,7 +170,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
     )
 
 
-def _opened(shown: Sequence[str], hashes: str) -> list[ImagesLooked]:
+def _opened(shown: Sequence[str], hashes: str, role: str) -> list[ImagesLooked]:
     if not shown:
         raise UsageError("nothing to compare: give a dataset of images")
     places = [absolute(url) for url in shown]
@@ -195,7 +198,7 @@ def _opened(shown: Sequence[str], hashes: str) -> list[ImagesLooked]:
                 f"the hashes would lie in {url}, which is inside a dataset: give another folder "
                 "with --hashes"
             )
-    return [open_images(*names) for names in zip(places, shown, kept, strict=True)]
+    return [open_images(*names, role) for names in zip(places, shown, kept, strict=True)]
 
 
 def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:

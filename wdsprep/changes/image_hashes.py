@@ -1,12 +1,15 @@
 """What the pictures of a dataset look like, kept in a file for each image shard.
 
     shards/images-hashes/256/000000.0123456789abcdef.v1.parquet
+    shards/images-hashes/256/000000.0123456789abcdef.source.v1.parquet
 
-The name says which shard, of which bytes, and by which definition of the hash: a shard that was
-packed anew has no file, and the one of the old shard goes. So a listing tells what is left to do,
+The name says which shard, of which bytes, of which image in a role unless it is the target, and by
+which definition of the hash: a shard that was packed anew has no file, and the one of the old shard
+goes. So a listing tells what is left to do,
 and two runs at once do no harm. In a file are, by sample in the order of the shard, its `key`, its
 `hash` (a signed number of 64 bits, 0 where there is none), its `width` and `height` (0 where the
-image cannot be read) and `content`, 64 bits of the BLAKE3 of the image's bytes.
+image cannot be read) and `content`, 64 bits of the BLAKE3 of the image's bytes. Of `WHOLE` samples
+there is no hash, and `content` is of all their images.
 
 `find_compared` finds the samples that `duplicates` compares, and their ranks, by which it chooses
 between copies. Both may come from columns of scores and tables, which are laid out in the order of
@@ -16,7 +19,7 @@ the samples, so no image shard is read for them.
 import io
 import re
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +35,14 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed_samples import ShardRemoval
+from wdsprep.dataset.samples import ROLE_IMAGE, roles_of
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.stored_dataset import check_kind, open_current_dataset, read_shard
 from wdsprep.dataset.tar.read import read_samples
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import AccessError, NotFoundError, UsageError
 from wdsprep.images import perceptual_hash
+from wdsprep.images.options import check_has_image
 from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.loading.where import Subset
 from wdsprep.runners.base import PROGRESS_S
@@ -55,8 +60,10 @@ _SCHEMA = pa.schema(
         ("content", pa.int64()),
     ]
 )
-_OURS = re.compile(r"\d+/\d{6,}(_\d+)?\.[0-9a-f]{16}\.v\d+\.parquet")
+_OURS = re.compile(rf"(\d+/\d{{6,}}(?:_\d+)?\.[0-9a-f]{{16}})(\.{ROLE_IMAGE})?\.v\d+\.parquet")
 _ENDING = f".v{perceptual_hash.VERSION}.parquet"
+WHOLE = "all"
+"""What stands for all images of a sample, in place of the name of one."""
 
 
 def hashes_folder(images: str) -> str:
@@ -64,9 +71,9 @@ def hashes_folder(images: str) -> str:
     return f"{images}-hashes"
 
 
-def hashes_file(shard: Shard | ShardRemoval) -> str:
-    """Return the name of the file with the hashes of a shard, as it is now."""
-    return f"{shard.name.removesuffix('.tar')}.{shard.digest[:16]}{_ENDING}"
+def _start_of_name(shard: Shard | ShardRemoval) -> str:
+    """Return what the files with hashes of a shard, as it is now, begin with."""
+    return f"{shard.name.removesuffix('.tar')}.{shard.digest[:16]}"
 
 
 def delete_hashes(images: str, shards: Iterable[ShardRemoval]) -> None:
@@ -76,18 +83,23 @@ def delete_hashes(images: str, shards: Iterable[ShardRemoval]) -> None:
     """
     with suppress(NotFoundError, AccessError):  # a bucket of that name that belongs to others
         kept = open_store(hashes_folder(images))
-        names = {entry.name for entry in kept.list()}
-        for name in names.intersection(map(hashes_file, shards)):
-            kept.delete(name)
+        starts = {*map(_start_of_name, shards)}
+        for entry in list(kept.list()):
+            if (match := _OURS.fullmatch(entry.name)) and match[1] in starts:
+                kept.delete(entry.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HashUnit:
-    """An image shard to hash, and the folder in which its hashes are kept."""
+    """An image shard to hash, and the folder in which its hashes are kept.
+
+    `role` is the name of the image of each sample that counts: "" for the target, or WHOLE for all.
+    """
 
     images: str
     shard: Shard
     kept: str
+    role: str
 
     @property
     def name(self) -> str:
@@ -99,7 +111,7 @@ class HashUnit:
 
     @property
     def file(self) -> str:
-        return hashes_file(self.shard)
+        return f"{_start_of_name(self.shard)}{self.role and f'.{self.role}'}{_ENDING}"
 
 
 def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
@@ -128,9 +140,23 @@ def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
     """
     with HashedTape(shared_store(unit.images), unit.shard) as tape:
         for sample in read_samples(tape.at, unit.name):
-            image = next((sample.fields[name] for name in _KEPT_AS if name in sample.fields), b"")
-            yield sample.key, *_looks(image)
+            role = f"{unit.role}." if unit.role not in ("", WHOLE) else ""
+            names = (f"{role}{kind}" for kind in _KEPT_AS)
+            image = next((sample.fields[name] for name in names if name in sample.fields), b"")
+            hashed, width, height, content = _looks(image)
+            if unit.role == WHOLE:
+                hashed, content = NO_HASH, _content_of_all(sample.fields)
+            yield sample.key, hashed, width, height, content
         tape.check(unit.shard.digest)
+
+
+def _content_of_all(fields: Mapping[str, bytes]) -> int:
+    """Return a digest of the bytes and the names of all images of a sample."""
+    content = blake3()
+    for name, data in fields.items():
+        if name.rpartition(".")[2] in _KEPT_AS:
+            content.update(f"{name}:{len(data)}:".encode()).update(data)
+    return int.from_bytes(content.digest(8), "little", signed=True)
 
 
 def _looks(image: bytes) -> tuple[int, int, int, int]:
@@ -160,12 +186,24 @@ class ImagesLooked:
     def place(self) -> str:
         return self.units[0].images
 
+    @property
+    def role(self) -> str:
+        return self.units[0].role
+
+    @property
+    def may_lack_image(self) -> bool:
+        """Return whether samples may be without the image that counts."""
+        settings = self.manifest.settings
+        needed = {*roles_of(settings)} - {*settings.get("optional_roles", ())}
+        return self.role not in ("", WHOLE, *needed)
+
     def missing(self) -> tuple[HashUnit, ...]:
         """Return the shards without hashes, and delete the hashes of shards that are gone."""
         kept_files = {entry.name for entry in self.kept.list() if not is_hidden(entry.name)}
-        files = {unit.file for unit in self.units}
-        for name in kept_files - files:
-            if _OURS.fullmatch(name):
+        starts = {_start_of_name(unit.shard) for unit in self.units}
+        for name in kept_files:
+            match = _OURS.fullmatch(name)
+            if match and not (match[1] in starts and name.endswith(_ENDING)):
                 self.kept.delete(name)
         return tuple(unit for unit in self.units if unit.file not in kept_files)
 
@@ -183,10 +221,10 @@ class ImagesLooked:
         return read_each(lambda unit: self.columns(unit, *names), self.units, self.kept.readers)
 
 
-def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
-    """Open the images at `url`, whose hashes are kept at `kept`.
+def open_images(url: str, shown: str, kept: str, role: str) -> ImagesLooked:
+    """Open the images at `url`, whose hashes are kept at `kept`; `role` says which image counts.
 
-    Raise UsageError if the dataset is not one of images, or has no shard.
+    Raise UsageError if the dataset is not one of images, or has no shard or no such image.
     """
     store, manifest = open_current_dataset(url, shown)
     if manifest.dataset == "latents":
@@ -195,19 +233,28 @@ def open_images(url: str, shown: str, kept: str) -> ImagesLooked:
     check_kind(store, manifest.dataset, "images")
     if not manifest.shards:
         raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
-    units = tuple(HashUnit(images=store.url, shard=shard, kept=kept) for shard in manifest.shards)
+    if role != WHOLE:
+        check_has_image(shown, roles_of(manifest.settings), role)
+    units = tuple(
+        HashUnit(images=store.url, shard=shard, kept=kept, role=role) for shard in manifest.shards
+    )
     return ImagesLooked(shown=shown, kept=open_store(kept), manifest=manifest, units=units)
 
 
 def find_compared(
     images: Sequence[ImagesLooked], join: Sequence[str], where: str, keep: str
 ) -> tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None]:
-    """Return which samples meet `where`, and the rank of each by the joined column `keep`.
+    """Return which samples have the image that counts and meet `where`, and the rank of each.
+
+    That is the rank of the value in the joined column `keep`.
 
     Samples are in the order of all datasets. Either is None if it was not asked for. Equal values
     have equal ranks, a higher value a higher rank, and no value has rank 0. Raise UsageError if a
     dataset has no joined table with the column `keep`.
     """
+    if any(dataset.may_lack_image for dataset in images):
+        has_image = f"{images[0].role}_width is not None"
+        where = f"({where}) and {has_image}" if where else has_image
     if not (where or keep):
         return None, None
     places = match_places([(dataset.place, dataset.manifest) for dataset in images], join)

@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
 from wdsprep.errors import UsageError
+from wdsprep.images.options import role_image
 from wdsprep.options import Place, about, as_places
 from wdsprep.packing.options import ShardSizes
 from wdsprep.runners.options import (
@@ -225,6 +226,17 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
             "equal values, and without a column, the one with the most pixels is kept.",
             COMPARISON,
             metavar="COLUMN",
+        ),
+    )
+    role: str = field(
+        default="",
+        metadata=about(
+            "Compare the images that have this name in a role, such as source; all compares whole "
+            "samples, by the bytes of all their images.",
+            COMPARISON,
+            read=role_image,
+            usual="target",
+            example="source",
         ),
     )
     hashes: Place = field(

@@ -55,6 +55,10 @@ def parse_object(data: bytes | str) -> dict[str, Any] | None:
 META = "meta"
 ROLE = r"[a-z][a-z0-9]{0,29}"
 """What the name of a role matches."""
+ROLE_IMAGE = rf"{ROLE}(_[1-9][0-9]?)?"
+"""What the name of an image in a role matches."""
+TARGET = "target"
+"""The name of the image to train on, where a user names an image of each sample."""
 MAPPING = (dict, Mapping)  # the first is told sooner, and is what nearly all are
 _NUMBERED = re.compile(r"\[(\d+)\]")
 

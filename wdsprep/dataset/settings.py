@@ -20,7 +20,7 @@ from math import prod
 from typing import Annotated, Any, TypeAlias
 
 from wdsprep.dataset.npy_arrays import DTYPES, FLIPPED, LATENT, Field, fields_of, is_of_text
-from wdsprep.dataset.samples import ROLE
+from wdsprep.dataset.samples import ROLE, ROLE_IMAGE
 from wdsprep.dataset.sealed_json import (
     Fields,
     Hex,
@@ -114,9 +114,10 @@ SCORE_SETTINGS = Fields(
         "columns": dict[Text, Annotated[str, matching("number|whole|text", "what a column holds")]],
         "language": Text,
         "models": list[SCORED_MODEL],  # type: ignore[valid-type]
-    }
+    },
+    {"role": Annotated[str, matching(ROLE_IMAGE, "the name of an image in a role")]},
 )
-"""The settings of scores: their columns and the models that made them."""
+"""The settings of scores: their columns, the models that made them, and of which image."""
 LATENT_SETTINGS = Fields(
     {"layout": list[LAYOUT_LINE]},  # type: ignore[valid-type]
     {

@@ -5,14 +5,14 @@ their own, as in `300,source=256`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.samples import ROLE
+from wdsprep.dataset.samples import ROLE, ROLE_IMAGE, TARGET, role_of
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import MOST, Options, about
@@ -44,6 +44,20 @@ NBYTES = about(
     page="reject images of more bytes, whatever the dataset of images let pass",
 )
 """The declaration of `max_bytes`, wherever images of shards are looked at."""
+
+
+def role_image(given: Any) -> str:
+    """Return the name of an image in a role, or "" for that of the target."""
+    if not isinstance(given, str) or not re.fullmatch(ROLE_IMAGE, given or TARGET):
+        raise UsageError(f"{brief(given)}: give the name of an image, as source or source_1")
+    return "" if given == TARGET else given
+
+
+def check_has_image(images: str, roles: Sequence[str], name: str) -> None:
+    """Raise UsageError if images with these roles have no image of this name."""
+    if name and role_of(name)[0] not in roles:
+        there = f"it has {', '.join(roles)}" if roles else "it has targets alone"
+        raise UsageError(f"--role {name}: {images} has no such images, {there}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

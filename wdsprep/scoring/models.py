@@ -6,7 +6,7 @@ code that comes with a model is run. This module does not import torch.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -320,9 +320,13 @@ def _check_labels(model: ScoreModel) -> None:
         )
 
 
-def check_names(columns: Sequence[str]) -> None:
-    """Raise UsageError if a column has a name that samples or batches use already."""
-    if taken := [name for name in columns if name.lower() in RESERVED]:
+def check_names(columns: Sequence[str], in_roles: Collection[str]) -> None:
+    """Raise UsageError if a column has a name that samples or batches use already.
+
+    `in_roles` are the names of columns of images in roles.
+    """
+    reserved = RESERVED.union(in_roles)
+    if taken := [name for name in columns if name.lower() in reserved]:
         raise UsageError(
             f"a column cannot be named {taken[0]}, as samples use that name already: give --label "
             "LABEL=COLUMN, or --model NAME=MODEL"

@@ -8,7 +8,7 @@ from typing import Any
 
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.errors import UsageError
-from wdsprep.images.options import AREA, NBYTES
+from wdsprep.images.options import AREA, NBYTES, role_image
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import about
 from wdsprep.runners.options import (
@@ -184,6 +184,18 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
             CAPTIONS,
             page="add columns of the caption: its [language](#captions), its length, its share of "
             "letters, and how often it occurs",
+        ),
+    )
+    role: str = field(
+        default="",
+        metadata=about(
+            "Score the image of each sample that has this name in a role, such as source or "
+            "source_1, in place of the target.",
+            IMAGES,
+            read=role_image,
+            usual="target",
+            example="source",
+            page="score [the image in this role](#images-in-roles) in place of the target",
         ),
     )
     resolution: int = field(

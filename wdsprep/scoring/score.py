@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
+from wdsprep.dataset.sample_table import role_columns
 from wdsprep.dataset.settings import NUMBER, SCORES, TEXT, Settings, columns_of
 from wdsprep.dataset.shard_reader import ScoreReader
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
@@ -42,6 +43,7 @@ from wdsprep.encoding.worker_plan import (
     settle_runner,
 )
 from wdsprep.errors import UsageError
+from wdsprep.images.options import check_has_image
 from wdsprep.options import takes_options
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
@@ -88,7 +90,12 @@ def make_encoder(models: Sequence[ScoreModel], device: str, dtype: str) -> "Scor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreWork(EncodeWork):
-    """The picklable description of a worker of `score`, which a runner opens."""
+    """The picklable description of a worker of `score`, which a runner opens.
+
+    `role` is the name of the image that is scored, or "" for the target.
+    """
+
+    role: str = ""
 
     def open(self) -> "ScoreWorker":
         prepare_allocator()
@@ -199,8 +206,9 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     check_apart(source.url if is_glob(images) else images, out)
     by = settle_runner(options.part(EncodeWorkerOptions), listener.on_message, doing="scoring")
     library = language_library() if options.language else ""
-    models = _models(options, listener.on_message)
-    columns = _columns(models, has_captions=options.language)
+    check_has_image(images, source.roles, options.role)
+    models = [_in_role(model, options.role) for model in _models(options, listener.on_message)]
+    columns = _columns(models, has_captions=options.language, roles=source.roles)
     worker_plan = plan_for_machines(by)
     usual = "fp32" if worker_plan.device == "cpu" else "fp16"
     dtype = usual if options.dtype == "auto" else options.dtype
@@ -214,6 +222,7 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
             "columns": columns,
             "language": library,
             "models": [settings_of(model, processor, dtype) for model, processor in tried],
+            **({"role": options.role} if options.role else {}),
         },
         "text": "none",
     }
@@ -242,6 +251,7 @@ def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
         max_area=options.max_area,
         max_nbytes=int(options.max_bytes),
         batch_size=int(options.batch_size) or (CPU_BATCH if device == "cpu" else GPU_BATCH),
+        role=options.role,
     )
 
 
@@ -296,12 +306,29 @@ def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
     return replace(model, embedding=kept)
 
 
-def _columns(models: Sequence[ScoreModel], *, has_captions: bool) -> dict[str, str]:
-    """Return the type of each column, or raise UsageError if a name is taken or occurs twice."""
+def _in_role(model: ScoreModel, role: str) -> ScoreModel:
+    """Return the model with the name of an image in a role before those of its columns, if any."""
+    if not role:
+        return model
+    return replace(
+        model,
+        prefix=f"{role}_{model.prefix}" if model.prefix else role,
+        labels={number: f"{role}_{column}" for number, column in model.labels.items()},
+        heads=tuple(replace(head, column=f"{role}_{head.column}") for head in model.heads),
+    )
+
+
+def _columns(
+    models: Sequence[ScoreModel], *, has_captions: bool, roles: Sequence[str]
+) -> dict[str, str]:
+    """Return the type of each column, or raise UsageError if a name is taken or occurs twice.
+
+    `roles` are those of the images, whose tables have columns for them.
+    """
     names = [name for model in models for name in model.columns]
     own = COLUMNS if has_captions else {}
     check_columns([*names, *own, *(model.member for model in models if model.embedding)])
-    check_names(names)
+    check_names(names, role_columns(roles))
     return {**dict.fromkeys(names, NUMBER), **own}
 
 

@@ -10,8 +10,8 @@ nobody asked for.
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,10 @@ from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.run import RunProgress
 from wdsprep.scoring.languages import caption_columns, count_captions, plain_caption
 from wdsprep.scoring.networks import DecodedImage, Prepared, ScoreEncoder
+from wdsprep.sources.base import Columns
+
+if TYPE_CHECKING:
+    from wdsprep.scoring.score import ScoreWork
 
 BATCH_NBYTES = 256 << 20
 """The most bytes of the prepared images of a batch: the engine holds a few batches of them."""
@@ -216,6 +220,10 @@ class ScoreWorker(EncodeWorker):
     engine_class = ScoreEngine
     shard_class = ScoreShard
     _encoder: ScoreEncoder
+
+    def __init__(self, work: "ScoreWork") -> None:
+        super().__init__(work)
+        self._source = replace(self._source, columns=Columns(image=work.role))
 
     def _part_of(self, _target: EncodeTarget) -> Part:
         return Part.of(self._encoder.fields) & Part.IMAGE  # captions are not encoded by themselves

@@ -209,7 +209,7 @@ class Source(Protocol):
 MOST_IMAGES = 100
 """The most images that a sample may have in one role."""
 TAKEN_NAMES = (
-    *("target", "image", "original", "scaled", "latent", "emb", "pooled", "txt", "npy"),
+    *("target", "all", "image", "original", "scaled", "latent", "emb", "pooled", "txt", "npy"),
     *((IMAGES | OTHER_IMAGES | IMAGE_COLUMNS.keys() | LATENT_COLUMNS.keys()) - {"source"}),
 )
 """What no role is called: members, arrays and columns have these names, or begin with them."""
