@@ -50,6 +50,10 @@ class PreparedImage(Crop):
 
     inputs: Sequence[Prepared]
 
+    @property
+    def is_for_batch(self) -> bool:
+        return True
+
 
 class ScoreBatcher(Batcher):
     """The prepared images of samples that wait for a batch, grouped by their shards."""
