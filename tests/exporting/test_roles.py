@@ -1,6 +1,7 @@
 """Samples of several images are exported to the programs that read them, each by a reader of its
 layout; what a layout has no place for is said before anything is written."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from safetensors import safe_open
 
 import wdsprep
+from tests.encoding.test_references import picture
+from tests.encoding.test_roles import SIZES, mask, pack_images, targets
 from tests.exporting.test_export import tree
-from tests.kit.edit_trainers import automodel_batches, musubi_batches
+from tests.kit.edit_trainers import Batch, automodel_batches, musubi_batches
 from tests.kit.encodes import encode_here, latents_of
 from tests.kit.joined_sets import Images, caption, write_part
 from tests.kit.latent_sets import field
@@ -57,11 +60,16 @@ def edits(
     return write_part(str(out), fields=fields, **options)
 
 
+def musubi_qie(root: Path) -> Iterator[tuple[list[str], Batch]]:
+    return musubi_batches(root, "qie")
+
+
 def stored(root: Path | str) -> dict[str, dict[str, Any]]:
     """The arrays of each sample as floats, by its key."""
     samples = latents_of(Path(root))
     for sample in samples.values():
-        sample["emb.npy"] = from_bfloat16(sample["emb.npy"])
+        if (emb := sample["emb.npy"]).dtype == np.uint16:
+            sample["emb.npy"] = from_bfloat16(emb)
     return samples
 
 
@@ -169,6 +177,44 @@ def test_folders_have_the_images_of_a_role_by_the_names_of_targets(tmp_path: Pat
         assert kept == [images_of_role[0] for images_of_role in SOURCES]
         (second,) = (folder / "source_1").iterdir()
         assert second.read_bytes() == SOURCES[3][1]
+
+
+def test_sd_scripts_finds_masks_beside_latents(tmp_path: Path) -> None:
+    """From 0 to 1 for each cell; all of an image counts that has no mask."""
+    masks = [None if n == 2 else mask(n, size) for n, size in enumerate(SIZES)]
+    images = pack_images(tmp_path, {"target": targets(), "mask": masks}, "mask")
+    encode_here(images, tmp_path / "latents", roles="target,mask")
+    wdsprep.export(tmp_path / "latents", tmp_path / "out", to="kohya", join=images)
+    files = sorted((tmp_path / "out").glob("*/*.npz"))
+    samples = latents_of(tmp_path / "latents")
+    for (key, sample), file in zip(sorted(samples.items()), files, strict=True):
+        ours = sample.get("mask.npy", np.full((8, 8), 255)) / 255
+        assert np.allclose(np.load(file)["alpha_mask"], ours)
+        assert file.name.startswith(key)
+    assert sum("mask.npy" not in sample for sample in samples.values()) == 1
+
+
+# --- from pairs to what a trainer reads
+@pytest.mark.parametrize(("to", "read"), [("musubi", musubi_qie), ("automodel", automodel_batches)])
+def test_pairs_that_were_encoded_are_read(
+    to: str, read: Any, family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """By a pipeline of random weights, whose text depends on the image to be edited."""
+    sources = [picture(size[::-1], 10 + n) for n, size in enumerate(SIZES)]
+    images = pack_images(tmp_path, {"target": targets(), "source": sources})
+    model = str(family("QwenImageEditPlus"))
+    shapes = [(64, 64), (96, 48)]
+    encode_here(images, tmp_path / "latents", model=model, roles="target,source", shapes=shapes)
+    wdsprep.export(tmp_path / "latents", tmp_path / "out", to=to)
+    samples, count = stored(tmp_path / "latents"), 0
+    for keys, batch in read(tmp_path / "out"):
+        for number, key in enumerate(keys):
+            target = batch["latents" if to == "musubi" else "image_latents"][number]
+            assert same(samples[key]["latent.npy"], target)
+            references = batch.get("context_latents") or [batch["latents_control_0"]]
+            assert same(samples[key]["source.npy"], references[0][number])
+        count += len(keys)
+    assert count == len(SIZES)
 
 
 # --- what all have in common

@@ -16,7 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.kit.encodes import latents_of
+from tests.encoding.test_references import picture
+from tests.encoding.test_roles import SIZES as PAIR_SIZES
+from tests.encoding.test_roles import mask, pack_images, scaled, targets
+from tests.kit.encodes import encode_here, latents_of
 from tests.kit.latent_sets import npy
 from tests.kit.packs import manifest_of, pack, samples_of, write_files
 from tests.kit.reports import SCRIPT, Made, Page, make, pack_pictures, parsed
@@ -470,3 +473,33 @@ def test_a_report_says_first_what_it_will_do_and_then_its_steps(made: Made, tmp_
     heard.clear()
     report(*datasets, model="none", **options)  # type: ignore[arg-type]
     assert heard[0] == f"{shown}: 6 samples to show"
+
+
+def test_what_became_of_images_in_roles_stands_beside_the_target(tmp_path: Path) -> None:
+    """Latents in false colours and decoded, masks and pixels as they are, also without targets."""
+    sources = [picture(scaled(size, 1.5), 10 + n) for n, size in enumerate(PAIR_SIZES)]
+    masks = [mask(n, size) for n, size in enumerate(PAIR_SIZES)]
+    roles = {"target": targets(), "source": sources, "mask": masks}
+    images, both, alone = pack_images(tmp_path, roles), tmp_path / "both", tmp_path / "alone"
+    encode_here(images, both, roles="target,source,mask")
+    rules = ("source=pixels", "mask=full")
+    encode_here(images, alone, roles="source,mask", role_size=rules, text="none")
+    (tar,) = both.glob("*/000000.tar")
+    damaged = tar.read_bytes().replace(b"'descr': '|u1'", b"'descr': '|u9'", 1)
+    tar.write_bytes(damaged)
+    report(images, both, alone, output=tmp_path / "page.html")
+    cards = Page(tmp_path / "page.html").cards
+    decoded, coloured = "what the VAE's decoder makes of the", "in false colours"
+    whole = ["the image", "the source", "the mask"]
+    whole += ["the part that was encoded, at 64 \N{MULTIPLICATION SIGN} 64 pixels"]
+    whole += [f"its latent for 64 pixels {coloured}", f"{decoded} latent"]
+    whole += [f"the latent of the source {coloured}", f"{decoded} source"]
+    whole += ["the mask as it was encoded"]
+    whole += ["the source as it was encoded", "the mask as it was encoded"]
+    first, *others = (
+        [image.attributes["alt"].partition(": ")[2] for image in card.every("img")]
+        for card in cards.values()
+    )
+    assert others == [whole] * 4
+    assert first == [*whole[:-3], *whole[-2:]]
+    assert "mask.npy has" in next(iter(cards.values())).text

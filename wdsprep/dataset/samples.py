@@ -9,7 +9,7 @@ the json (`source_1_width`).
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -58,7 +58,8 @@ ROLE = r"[a-z][a-z0-9]{0,29}"
 ROLE_IMAGE = rf"{ROLE}(_[1-9][0-9]?)?"
 """What the name of an image in a role matches."""
 TARGET = "target"
-"""The name of the image to train on, where a user names an image of each sample."""
+"""The name of the image to train on, where a user or a setting names images of each sample."""
+_ARRAY = re.compile(rf"({ROLE_IMAGE})\.npy")
 MAPPING = (dict, Mapping)  # the first is told sooner, and is what nearly all are
 _NUMBERED = re.compile(r"\[(\d+)\]")
 
@@ -130,13 +131,22 @@ def role_of(name: str) -> tuple[str, int]:
     return role, int(number or 0)
 
 
+def names_in_roles(arrays: Iterable[str], roles: Sequence[str]) -> list[str]:
+    """Return the names of the images in these roles of which a sample has arrays, in order.
+
+    `arrays` are its members, such as `source_1.npy`.
+    """
+    places = {}
+    for match in filter(None, map(_ARRAY.fullmatch, arrays)):
+        role, number = role_of(match[1])
+        if role in roles:
+            places[match[1]] = roles.index(role), number
+    return sorted(places, key=places.__getitem__)
+
+
 def is_mask(name: str) -> bool:
     """Return whether a role, or an image by its name, is of masks: `mask`, or `facemask`."""
     return name.partition("_")[0].endswith("mask")
-
-
-TARGET = "target"
-"""The image that is trained on, among the roles that were encoded."""
 
 
 def roles_of(settings: Mapping[str, Any]) -> tuple[str, ...]:

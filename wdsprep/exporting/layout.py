@@ -6,7 +6,6 @@ What several of them need is here too: JSON, arrays as bfloat16, and arrays of o
 import importlib
 import io
 import json
-import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -19,7 +18,7 @@ from wdsprep.dataset.npy_arrays import (
     to_bfloat16,
     values_of,
 )
-from wdsprep.dataset.samples import ROLE, role_of
+from wdsprep.dataset.samples import names_in_roles
 from wdsprep.dataset.settings import SCORES, is_scored
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.tar.write import Buffer
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Family = TypeVar("Family")
-IN_ROLE = re.compile(rf"({ROLE}(?:_[1-9]\d*)?)\.npy")
-"""Matches the name of an array of an image in a role, such as `source_1.npy`. It matches some names
-of other arrays, too: which roles there are decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,12 +147,8 @@ class ExportSample:
 
     def arrays_in(self, roles: Sequence[str]) -> dict[str, Buffer]:
         """Return the arrays of the images in these roles by their members, in order."""
-        places: dict[str, tuple[int, int]] = {}
-        for match in filter(None, map(IN_ROLE.fullmatch, self.members)):
-            role, number = role_of(match[1])
-            if role in roles:
-                places[match[0]] = roles.index(role), number
-        return {name: self.members[name] for name in sorted(places, key=places.__getitem__)}
+        names = [f"{name}.npy" for name in names_in_roles(self.members, roles)]
+        return {name: self.members[name] for name in names}
 
     def number(self, name: str) -> int:
         """Return a whole number from the json. Raise FormatError if it has no such number."""

@@ -27,7 +27,7 @@ from wdsprep.dataset.file_names import is_table
 from wdsprep.dataset.image_positions import NOWHERE, numbers_at, plain_positions
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.sample_table import KEY
-from wdsprep.dataset.samples import facts_bytes, parse_object, role_of
+from wdsprep.dataset.samples import facts_bytes, names_in_roles, parse_object
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shard_reader import HashedTape, ScoreReader, open_shard
 from wdsprep.dataset.stored_dataset import read_shard
@@ -35,7 +35,7 @@ from wdsprep.dataset.tar.members import Tape, members, split_member, truncated
 from wdsprep.dataset.tar.read import TarSample, open_tape
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
 from wdsprep.errors import DamageError, UsageError
-from wdsprep.exporting.layout import IN_ROLE, ExportSample
+from wdsprep.exporting.layout import ExportSample
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store
 from wdsprep.tables.stored_tables import read_positions
@@ -80,10 +80,8 @@ class UnitSource:
         return DamageError(f"{self.url}/{self.shard.name}", cause, key)
 
     def wants(self, name: str) -> bool:
-        if self.arrays is None or name in self.arrays or name in TEXTS:
-            return True
-        in_role = IN_ROLE.fullmatch(name)
-        return in_role is not None and role_of(in_role[1])[0] in self.roles
+        is_named = self.arrays is None or name in self.arrays or name in TEXTS
+        return is_named or bool(names_in_roles([name], self.roles))
 
     def read(self, *, heads: bool) -> Samples:
         """Yield the samples of the shard; with `heads` their json and caption alone.

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from wdsprep.dataset.samples import TARGET, names_in_roles, roles_of
 from wdsprep.dataset.settings import TEXT
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.thread_map import read_each
@@ -23,7 +26,7 @@ from wdsprep.reporting.datasets import (
     pick,
     read_samples,
 )
-from wdsprep.reporting.distributions import latent_of
+from wdsprep.reporting.distributions import array_in, latent_of
 from wdsprep.reporting.options import ReportOptions
 from wdsprep.reporting.pictures import (
     Decoders,
@@ -31,6 +34,7 @@ from wdsprep.reporting.pictures import (
     SheetPicture,
     crop_of,
     draw_latent,
+    draw_levels,
     format_sides,
     open_picture,
     psnr,
@@ -140,6 +144,7 @@ class Sheet(NamedTuple):
             facts += _facts_of_latent(dataset, latent.facts)
             if dataset.has_latents:
                 pictures += self._latent_pictures(dataset, latent, image)
+                pictures += self._role_pictures(dataset, latent)
         return sheet_item(sample, facts, pictures)
 
     def _latent_pictures(
@@ -147,10 +152,12 @@ class Sheet(NamedTuple):
     ) -> Iterator[SheetPicture]:
         """Yield pictures of the crop, of its latent, and of what the decoder makes of the latent.
 
-        The crop is left out without an image, and the decoded picture without a model or a readable
-        latent. Any other picture that cannot be made has a note.
+        There are none where targets were not encoded. The crop is left out without an image. Any
+        other picture that cannot be made has a note.
         """
         settings, crop = latents.manifest.settings, None
+        if TARGET not in settings.get("roles", (TARGET,)):
+            return
         side = settings["resolution"]
         if image is not None:
             try:
@@ -166,19 +173,44 @@ class Sheet(NamedTuple):
         except FormatError as error:
             yield {"title": "latent", "note": str(error)}
             return
-        yield draw_latent(latent, f"its latent for {side} pixels in false colours")
+        yield draw_latent(latent, "latent", f"its latent for {side} pixels in false colours")
+        yield from self._decoded(latents, latent, crop=crop)
+
+    def _role_pictures(self, latents: ReportDataset, sample: ReadSample) -> Iterator[SheetPicture]:
+        """Yield pictures of the arrays of images in roles: latents, masks and pixels."""
+        for name in names_in_roles(sample.members, roles_of(latents.manifest.settings)):
+            try:
+                array = array_in(sample, f"{name}.npy")
+            except FormatError as error:
+                yield {"title": name, "note": str(error)}
+                continue
+            if array.dtype == np.uint8:
+                yield draw_levels(array, name, f"the {name} as it was encoded")
+                continue
+            yield draw_latent(array, name, f"the latent of the {name} in false colours")
+            yield from self._decoded(latents, array, name)
+
+    def _decoded(
+        self, latents: ReportDataset, latent: Any, name: str = "", *, crop: Any = None
+    ) -> Iterator[SheetPicture]:
+        """Yield what the decoder makes of a latent, or a note that says why it makes nothing.
+
+        The latent is of the target, or of the image of this name in a role. There is no picture
+        without a model. The measure is the PSNR against `crop`, if it is as large.
+        """
+        title = f"{name} decoded".strip()
         model, _ = self.decodings[latents.shown]
         if model is None:
             return
         try:
             shown = self.decoders.decode(model, latent)
         except WdsprepError as error:
-            yield {"title": "decoded", "note": str(error)}
+            yield {"title": title, "note": str(error)}
             return
         is_like = crop is not None and crop.size == shown.size
         measure = f"{psnr(crop, shown):.1f} dB" if crop and is_like else format_sides(*shown.size)
-        alt = "what the VAE's decoder makes of the latent"
-        yield thumbnail(shown, "decoded", alt=alt, measure=measure)
+        alt = f"what the VAE's decoder makes of the {name or 'latent'}"
+        yield thumbnail(shown, title, alt=alt, measure=measure)
 
 
 def sheet_item(sample: ReadSample, facts: FactPairs, pictures: Sequence[SheetPicture]) -> SheetItem:

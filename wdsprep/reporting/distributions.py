@@ -161,14 +161,9 @@ def latent_of(sample: ReadSample, settings: Settings) -> Any:
 
     Raise FormatError if it is not a finite array of the shape that the dataset states.
     """
-    data = sample.members.get(LATENT, b"")
-    stored = field_of(LATENT, data)
-    wanted = _latent_shape(sample, settings)
-    if stored.shape != wanted:
-        raise FormatError(f"{LATENT} of {sample.key} has shape {stored.shape}, not {wanted}")
-    array = values_of(stored, data).astype(np.float32)
-    if not np.isfinite(array).all():
-        raise FormatError(f"{LATENT} of {sample.key} has values that are not finite")
+    array, wanted = array_in(sample, LATENT), _latent_shape(sample, settings)
+    if array.shape != wanted:
+        raise FormatError(f"{LATENT} of {sample.key} has shape {array.shape}, not {wanted}")
     if settings["latents"] != "moments":
         return array
     mean = patchify(array[: len(array) // 2], settings.get("patch", 1))
@@ -176,6 +171,23 @@ def latent_of(sample: ReadSample, settings: Settings) -> Any:
         np.reshape(np.float32(settings[name]), (-1, 1, 1)) for name in ("shift", "scale")
     )
     return (mean - shift) * scale
+
+
+def array_in(sample: ReadSample, name: str) -> Any:
+    """Return the array of an image of a sample: a latent in fp32, a mask or pixels as stored.
+
+    Raise FormatError if it is none of these, or has values that are not finite.
+    """
+    data = sample.members.get(name, b"")
+    stored = field_of(name, data)
+    values, has_levels = values_of(stored, data), stored.dtype == "|u1"
+    channels = stored.shape[:-2]
+    is_of_image = channels in ((), (3,)) if has_levels else len(stored.shape) == 3
+    if not is_of_image or 0 in stored.shape:
+        raise FormatError(f"{name} of {sample.key} has shape {stored.shape}, which no image has")
+    if not np.isfinite(values).all():
+        raise FormatError(f"{name} of {sample.key} has values that are not finite")
+    return values if has_levels else values.astype(np.float32)
 
 
 def _latent_shape(sample: ReadSample, settings: Settings) -> tuple[int, ...]:

@@ -106,7 +106,16 @@ def crop_of(image: Image.Image, facts: Mapping[str, Any], sizes: Sequence[Size])
     return image.resize(size, Image.Resampling.BICUBIC, box=box)
 
 
-def draw_latent(latent: Any, alt: str) -> SheetPicture:
+def draw_levels(levels: Any, title: str, alt: str) -> SheetPicture:
+    """Draw a mask, or an image in pixels; a small one has a square for each pixel."""
+    image = Image.fromarray(np.moveaxis(levels, 0, -1) if levels.ndim == 3 else levels)
+    sides = format_sides(*levels.shape)
+    if max(image.size) > SIDE:
+        return thumbnail(image, title, alt=alt, measure=sides)
+    return _picture(title, sides, alt, _uri(image, "PNG"), image.size, kind="coarse")
+
+
+def draw_latent(latent: Any, title: str, alt: str) -> SheetPicture:
     """Draw a latent in false colours, one pixel for each of its cells."""
     if len(latent) == len(PROJECTION):
         rgb = np.tensordot(latent, np.array(PROJECTION, np.float32), (0, 0))
@@ -115,7 +124,7 @@ def draw_latent(latent: Any, alt: str) -> SheetPicture:
     levels = ((rgb + 1) * 127.5).clip(0, 255).round().astype(np.uint8)
     image = Image.fromarray(levels)
     sides = format_sides(*latent.shape)
-    return _picture("latent", sides, alt, _uri(image, "PNG"), image.size, kind="coarse")
+    return _picture(title, sides, alt, _uri(image, "PNG"), image.size, kind="coarse")
 
 
 def _picture(
