@@ -279,6 +279,25 @@ def test_an_image_that_metadata_names_and_that_is_not_there_makes_its_sample_a_r
     assert [sample["json"]["source"] for sample in samples_of(out)] == ["a.jpg", "d.jpg"]
 
 
+def test_metadata_may_name_its_targets_in_another_field(tmp_path: Path) -> None:
+    """As the JSON lines of musubi-tuner do; images in roles are no targets."""
+    files: dict[str, bytes | str] = {}
+    lines = []
+    for number in range(3):
+        row: dict[str, Any] = {"image_path": f"{number}.jpg", "caption": f"edit {number}"}
+        files[f"in/{number}.jpg"] = TARGETS[number]
+        row["control_path_0"] = f"from/{number}.jpg"
+        files[f"in/from/{number}.jpg"] = SOURCES[number][0]
+        lines.append(json.dumps(row))
+    write_files(tmp_path, {**files, "in/metadata.jsonl": "\n".join(lines)})
+    options = {"image_col": "image_path"}
+    out = packed(tmp_path / "in", tmp_path / "out", "source=control_path_0", **options)
+    stored = [(sample["txt"], sample["jpg"], sample["source.jpg"]) for sample in samples_of(out)]
+    assert stored == [(f"edit {n}", TARGETS[n], SOURCES[n][0]) for n in range(3)]
+    with pytest.raises(SourceError, match=r"without file_name .* by --image-col"):
+        packed(tmp_path / "in", tmp_path / "other", "source=control_path_0")
+
+
 def test_a_target_may_be_the_source_of_another(tmp_path: Path) -> None:
     """As where one edit begins with what another made."""
     lines = [
@@ -479,6 +498,8 @@ def test_images_in_roles_are_converted_as_targets_are_and_masks_keep_their_greys
         (["source={home}/m"], {}, "no image of .* has a source: one image is a.jpg, and .* b.png"),
         (["source={home}/in/x"], {}, "lies in .* of which all images are targets"),
         (["source={home}/none"], {}, "holds no image"),
+        (["source={home}/s/a.jpg"], {}, "holds no image"),
+        (["all={home}/s"], {}, "all is the name of something else"),
         (["source=.edit"], {}, "no file ends in .edit"),
         (["source=nothing"], {}, "nothing is no folder, and no field"),
     ],

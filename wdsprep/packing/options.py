@@ -254,7 +254,8 @@ class PackRules(ShardSizes, ImageOptions):
     image_col: str = field(
         default="",
         metadata=about(
-            "Take images from this column of a table, or member of a tar.",
+            "Take images from this column of a table, member of a tar, or field of a folder's "
+            "metadata, which names files.",
             COLUMNS,
             usual="recognised",
         ),

@@ -53,6 +53,8 @@ from wdsprep.text import list_columns, shown
 
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
 
+FILE_NAME = "file_name"
+"""The column of metadata that names the file of a row, unless the user names another."""
 NOT_THERE = "not there"
 """The stamp of an image that metadata names for a role, if the folder has no such image."""
 
@@ -85,7 +87,7 @@ class FolderSource:
         """
         store = shared_store(self.url)
         tables: list[str] = []
-        with open_metadata(store, self.tables, self.columns.roles) as metadata:
+        with open_metadata(store, self.tables, self.columns) as metadata:
             for group in _groups(store.list(), tables, left_out, self.columns):
                 for item in group.items(self.columns):
                     row, folder = metadata.take(item.name)
@@ -369,13 +371,12 @@ class Metadata:
 
 
 @contextlib.contextmanager
-def open_metadata(
-    store: Store, tables: tuple[str, ...], roles: Sequence[Role] = ()
-) -> Iterator[Metadata]:
+def open_metadata(store: Store, tables: tuple[str, ...], columns: Columns) -> Iterator[Metadata]:
     """Read metadata tables, and listings of images in roles, into a temporary database.
 
     It lasts as long as the block.
     """
+    roles = columns.roles
     if not (tables or roles):
         yield Metadata(None)
         return
@@ -394,7 +395,7 @@ def open_metadata(
             "stamp TEXT, is_taken INT, PRIMARY KEY (role, stem, file)) WITHOUT ROWID"
         )
         for table in tables:
-            for name, row, folder in _read_rows(store, table):
+            for name, row, folder in _read_rows(store, table, columns.image or FILE_NAME):
                 rows.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", (name, row, folder))
                 for role in fields:
                     paths = _paths(role, parse_object(row) or {}, folder)
@@ -428,8 +429,11 @@ def _paths(role: Role, facts: Mapping[str, Any], folder: str) -> list[str | None
     return [p and shown(posixpath.normpath(posixpath.join(folder, p))) for p in paths]
 
 
-def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the rows of a table: the name of the image, the row as JSON, the table's folder."""
+def _read_rows(store: Store, table: str, column: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a table: the name of the image, the row as JSON, the table's folder.
+
+    `column` is that of the names.
+    """
     folder, what = posixpath.dirname(table), f"{store.url}/{table}"
     file = Chunks(store, table).as_stream()
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
@@ -438,12 +442,12 @@ def _read_rows(store: Store, table: str) -> Iterator[tuple[str, str, str]]:
             rows = ((row, json.dumps(row)) for row in csv.DictReader(text, restkey=""))
         try:
             for row, as_json in rows:
-                name = row.get("file_name")
+                name = row.get(column)
                 if not isinstance(name, str):
                     there = list_columns([name for name in row if name])
                     raise SourceError(
-                        f"{what} has a row without file_name (it has {there}): rename the column "
-                        "of the files, or move the table away"
+                        f"{what} has a row without {column} (it has {there}): name the column of "
+                        "the files by --image-col, or move the table away"
                     )
                 yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json, folder
         except (UnicodeDecodeError, csv.Error) as error:

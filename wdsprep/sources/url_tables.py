@@ -114,7 +114,10 @@ class UrlSource(Tables):
         elif not all(title.isprintable() for title in there):
             hint = "it does not begin with text: give another source"
         else:
-            hint = f"it has {list_columns(there)}: give --url-col"
+            hint = (
+                f"it has {list_columns(there)}: give --url-col; if it names files, call it "
+                "metadata.jsonl or metadata.csv, and pack their folder"
+            )
         raise SourceError(f"{self.url}/{name} has no column of URLs: {hint}")
 
     def _sample(self, row: dict[str, Any] | RejectedError, column: str, source: str) -> Sample:
