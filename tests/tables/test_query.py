@@ -82,12 +82,13 @@ def sample_table(facts: Sequence[dict[str, Any]]) -> pa.Table:
     return read_table(writer.finish(), IMAGE_COLUMNS, what="a table")
 
 
-def test_400_conditions_select_of_1000_samples_what_their_closures_do_of_their_json() -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(400, marks=pytest.mark.system)])
+def test_conditions_select_of_1000_samples_what_their_closures_do_of_their_json(count: int) -> None:
     rng = random.Random(7)
     facts = [sample_facts(rng) for _ in range(1_000)]
     table, facts = sample_table(facts), [parse_json(facts_bytes(one)) for one in facts]
     with open_engine() as engine:
-        for _ in range(400):
+        for _ in range(count):
             condition = Asked(a_condition(rng))
             (found,) = Query(condition, engine).masks([[table]])
             assert found.tolist() == by_closures(condition, facts), condition.text
