@@ -33,6 +33,7 @@ from tests.kit.packs import (
 )
 from tests.kit.reports import Page
 from tests.kit.webserver import WebServer, ok, status
+from wdsprep.cli import main
 from wdsprep.errors import FingerprintError, SourceError, UsageError
 from wdsprep.sources.base import LeftOut
 
@@ -525,6 +526,21 @@ def test_tables_and_tars_refuse_roles_that_they_cannot_have(tmp_path: Path) -> N
         packed(tmp_path / "tars", tmp_path / "out", "source=some/folder")
     out = packed(tmp_path / "tars", tmp_path / "out", "source=.source")
     assert outcome(out) == {"a.tar/a": "no_role"}
+
+
+def test_a_run_says_which_optional_role_no_sample_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = [("a.jpg", jpeg(1)), ("a.source.jpg", jpeg(2)), ("b.jpg", jpeg(3))]
+    write_files(tmp_path, {"in/a.tar": tar_bytes(members)})
+    words = ["pack", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "1", "--buckets=32"]
+    words += ["--role", "mask=.msak", "--role", "source=.source"]
+    words += ["--optional-role", "source", "--optional-role", "mask"]
+    with packing_here():
+        assert main(words) == 0
+    said = capsys.readouterr().err
+    assert "no sample has a mask: check --role mask=.msak" in said
+    assert "no sample has a source" not in said
 
 
 def test_targets_and_roles_are_told_apart_by_what_the_user_names(tmp_path: Path) -> None:

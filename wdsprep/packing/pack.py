@@ -11,13 +11,17 @@ each. `plan_workers` has the rules and only computes; `plan_for_machines` looks 
 `pack` imports the code that does the work only when the work begins.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
+from wdsprep.dataset.file_names import table_name
+from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.sample_table import read_table, table_columns
 from wdsprep.dataset.settings import Settings
-from wdsprep.errors import UsageError
+from wdsprep.errors import DamageError, NotFoundError, UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchRules
 from wdsprep.images.headers import CAPTIONS
 from wdsprep.options import options_given_under, takes_options
@@ -27,6 +31,7 @@ from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.runners.track import RunTracking
 from wdsprep.sources.base import Source
+from wdsprep.store.base import Store
 
 if TYPE_CHECKING:
     from wdsprep.packing.worker import PackWorker
@@ -257,4 +262,26 @@ def pack(options: PackOptions) -> "Outcome":
         before=manifest.samples,
     ) as on_status:
         (packed,) = do_runs([run], runner, work, pending, on_status=on_status)
+    unseen = unseen_roles(edition.store, packed.manifest) if count else frozenset[str]()
+    for role in found.columns.roles:
+        if role.name in unseen:
+            said = f"no sample has a {role.name}: check --role {role.name}={role.where}"
+            listener.on_message(said)
     return packed
+
+
+def unseen_roles(store: Store, manifest: Manifest) -> frozenset[str]:
+    """Return the optional roles in which no sample of a dataset of images has an image.
+
+    Tables are read up to the first that has such images.
+    """
+    unseen = {*manifest.settings.get("optional_roles", ())}
+    columns = table_columns("images", manifest.settings)
+    for shard in manifest.shards:
+        if not unseen:
+            break
+        with suppress(NotFoundError, DamageError):  # gone or damaged meanwhile, as verify says
+            name, widths = table_name(shard.name), {f"{role}_width": role for role in unseen}
+            table = read_table(store.read(name), columns, what=name, names=widths)
+            unseen = {role for width, role in widths.items() if not len(table[width].drop_null())}
+    return frozenset(unseen)
