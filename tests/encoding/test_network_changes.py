@@ -58,15 +58,11 @@ def as_video(vae: Any, pixels: Tensor) -> Tensor:
     return made.squeeze(2)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", VAES)
-def test_moments_of_an_image_are_those_of_a_video_of_it(
-    name: str, layout: torch.memory_format
-) -> None:
+def test_moments_of_an_image_are_those_of_a_video_of_it(name: str) -> None:
     vae, pixels = vae_of(name), pixels_of()
     wanted = as_video(vae, pixels)
-    moments = Moments(vae, layout).to(memory_format=layout)
-    assert moments.layout is layout
+    moments = Moments(vae)
     found = moments(pixels)
     assert found.shape == wanted.shape
     assert (found - wanted).abs().max() <= ROUNDING * wanted.abs().max()
@@ -74,13 +70,13 @@ def test_moments_of_an_image_are_those_of_a_video_of_it(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_in_channels_last_is_as_near_as_it_was(dtype: torch.dtype) -> None:
+def test_half_precision_is_as_near_as_it_was(dtype: torch.dtype) -> None:
     vae, pixels = vae_of("qwen"), pixels_of()
     wanted = as_video(vae, pixels)
     half = copy.deepcopy(vae).to(dtype)
     before = half.encode((2 * (pixels.float() / 255) - 1).to(dtype).unsqueeze(2))
     error = (before.latent_dist.parameters.squeeze(2).float() - wanted).abs().max()
-    moments = Moments(half, torch.channels_last).to(memory_format=torch.channels_last)
+    moments = Moments(half)
     assert (moments(pixels) - wanted).abs().max() <= 2 * error
 
 
@@ -88,7 +84,7 @@ def test_images_take_a_third_of_the_operations_of_videos() -> None:
     vae, pixels = vae_of("qwen"), pixels_of()
     with FlopCounterMode(display=False) as before:
         as_video(vae, pixels)
-    moments = Moments(vae, torch.contiguous_format)
+    moments = Moments(vae)
     with FlopCounterMode(display=False) as after:
         moments(pixels)
     assert before.get_total_flops() > 2.5 * after.get_total_flops()
@@ -115,8 +111,7 @@ def test_what_is_no_causal_convolution_stays_as_it_is_and_says_so(
 ) -> None:
     vae = SimpleNamespace(encoder=nn.Sequential(other), dtype=torch.float32)
     with caplog.at_level(logging.WARNING, "wdsprep"):
-        moments = Moments(vae, torch.channels_last).requires_grad_(False)
-    assert moments.layout is torch.contiguous_format
+        moments = Moments(vae).requires_grad_(False)
     assert "encoder.0 needs more than one frame" in caplog.text
     assert moments.encoder[0] is other
 
@@ -181,7 +176,7 @@ def test_latents_of_every_vae_are_the_same_to_the_bit_without_divisions(
     network = made._moments.get()
     with torch.inference_mode():
         vae = load_vae(model, network.dtype)
-        plain = Moments(vae, torch.contiguous_format).eval()
+        plain = Moments(vae).eval()
         assert torch.equal(network(pixels()), plain(pixels()))
         assert count_divisions(network, pixels()) == 0
         is_kl = model.vae_kind in ("AutoencoderKL", "AutoencoderKLFlux2")
@@ -196,7 +191,7 @@ def test_sd2_has_eleven() -> None:
         norm_num_groups=4,
         layers_per_block=2,
     )
-    network = Moments(vae, torch.contiguous_format).eval()
+    network = Moments(vae).eval()
     assert count_divisions(network, pixels(1)) == 11
     leave_out_divisions(network)
     assert count_divisions(network, pixels(1)) == 0

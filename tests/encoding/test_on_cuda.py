@@ -97,12 +97,10 @@ def assert_on_the_gpu(networks: set[nn.Module], *, exact: bool) -> None:
 
 
 def assert_is_for_a_gpu(network: Moments) -> None:
-    """Convolutions have the layout that GPUs are fast with."""
+    """Convolutions have the layout that was the fastest on GPUs."""
     convolutions = [each for each in network.modules() if isinstance(each, nn.Conv2d)]
     assert convolutions
-    assert network.layout is torch.channels_last
-    for each in convolutions:
-        assert each.weight.is_contiguous(memory_format=torch.channels_last)
+    assert all(each.weight.is_contiguous() for each in convolutions)
 
 
 @pytest.mark.parametrize("latents", ["mean", "moments"])

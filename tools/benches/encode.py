@@ -20,8 +20,6 @@ processes with an encoder that costs nothing, starts included, which is to be 0.
 Text alone: the captions of images of each phase with an encoder that costs nothing, from first
 batch to last, beside the same with the images. It is to be 5 times as fast or more. An embedding is
 158 kB, so what a machine writes in a second counts.
-
-Layouts: that loop with channels_last, which `encode` takes on a GPU, and contiguous.
 """
 
 import io
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from tools.benches.encode_peers import Launch
 
 LOOP_BATCHES = (1, 2, 8)
-LAYOUTS = ("channels_last", "contiguous_format")
 LOOP_S = 5.0
 """A loop on a GPU takes so long: there the images of a CPU are done in a tenth of a second."""
 TEXT_SIDES = (256, 512)
@@ -173,21 +170,7 @@ def _models(home: Path, count: int) -> Iterator[Group]:
         count,
         name="encode-models",
         title="real models at 256, start left out",
-        loops={name: call(loop, model, count, size, LAYOUTS[0]) for size, name in loops.items()},
-    )
-    yield Group(
-        name="encode-layouts",
-        title="the models alone at 256, a batch of 8 in either layout of memory",
-        unit="images",
-        count=count,
-        rivals=[
-            Rival(
-                name=layout,
-                command=call(loop, model, count, 8, layout),
-                role=Role.OURS if layout == LAYOUTS[0] else Role.RIVAL,
-            )
-            for layout in LAYOUTS
-        ],
+        loops={name: call(loop, model, count, size) for size, name in loops.items()},
     )
 
 
@@ -357,13 +340,10 @@ def guide(home: str) -> None:
         ray.shutdown()
 
 
-def loop(model: str, count: int, size: int, layout: str) -> None:
-    import torch
-
+def loop(model: str, count: int, size: int) -> None:
     from tools.benches.encode_peers import sd_batch
 
-    options = {"resolution": 256, "layout": getattr(torch, layout)}
-    _took_each(sd_batch(model, batch_size=size, **options), count, size)
+    _took_each(sd_batch(model, resolution=256, batch_size=size), count, size)
 
 
 def family_loop(

@@ -245,9 +245,6 @@ def family_batch(model: str, *, resolution: int, batch_size: int) -> Launch:
     options = {name: options[name] for name in options.keys() & known}
     pixels = torch.rand((batch_size, 3, resolution, resolution), device=DEVICE, dtype=dtype)
     captions = [f"picture number {number} of many" for number in range(batch_size)]
-    if DEVICE == "cuda":  # as `encode` has them there
-        pipeline.vae.to(memory_format=torch.channels_last)
-        pixels = pixels.to(memory_format=torch.channels_last)
 
     def launch() -> list[torch.Tensor]:
         latents = pipeline.vae.encode(2 * pixels - 1).latent_dist.sample().half()
@@ -266,16 +263,18 @@ def _tensors(made: object) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
 
 
-def sd_batch(
-    model: str, *, resolution: int, batch_size: int, layout: torch.memory_format
-) -> Launch:
-    """The VAE and the text encoder of Stable Diffusion, on pixels and tokens that are ready."""
+def sd_batch(model: str, *, resolution: int, batch_size: int) -> Launch:
+    """The VAE and the text encoder of Stable Diffusion, on pixels and tokens that are ready.
+
+    Pixels have the layout of memory that is the faster one on the device.
+    """
     from diffusers import AutoencoderKL
     from transformers import CLIPTextModel
 
     device, dtype = DEVICE, torch.float16 if DEVICE == "cuda" else torch.float32
     vae = AutoencoderKL.from_pretrained(model, subfolder="vae").to(device, dtype).eval()
     text = CLIPTextModel.from_pretrained(model, subfolder="text_encoder").to(device, dtype).eval()
+    layout = torch.contiguous_format if DEVICE == "cuda" else torch.channels_last
     pixels = torch.rand((batch_size, 3, resolution, resolution), device=device, dtype=dtype)
     pixels = (2 * pixels - 1).to(memory_format=layout)
     vae = vae.to(memory_format=layout)

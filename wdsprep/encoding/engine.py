@@ -13,7 +13,8 @@
 `score` has an engine of its own kind (`scoring.worker`), whose samples are prepared by the image
 processors of models, and whose batches never span shards.
 
-The arrays of a sample depend on the sample and the size of a batch alone, never on its neighbours.
+The arrays of a sample depend on the sample and the size of a batch alone, never on its neighbours;
+on a GPU, in the last bits, also on its place in the batch.
 The error of a thread that fails is kept, and `check` raises it in any thread that waits.
 
 The processor's time of a worker was measured by thread with `perf`, with an encoder that costs

@@ -32,7 +32,7 @@ MODEL, IMAGES = "Model", "Images"
 UPSCALE, MOST_UPSCALE = 1.5, 16
 MOST_COMPILED = 4
 """The most shapes for which --compile compiles a VAE, one after the other, while its GPU waits. For
-one shape of SD2's that took 115 s on two busy cores; no GPU has measured it."""
+one shape of SD2's that took 19 s on an H100, and 9 s for the next."""
 
 
 ALIGNED, PIPELINE, PIXELS, SHAPES = "aligned", "pipeline", "pixels", "shapes"

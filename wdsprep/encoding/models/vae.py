@@ -7,9 +7,8 @@ what a model would learn.
 
 `flatten_frames` leaves out the other frames of a video. An image is a video of one frame. A causal
 convolution of videos takes zeros before the first frame. So only its weights for the last time step
-count, and it can become a convolution of images: a third of the operations, a layout that GPUs are
-fast with (channels_last is for images alone), and no conv3d in bf16, which is slow and needs much
-memory in several versions of cuDNN (pytorch#163539, #163581).
+count, and it can become a convolution of images: a third of the operations, and no conv3d in bf16,
+which is slow and needs much memory in several versions of cuDNN (pytorch#163539, #163581).
 
 No class is known here by its name. Each Conv3d is tried with one frame, and is replaced if the
 convolution of images gives the same result. A convolution that fails with one frame is never used
@@ -46,12 +45,8 @@ class Moments(nn.Module):
     A VAE without a distribution gives the latents themselves. The decoder is not kept.
     """
 
-    def __init__(self, vae: Any, layout: torch.memory_format) -> None:
-        """Take the encoder of a VAE.
-
-        `layout` is the memory layout of images. If the network needs several frames, the layout is
-        contiguous instead, and a warning is logged.
-        """
+    def __init__(self, vae: Any) -> None:
+        """Take the encoder of a VAE, and log a warning if it needs several frames of a video."""
         super().__init__()
         self.encoder = vae.encoder
         self.quant = getattr(vae, "quant_conv", None) or nn.Identity()
@@ -60,9 +55,7 @@ class Moments(nn.Module):
         kind = type(vae).__name__
         self.takes_frames = isinstance(first, nn.Conv3d) or kind in VIDEO_KINDS
         self.takes_alpha = kind in WITH_ALPHA
-        kept = flatten_frames(self)
-        self.layout = torch.contiguous_format if kept else layout
-        if self.layout is not layout:
+        if kept := flatten_frames(self):
             _log.warning(
                 "%s: %s needs more than one frame, so all is computed as a video, which is slower",
                 type(vae).__name__,
@@ -73,7 +66,7 @@ class Moments(nn.Module):
         image = 2 * (pixels.float() / 255) - 1  # to the bit what diffusers makes of it
         if self.takes_alpha:
             image = torch.cat([image, torch.ones_like(image[:, :1])], dim=1)
-        image = image.to(self.dtype, memory_format=self.layout)
+        image = image.to(self.dtype)
         if self.takes_frames:  # an image is a video of one frame
             return cast(Tensor, self.quant(self.encoder(image.unsqueeze(2))).squeeze(2).float())
         return cast(Tensor, self.quant(self.encoder(image)).float())
