@@ -9,16 +9,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 import wdsprep
-from tests.encoding.test_references import picture
+from tests.encoding.test_references import by_pipeline, picture
 from tests.kit.encodes import encode_here, latents_of
 from tests.kit.packs import manifest_of, packing_here, tree, with_text, write_files
-from wdsprep.errors import UsageError
+from wdsprep.errors import NotFoundError, UsageError
 
 Family = Callable[[str], Path]
 SIZES = ((96, 64), (70, 90), (64, 64), (120, 70), (66, 64))
@@ -310,3 +312,104 @@ def test_a_dataset_of_single_images_has_no_roles(images: Path, tmp_path: Path) -
         encode_here(images, tmp_path / "out", roles="target,source")
     encode_here(images, tmp_path / "out", roles="target")
     assert "roles" not in manifest_of(tmp_path / "out").settings
+
+
+SOURCES = ((300, 200), (161, 640), (300, 200), (90, 128))
+EDIT = pytest.param("QwenImageEdit", marks=pytest.mark.system)
+QWEN_21 = pytest.param(
+    "QwenImage21",
+    marks=[
+        pytest.mark.system,
+        pytest.mark.skipif(not hasattr(diffusers, "QwenImage21Pipeline"), reason="no class"),
+    ],
+)
+
+
+def edits(root: Path, *, several: bool) -> tuple[Path, dict[str, list[Image.Image]]]:
+    """Pairs for a pipeline, of which the first has two sources if `several`; these by caption."""
+    sources = [picture(size, 20 + number) for number, size in enumerate(SOURCES)]
+    images: dict[str, list[Image.Image | None]] = {
+        "target": [picture((64, 80), number) for number in range(len(SOURCES))],
+        "source": [*sources],
+    }
+    if several:
+        images["more"] = [picture((128, 96), 30), *[None] * (len(SOURCES) - 1)]
+    by_caption = {caption: [source] for caption, source in zip(CAPTIONS, sources, strict=False)}
+    by_caption[CAPTIONS[0]] += [picture((128, 96), 30)] * several
+    return pack_images(root, images, *["more"] * several), by_caption
+
+
+def as_floats(array: Any) -> torch.Tensor:
+    """An array as it is stored, of which NumPy has only the bits if it is bfloat16."""
+    tensor = torch.from_numpy(array.astype("<i2") if array.dtype == np.uint16 else array)
+    return (tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor).float()
+
+
+@pytest.mark.parametrize("name", ["FluxKontext", "Flux2Klein", "QwenImageEditPlus", EDIT, QWEN_21])
+def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
+    name: str, family: Family, tmp_path: Path
+) -> None:
+    is_several = name not in ("FluxKontext", "QwenImageEdit")
+    images, by_caption = edits(tmp_path, several=is_several)
+    out, roles = tmp_path / "out", "target,source,more" if is_several else "target,source"
+    assert encode_here(images, out, roles=roles, model=str(family(name))).samples == len(SOURCES)
+    settings = manifest_of(out).settings
+    assert {*settings["role_sizes"].values()} == {"pipeline"}
+    takes_images = name.startswith("QwenImage")
+    assert ("text_roles" in settings) is takes_images
+    assert any(out.glob("empty.*")) is not takes_images
+    assert not wdsprep.verify(out).findings
+    if takes_images:
+        with pytest.raises(NotFoundError, match="on the images of each sample: leave out drop_"):
+            wdsprep.load(str(out), global_batch=1, drop_text=0.5)
+    for sample in latents_of(out).values():
+        pictures = by_caption[sample["txt"]]
+        outputs, latents = by_pipeline(family(name), pictures, sample["txt"])
+        stored = [sample[name] for name in ("source.npy", "more.npy") if name in sample]
+        for array, wanted in zip(stored, latents, strict=True):
+            wanted = wanted.reshape(wanted.shape[1], *wanted.shape[-2:])
+            most = 4.5e-4 * max(1.0, float(wanted.abs().max()))
+            assert (as_floats(array) - wanted).abs().max() <= most
+        embeddings = outputs[0][0]
+        kept = as_floats(sample["emb.npy"])
+        assert kept.shape == embeddings.shape
+        is_bfloat16 = sample["emb.npy"].dtype == np.uint16
+        assert torch.equal(kept, embeddings.to(torch.bfloat16 if is_bfloat16 else torch.half))
+
+
+@pytest.mark.system
+def test_text_of_images_is_the_same_alone_apart_and_beside_latents(
+    family: Family, tmp_path: Path
+) -> None:
+    images, _ = edits(tmp_path, several=False)
+    model = {"model": str(family("QwenImageEditPlus")), "roles": "target,source"}
+    encode_here(images, tmp_path / "whole", **model)
+    encode_here(images, tmp_path / "bare", text_out=tmp_path / "apart", **model)
+    encode_here(images, tmp_path / "alone", latents="none", **{**model, "roles": "source"})
+    whole = latents_of(tmp_path / "whole")
+    for name in ("apart", "alone"):
+        assert manifest_of(tmp_path / name).settings["text_roles"] == ["source"]
+        assert not wdsprep.verify(tmp_path / name).findings
+        for key, sample in latents_of(tmp_path / name).items():
+            assert [*sample] == ["emb.npy", "json", "txt"]
+            assert np.array_equal(sample["emb.npy"], whole[key]["emb.npy"])
+    for key, sample in latents_of(tmp_path / "bare").items():
+        assert [*sample] == ["latent.npy", "source.npy", "json", "txt"]
+        assert np.array_equal(sample["source.npy"], whole[key]["source.npy"])
+
+
+def test_references_that_a_pipeline_refuses_are_rejects(family: Family, tmp_path: Path) -> None:
+    images = pack_images(
+        tmp_path,
+        {"target": targets(), "source": [picture((60, 200)), *[picture((128, 96))] * 4]},
+    )
+    out, model = tmp_path / "out", str(family("Flux2Klein"))
+    assert encode_here(images, out, roles="source", text="none", model=model).samples == 4
+    assert "source: Flux2KleinPipeline cannot take" in rejects_in(out)["unsupported"]
+
+
+def test_an_edit_model_without_references_says_how_to_give_them(
+    pairs: Path, family: Family, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="wants image too, as by --roles target,source"):
+        encode_here(pairs, tmp_path / "out", model=str(family("QwenImageEditPlus")))

@@ -83,6 +83,12 @@ JOBS = {
             *("--resolution", "32,64", *TOY),
         )
     ),
+    "encode pairs": KilledJob(
+        words=(
+            *("encode", "{source}/images", "{out}/pairs", "--resolution", "32"),
+            *("--roles", "target,source", *TOY),
+        )
+    ),
     "score": KilledJob(
         words=(
             *("score", "{source}/images", "{out}/scores", "--language", "--model", "{model}"),

@@ -39,7 +39,7 @@ class RoleCuts:
     has_target: bool = True
     """False if no latents of the target are kept, and only the place of its crop is needed."""
     sizes: Mapping[str, str] = field(default_factory=dict)
-    """The rule for each role."""
+    """The rule for each role, in the order in which a pipeline takes references."""
     shapes: Mapping[str, Shapes] = field(default_factory=dict)
     cells: Mapping[str, int] = field(default_factory=dict)
     """The pixels of a side that become one number of the array of each role."""
@@ -58,7 +58,7 @@ class RoleCuts:
         side = settings["resolution"]
         return cls(
             has_target=TARGET in settings["roles"],
-            sizes=settings["role_sizes"],
+            sizes={role: settings["role_sizes"][role] for role in roles_of(settings)},
             shapes={
                 role: replace(cut, sizes=tuple((w, h) for w, h in sizes), max_crop=1.0)
                 for role, sizes in settings.get("role_shapes", {}).items()

@@ -155,6 +155,8 @@ def read_empty_caption(dataset: Dataset) -> Empty:
             need = "drop_text needs the empty caption's array"
             if is_imported(dataset.settings):
                 need += f': the same "{IMPORTER}" with --empty and --overwrite writes it'
+            if "text_roles" in dataset.settings:
+                need = "its text depends on the images of each sample: leave out drop_text"
             raise NotFoundError(f"{error}: {need}") from None
         if (values := tensor_of(item, data)) is None:
             raise FormatError(
