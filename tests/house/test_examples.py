@@ -37,7 +37,14 @@ needs_trainers = pytest.mark.skipif(
     bool(MISSING), reason=f"{MISSING} not installed: run tools/venv"
 )
 pytestmark = pytest.mark.system
-FAMILIES = {"lora_sdxl": "StableDiffusionXL", "lora_flux": "Flux"}
+FAMILIES = {
+    "lora_sdxl": "StableDiffusionXL",
+    "lora_flux": "Flux",
+    "kontext": "FluxKontext",
+    "qwen-edit": "QwenImageEdit",
+}
+EDITED = ("kontext", "qwen-edit")
+"""Those of `lora_edit`, by the names that tiny_pipeline has for them."""
 PAGE = ROOT / "wdsprep/loading/fine-tuning.md"
 WEIGHTS = "pytorch_lora_weights.safetensors"
 STEPS, SAVED, KILLED = 16, 5, 8
@@ -45,14 +52,14 @@ OPTIONS = ["--steps", str(STEPS), "--save-every", str(SAVED), "--batch", "4", "-
 OPTIONS += ["--rank", "4", "--sampling-steps", "2", "--prompt", "a cat", "--prompt", "a dog"]
 OPTIONS += ["--warm-up", "2", "--schedule", "cosine", "--log-every", "1"]
 OPTIONS += ["--sample-every", str(STEPS)]
-OF_FAMILY = {"lora_sdxl": ["--min-snr", "5"], "lora_flux": []}
+OF_FAMILY = {"lora_sdxl": ["--min-snr", "5"]}
 WORLD = {"LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
 LOSS = re.compile(rf"^step (\d+) of {STEPS}: loss ([\d.]+), mean .* left$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    program: str
+    family: str
     folder: Path
     """With the model, the latents, and `whole`, to which a run in peace has come."""
     losses: list[tuple[str, str]]
@@ -64,8 +71,12 @@ class Example:
             "--model",
             str(self.folder / "model"),
             *OPTIONS,
-            *OF_FAMILY[self.program],
+            *OF_FAMILY.get(self.family, []),
         ]
+
+    @property
+    def program(self) -> str:
+        return "lora_edit" if self.family in EDITED else self.family
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -74,8 +85,12 @@ def example(
 ) -> Example:
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "model").symlink_to(family(FAMILIES[request.param]))
-    images = packed(pictures(folder / "pictures", range(24)), folder / "images")
-    how = {"model": str(folder / "model"), "shapes": "nearest:16,2"}
+    how: dict[str, Any] = {"model": str(folder / "model"), "shapes": "nearest:16,2"}
+    roles: list[str] = []
+    if request.param in EDITED:
+        roles = ["--role", f"source={pictures(folder / 'before', range(24))}"]
+        how |= {"roles": "target,source", "role_size": "source=aligned"}
+    images = packed(pictures(folder / "pictures", range(24)), folder / "images", *roles)
     encode_here(images, folder / "latents", **how)
     example = Example(request.param, folder, [])
     example.losses.extend(LOSS.findall(run(example, "whole")))
@@ -144,7 +159,7 @@ def test_images_of_several_shapes_make_the_loss_fall(example: Example) -> None:
 
 
 @needs_trainers
-@pytest.mark.parametrize("example", ["lora_sdxl"], indirect=True)
+@pytest.mark.parametrize("example", ["lora_sdxl", "kontext"], indirect=True)
 def test_killed_and_launched_again_it_comes_to_the_same_weights(example: Example) -> None:
     """In the middle of an epoch, with half a checkpoint beside the last whole one."""
     dies = Interrupt(at=f"step {KILLED} of", signum=signal.SIGKILL)
@@ -153,7 +168,7 @@ def test_killed_and_launched_again_it_comes_to_the_same_weights(example: Example
     assert [path.name for path in out.iterdir()] == [f"checkpoint-{SAVED:08d}"]
     (out / "checkpoint.part").mkdir()
     (out / "checkpoint.part/optimizer.bin").write_bytes(b"cut")
-    again = launched if example.program == "lora_sdxl" else run
+    again = launched if example.family == "lora_sdxl" else run
     said = again(example, "killed")
     assert f"going on from {out / f'checkpoint-{SAVED:08d}'}" in said
     assert LOSS.findall(said) == example.losses[SAVED:]
@@ -172,15 +187,17 @@ def test_the_pipeline_loads_the_lora_and_draws_with_it(example: Example) -> None
     trained = load_file(out / WEIGHTS)
     assert all(value.any() for value in trained.values())
     with quiet():
-        pipeline = pipeline_class(FAMILIES[example.program]).from_pretrained(
+        pipeline = pipeline_class(FAMILIES[example.family]).from_pretrained(
             str(example.folder / "model")
         )
         pipeline.set_progress_bar_config(disable=True)
-        before = drawn(pipeline)
+        size = {"max_area": 64 * 64} if example.family == "kontext" else {}
+        image = {"image": Image.new("RGB", (64, 64))} if example.family in EDITED else {}
+        before = drawn(pipeline, **image, **size)
         pipeline.load_lora_weights(str(out))
         (adapters,) = pipeline.get_list_adapters().values()
         assert len(adapters) == 1
-        assert not np.array_equal(before, drawn(pipeline))
+        assert not np.array_equal(before, drawn(pipeline, **image, **size))
     for name, count in (("samples.png", 2), (f"samples-{STEPS:08d}.png", 4)):
         with Image.open(out / name) as image:
             assert image.width > (count - 1) * image.height
@@ -213,22 +230,91 @@ def test_the_state_of_a_loader_goes_into_checkpoints_of_accelerate(
     assert done.stdout == f"3 {fourth['key']}\n"
 
 
+EDITS = ("FluxKontext", "QwenImageEdit", "QwenImageEditPlus")
+
+
 @needs_trainers
-@pytest.mark.parametrize("family", ["sdxl", "flux"])
+@pytest.mark.parametrize("name", EDITS)
+def test_a_step_of_edits_shows_the_network_what_the_pipeline_shows_it(
+    name: str, family: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens, places, shapes, times and text as in the first step of its own loop."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    import lora_edit
+
+    count = 2 if name == "QwenImageEditPlus" else 1
+    words = ["lora_edit", "nothing", "--model", str(family(name)), "--guidance", "3.5"]
+    words += ["--references", ",".join(["source", "source_1"][:count])]
+    monkeypatch.setattr(sys, "argv", words)
+    training = lora_edit.training_for(lora_edit.parse())
+    with quiet():
+        pipeline = pipeline_class(name).from_pretrained(
+            str(family(name)), torch_dtype=torch.float32
+        )
+    shown: list[dict[str, Any]] = []
+    encoded: list[torch.Tensor] = []
+
+    def forward(**inputs: Any) -> Any:
+        shown.append(inputs)
+        raise InterruptedError
+
+    def encode_image(**inputs: Any) -> torch.Tensor:
+        encoded.append(type(pipeline)._encode_vae_image(pipeline, **inputs))
+        return encoded[-1]
+
+    monkeypatch.setattr(pipeline.transformer, "forward", forward)
+    monkeypatch.setattr(pipeline, "_encode_vae_image", encode_image)
+    noisy = torch.randn(1, pipeline.transformer.config.in_channels // 4, 8, 12)
+    side = pipeline.vae_scale_factor
+    images = [Image.new("RGB", (80 + 40 * n, 60), (9, 99, 200)) for n in range(count)]
+    text = {"latents": lora_edit.packed(noisy), "num_inference_steps": 1, "guidance_scale": 3.5}
+    if "Qwen" in name:
+        del text["guidance_scale"]
+    sizes = training.size_inputs(8 * side, 12 * side)
+    image = images if count > 1 else images[0]
+    with pytest.raises(InterruptedError), torch.inference_mode():
+        pipeline(image=image, prompt="a cat", **text, **sizes)
+    (wanted,) = shown
+    batch = {"latent": noisy, "emb": wanted["encoder_hidden_states"]}
+    if "Qwen" in name:
+        batch["emb_mask"] = torch.ones(batch["emb"].shape[:2], dtype=torch.bool)
+        assert wanted.pop("encoder_hidden_states_mask") is None  # as all of it counts
+    else:
+        batch["pooled"] = wanted["pooled_projections"]
+    for number, latents in enumerate(encoded):
+        batch[("source", "source_1")[number]] = latents.reshape(1, -1, *latents.shape[-2:])
+    with pytest.raises(InterruptedError):
+        training.predict(pipeline.transformer, noisy, wanted["timestep"].float(), batch)
+    found = shown[1]
+    assert found.pop("encoder_hidden_states_mask", batch.get("emb_mask")) is batch.get("emb_mask")
+    for option in ("joint_attention_kwargs", "attention_kwargs", "return_dict"):
+        wanted.pop(option, None)
+    assert found.keys() == wanted.keys()
+    for option, value in wanted.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(found[option], value), option
+        else:
+            assert found[option] == value, option
+
+
+@needs_trainers
+@pytest.mark.parametrize("family", ["sdxl", "flux", "kontext", "qwen-edit"])
 def test_a_small_pipeline_to_try_them_on_is_one_command(family: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(EXAMPLES / "tiny_pipeline.py"), family, "tiny"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300, check=True)
     index = json.loads((tmp_path / "tiny/model_index.json").read_text())
-    assert index["_class_name"] == f"{FAMILIES[f'lora_{family}']}Pipeline"
+    name = FAMILIES.get(family) or FAMILIES[f"lora_{family}"]
+    assert index["_class_name"] == f"{name}Pipeline"
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300, check=False)
     assert again.returncode == 2
     assert b"tiny is there already: choose another folder" in again.stderr
 
 
-def drawn(pipeline: Any) -> Any:
+def drawn(pipeline: Any, **more: Any) -> Any:
     random = torch.Generator().manual_seed(0)
-    how = {"height": 64, "width": 64, "num_inference_steps": 1, "output_type": "np"}
-    return pipeline("a cat", generator=random, **how).images
+    how = {"height": 64, "width": 64, "num_inference_steps": 1, "output_type": "np", **more}
+    return pipeline(prompt="a cat", generator=random, **how).images
 
 
 PHASES = (("latents-256", 8), ("latents-512", 16))

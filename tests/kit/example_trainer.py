@@ -17,7 +17,7 @@ from unittest import mock
 
 from tests.kit.paths import EXAMPLES
 
-PROGRAMS = ("train_example", "lora_sdxl", "lora_flux")
+PROGRAMS = ("train_example", "lora_sdxl", "lora_flux", "lora_edit")
 """In EXAMPLES; what they import takes the time."""
 LIMIT_S = 300
 

@@ -64,13 +64,15 @@ class SdxlTraining(LoraTraining):
         ratio = compute_snr(self.schedule, times)
         return ratio.clamp(max=self.options.min_snr) / (ratio + self.predicts_velocity)
 
-    def picture_inputs(self, text: dict[str, Any], empty: dict[str, Any]) -> dict[str, Tensor]:
+    def text_inputs(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        empty = self.first(drop_text=1.0)[0]
+
         def tensor(batch: dict[str, Any], name: str) -> Tensor:
             return batch[name].to(self.accelerator.device, self.dtype)
 
         return {
-            "prompt_embeds": tensor(text, "emb"),
-            "pooled_prompt_embeds": tensor(text, "pooled"),
+            "prompt_embeds": tensor(batch, "emb"),
+            "pooled_prompt_embeds": tensor(batch, "pooled"),
             "negative_prompt_embeds": tensor(empty, "emb"),
             "negative_pooled_prompt_embeds": tensor(empty, "pooled"),
         }

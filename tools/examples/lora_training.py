@@ -1,6 +1,7 @@
 """What the LoRA examples share: the options, the loop, checkpoints and pictures.
 
-`lora_sdxl.py` and `lora_flux.py` say what differs: the network, its inputs and its loss. Neither
+`lora_sdxl.py`, `lora_flux.py` and `lora_edit.py` say what differs: the network, its inputs and its
+loss. Neither
 the VAE nor a text encoder is in memory while a LoRA is trained: latents and embeddings come from
 the shards, and dropped captions are the empty one that `encode` kept. It needs accelerate and peft
 beside wdsprep: `pip install accelerate peft`.
@@ -22,9 +23,9 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,7 +103,7 @@ class LoraTraining:
 
     network: ClassVar[str]
     """The part of the pipeline that gets the LoRA: unet or transformer."""
-    arrays: ClassVar[Sequence[str]]
+    arrays: Sequence[str]
     """The arrays of a batch that the loss takes."""
     layers: ClassVar[Sequence[str]]
     """The ends of the names of the layers that get a LoRA."""
@@ -124,9 +125,18 @@ class LoraTraining:
         """Draw the times of all samples of a step."""
         raise NotImplementedError
 
-    def picture_inputs(self, text: dict[str, Any], empty: dict[str, Any]) -> dict[str, Tensor]:
+    def text_inputs(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Return what the pipeline takes in place of a prompt: embeddings of a batch."""
         raise NotImplementedError
+
+    def image_inputs(self, pipeline: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return what else the pipeline takes of a batch: nothing, if it only takes a prompt."""
+        del pipeline, batch
+        return {}
+
+    def size_inputs(self, height: int, width: int) -> dict[str, int]:
+        """Return what tells the pipeline the size of a picture."""
+        return {"height": height, "width": width}
 
     def run(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -166,6 +176,7 @@ class LoraTraining:
             epochs=None,
             drop_text=self.options.drop_text,
             flip=self.options.flip,
+            pad="longest",
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
             device=self.accelerator.device,
@@ -254,8 +265,8 @@ class LoraTraining:
                 self.options.model, **parts, torch_dtype=self.dtype
             ).to(self.accelerator.device)
             inputs = [
-                self.picture_inputs(text, empty)
-                for text, empty in zip(self.first(), self.first(drop_text=1.0), strict=True)
+                self.text_inputs(batch) | self.image_inputs(pipeline, batch)
+                for batch in self.first()
             ]
             self.draw(pipeline, inputs, self.out / f"samples-{step:08d}.png")
             network.train()
@@ -266,7 +277,11 @@ class LoraTraining:
         prompts = self.options.prompt or [batch["txt"][0] for batch in self.first()]
         pipeline = self.open_pipeline()
         pipeline.load_lora_weights(self.out)
-        self.draw(pipeline, [{"prompt": text} for text in prompts], self.out / "samples.png")
+        inputs = [
+            {"prompt": text, **self.image_inputs(pipeline, batch)}
+            for text, batch in zip(prompts, cycle(self.first()), strict=False)
+        ]
+        self.draw(pipeline, inputs, self.out / "samples.png")
 
     def open_pipeline(self) -> Any:
         pipeline = DiffusionPipeline.from_pretrained(self.options.model, torch_dtype=self.dtype)
@@ -287,7 +302,7 @@ class LoraTraining:
             pipeline.vae_scale_factor * side for side in self.first()[0]["latent"].shape[-2:]
         )
         options = self.options
-        how = {"height": height, "width": width, "num_inference_steps": options.sampling_steps}
+        how = {**self.size_inputs(height, width), "num_inference_steps": options.sampling_steps}
         pictures = []
         for words in inputs:
             random = torch.Generator().manual_seed(options.seed)
@@ -350,7 +365,11 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def train_or_say(program: str, training: type[LoraTraining], options: argparse.Namespace) -> None:
+def train_or_say(
+    program: str,
+    training: Callable[[argparse.Namespace], LoraTraining],
+    options: argparse.Namespace,
+) -> None:
     """Train, or end with one line, such as for a dataset of another model or without a network."""
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()

@@ -14,7 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.kit.families import small
 
-FAMILIES = {"sdxl": "StableDiffusionXL", "flux": "Flux"}
+FAMILIES = {
+    "sdxl": "StableDiffusionXL",
+    "flux": "Flux",
+    "kontext": "FluxKontext",
+    "qwen-edit": "QwenImageEdit",
+    "qwen-edit-plus": "QwenImageEditPlus",
+}
 
 
 def main() -> None:
