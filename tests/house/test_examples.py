@@ -52,7 +52,7 @@ OPTIONS = ["--steps", str(STEPS), "--save-every", str(SAVED), "--batch", "4", "-
 OPTIONS += ["--rank", "4", "--sampling-steps", "2", "--prompt", "a cat", "--prompt", "a dog"]
 OPTIONS += ["--warm-up", "2", "--schedule", "cosine", "--log-every", "1"]
 OPTIONS += ["--sample-every", str(STEPS)]
-OF_FAMILY = {"lora_sdxl": ["--min-snr", "5"]}
+OF_FAMILY = {"lora_sdxl": ["--min-snr", "5"], "qwen-edit": ["--rate", "5e-2"]}
 WORLD = {"LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
 LOSS = re.compile(rf"^step (\d+) of {STEPS}: loss ([\d.]+), mean .* left$", re.MULTILINE)
 

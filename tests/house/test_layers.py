@@ -288,5 +288,6 @@ def test_tests_import_what_is_named() -> None:
     """But for the readers that a test is skipped without."""
     dev = {each.name for group in named("dev") for each in group}
     both = {each.name for each in (*IMPORTED, *GIVEN)} | dev | EXTRAS
-    own = ("wdsprep", "tests", "tools", "train_example", "megatron", "streaming", "webshart")
+    ours = ("wdsprep", "tests", "tools", "train_example", "lora_edit")
+    own = (*ours, "megatron", "streaming", "webshart")
     assert distributions(texts(ROOT / "tests"), own=own) <= both

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 import wdsprep
 from tests.kit.batches import assert_same
+from tests.kit.encodes import encode_here
 from tests.kit.latent_sets import array_of, field, flat, keys
 from tests.kit.packs import jpeg, packing_here
 from tests.kit.role_sets import (
@@ -221,7 +222,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> str:
                 data = jpeg(number + seed + 50 * has_two, (64, 48) if has_two else (48, 40))
                 (root / folder / f"{name}.jpg").write_bytes(data)
         if number % 2:
-            levels = np.arange(48 * 40, dtype=np.uint8).reshape(40, 48) + number
+            levels = np.add.outer(3 * np.arange(40), np.arange(48) + number).astype(np.uint8)
             (root / "mask").mkdir(exist_ok=True)
             Image.fromarray(levels).save(root / "mask" / f"{number}.png")
     with packing_here():
@@ -265,10 +266,45 @@ def test_images_in_roles_are_cropped_as_their_target_is(images: str) -> None:
             assert torch.equal(batch["pixels"][row], crop(stored[key]["jpg"], 32).pixels)
             assert torch.equal(batch["source"][row], crop(stored[key]["source.jpg"], 32).pixels)
             if "mask" in batch:
-                assert batch["mask"].shape == (2, 32, 32)
+                levels = Image.open(io.BytesIO(stored[key]["mask.png"]))
+                fit = crop(stored[key]["jpg"], 32).fit
+                size = fit.scaled_width, fit.scaled_height
+                box = fit.left, fit.top, fit.left + 32, fit.top + 32
+                wanted = np.asarray(levels.resize(size, Image.Resampling.BOX).crop(box), np.int16)
+                assert (
+                    np.abs(batch["mask"][row].numpy() - wanted).max() <= 2
+                )  # Pillow weighs whole pixels
     fields = ("source", "source_1", "source_mask")
     for batch in load(images, pixels=32, global_batch=8, pad_roles=True, fields=fields):
         assert torch.equal(batch["source_1"].flatten(1).any(1), batch["source_mask"][:, -1])
+
+
+def test_what_encode_makes_in_one_pass_or_in_two_is_served(images: str, tmp_path: Path) -> None:
+    how = {"resolution": 32, "role_size": ("source=nearest:8,2",)}
+    encode_here(images, tmp_path / "both", roles="target,source,mask", **how)
+    encode_here(images, tmp_path / "targets", resolution=32)
+    encode_here(images, tmp_path / "sources", roles="source,mask", text="none", **how)
+    raw = load(tmp_path / "both", raw=True, global_batch=2, epochs=2)
+    stored = {sample["__key__"]: sample for sample in raw}
+    fields = ("latent", "source", "source_1", "mask", "emb", "key")
+    one = [*load(tmp_path / "both", global_batch=2, fields=fields)]
+    two = load(tmp_path / "targets", join=tmp_path / "sources", global_batch=2, fields=fields)
+    assert_same(two, one)
+    seen: Counter[tuple[int, ...]] = Counter()
+    for batch in one:
+        seen[tuple(batch["source"].shape[1:])] += 1
+        for row, key in enumerate(batch.pop("key")):
+            assert {f"{name}.npy" for name in batch} == {
+                name for name in stored[key] if name.endswith(".npy")
+            }
+            for name, value in batch.items():
+                wanted = np.load(io.BytesIO(stored[key][f"{name}.npy"]))
+                assert np.array_equal(value[row].numpy(), wanted)
+    assert len(seen) > 1
+    with pytest.raises(UsageError, match="latents of targets alone"):
+        load(images, encode=wdsprep.Encode(resolution=32, model="tiny", roles="target,source"))
+    latents = load(images, encode=wdsprep.Encode(resolution=32, model="tiny"), global_batch=2)
+    assert [*next(iter(latents))] == ["latent", "emb", "key"]
 
 
 def test_what_cannot_be_served_is_refused_in_a_line(

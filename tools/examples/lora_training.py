@@ -290,8 +290,8 @@ class LoraTraining:
     def _first(self, **more: Any) -> list[dict[str, Any]]:
         """Return the first samples of the data, each as a batch."""
         fields = (*self.arrays, "txt")
-        how = {"global_batch": 1, "fields": fields, "rank": 0, "world_size": 1, **more}
-        loader = wdsprep.load(self.options.data, join=self.options.join, **how)
+        how = {"global_batch": 1, "fields": fields, "pad": "longest", "rank": 0, "world_size": 1}
+        loader = wdsprep.load(self.options.data, join=self.options.join, **how, **more)
         return list(islice(loader, PICTURES))
 
     def draw(self, pipeline: Any, inputs: Sequence[dict[str, Any]], path: Path) -> None:

@@ -422,8 +422,7 @@ class Reader:
             if name not in batch.out:
                 continue
             prefix = f"{name}." if name in dataset.role_images else ""
-            members = (sample.fields.get(f"{prefix}{kind}") for kind in IMAGES)
-            image = next((data for data in members if data is not None), None)
+            image = _image_in(sample, prefix)
             if image is None and prefix and dataset.lacks_images:
                 _leave_out(batch, row, name)
             elif image is None:
@@ -431,15 +430,21 @@ class Reader:
             elif name == "image" or not self.plan.pixels:
                 batch.out[name][row] = image
             else:
-                from wdsprep.images.crop import crop  # Pillow, which latents do not need
-
-                side, max_area = self.plan.pixels, self.plan.max_area
                 try:
-                    pixels = crop(image, side, max_area=max_area).pixels
+                    batch.out[name][row] = self._crop(name, image, sample)
                 except RejectedError as error:
                     return f"{prefix}{error}"
-                batch.out[name][row] = pixels[0] if is_mask(name) else pixels
         return ""
+
+    def _crop(self, name: str, image: bytes, sample: TarSample) -> torch.Tensor:
+        """Return the middle of an image; of a mask, what the crop of its target shows."""
+        from wdsprep.images.crop import crop, crop_mask  # Pillow, which latents do not need
+
+        side, max_area = self.plan.pixels, self.plan.max_area
+        if not is_mask(name):
+            return crop(image, side, max_area=max_area).pixels
+        target = crop(_image_in(sample, "") or b"", side, max_area=max_area)
+        return crop_mask(image, target, 1, max_area=max_area)
 
     def _merge_raw(self, members: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
         """Add the wanted members of a joined sample to those of the first one.
@@ -583,6 +588,12 @@ class Reader:
                 what = f"none of the first {MANY:,} samples has a text at {path} in its json"
                 _log.warning("%s: %s; captions= gives them their own captions instead", url, what)
         return sample.fields.get("txt", b"").decode("utf-8", "replace")
+
+
+def _image_in(sample: TarSample, prefix: str) -> bytes | None:
+    """Return the image whose member has this prefix before its extension, if there is one."""
+    members = (sample.fields.get(f"{prefix}{kind}") for kind in IMAGES)
+    return next((data for data in members if data is not None), None)
 
 
 def _leave_out(batch: Batch, row: int, name: str) -> None:
