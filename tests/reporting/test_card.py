@@ -10,9 +10,12 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from markdown_it import MarkdownIt
 
 import wdsprep
+from tests.kit.joined_sets import LATENTS
+from tests.kit.latent_sets import write_latents
 from tests.kit.packs import jpeg, pack, samples_of, write_files
 from tests.kit.reports import SCRIPT, fake_latents
 from wdsprep.cli import main
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.errors import UsageError
 from wdsprep.runners.job import JobListener
 
@@ -73,6 +76,16 @@ def test_what_captions_hold_is_text_on_the_card(home: Path) -> None:
         assert line in [each.strip() for each in shown]
     assert [t.content.strip() for t in tokens if t.type == "html_block"] == [text.splitlines()[-1]]
     assert DatasetCard(text).data.license is None
+
+
+def test_types_of_arrays_stay_in_their_cells(tmp_path: Path) -> None:
+    """That of bytes has a bar, which ends a cell."""
+    mask = Field(name="mask.npy", dtype="|u1", shape=(8, 8), is_of_role=True)
+    roles = {"resolution": 64, "roles": ["target", "mask"], "role_sizes": {"mask": "latent"}}
+    url = write_latents(str(tmp_path / "latents"), (3,), fields=(*LATENTS, mask), more=roles)
+    cells = MarkdownIt("gfm-like", {"linkify": False}).parse(wdsprep.card(url).text)
+    shown = [child.content for token in cells for child in token.children or ()]
+    assert str(mask) in shown
 
 
 @pytest.mark.system

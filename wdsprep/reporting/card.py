@@ -328,7 +328,8 @@ def _latent_facts(dataset: ReportDataset) -> Iterator[str]:
             rows.append((meaning, span(value, in_table=True)))
     yield from table(("setting", "value"), rows)
     yield "\n"
-    members = [(span(field.name), span(field)) for field in fields_of(manifest.settings["layout"])]
+    fields = fields_of(manifest.settings["layout"])
+    members = [(span(field.name), span(field, in_table=True)) for field in fields]
     if members:
         yield from table(("array", "type and shape"), members)
     if dataset.columns:
