@@ -285,6 +285,10 @@ def test_tars_of_others_have_images_in_roles_as_members(pairs: Path, tmp_path: P
             "--role-size source=nearest:7,2 would lack the square",
         ),
         (
+            {"roles": "source", "role_size": "source=nearest:4,2"},
+            "--role-size source: 44 of 44x88 is not a multiple of 8, as the VAE of tiny needs",
+        ),
+        (
             {"roles": "source", "role_size": "source=pipeline"},
             "--role-size source=pipeline: tiny takes no reference images: give source=aligned",
         ),

@@ -7,7 +7,8 @@ says where captions come from, if not from the samples. `run_plan` is made whole
 written: which `image_shards` there are, which of them are missing (`pending_shards`) for which
 dataset, and how many workers encode them (`worker_plan`), on which of the `gpus`.
 
-`sample_chain` lists the steps of a sample's way through the work, and has what it becomes on it.
+`sample_chain` lists the steps of a sample's way through the work, and has what it becomes on it;
+`role_images` cuts the images that it has in roles.
 The `worker` makes one shard after another: it reads one and feeds the `engine`, which keeps a
 device busy (in `two_passes` where it cannot hold all). There `batching` says which samples share a
 batch, and computes several at once. `latent_shard` writes what comes back, and keeps what has to

@@ -97,7 +97,7 @@ class Batcher:
         sample.missing = len(rows)
 
     def _group_of(self, row: Row) -> Hashable:
-        """Return what the images of a batch have in common: their shape, and whether noise."""
+        """Return what the images of a batch have in common: their shape and their kind."""
         return *row.crop.size, row.is_reference
 
     def next_batch(

@@ -260,6 +260,8 @@ def _find_model(phases: Sequence[_Phase], recipe: Encode, told: Callable[[str], 
         if not phase.recipe.is_of_text:
             check_resolution(model, phase.recipe.resolution)
             check_shapes(model, phase.recipe.sizes)
+            for role, rule in phase.recipe.rules.items():
+                check_shapes(model, () if isinstance(rule, str) else rule, f"--role-size {role}")
     return model
 
 

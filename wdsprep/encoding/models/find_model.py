@@ -307,11 +307,11 @@ def check_resolution(model: Model, resolution: int) -> None:
     _check_multiple(model, resolution, f"--resolution {resolution}")
 
 
-def check_shapes(model: Model, sizes: Iterable[Size]) -> None:
+def check_shapes(model: Model, sizes: Iterable[Size], option: str = "--shapes") -> None:
     """Raise UsageError if a side of a shape is not a multiple of what the model needs."""
     for size in sizes:
         for side in size:
-            _check_multiple(model, side, f"--shapes: {side} of {shape_name(size)}")
+            _check_multiple(model, side, f"{option}: {side} of {shape_name(size)}")
 
 
 def _check_multiple(model: Model, side: int, what: str) -> None:
