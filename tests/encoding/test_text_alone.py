@@ -300,7 +300,7 @@ def test_rejects_that_came_last_move_no_samples_of_other_tars(tmp_path: Path) ->
     (receipt,) = manifest_of(tmp_path / "latents").receipts
     assert receipt.rejects
     positions = read_positions(open_store(str(tmp_path / "latents")), receipt)
-    assert positions.positions.tolist() == [0]
+    assert positions.tolist() == [0]
     assert not check(tmp_path / "latents").findings + check(tmp_path / "latents").notes
 
 
