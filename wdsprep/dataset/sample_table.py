@@ -268,16 +268,19 @@ def read_table(
     """Return the rows of a table, or of those of its columns that have one of the `names`.
 
     Raise DamageError, which names the file `what`, if it is no such table. If the number of `rows`
-    is known, they are counted before any are unpacked.
+    is known, they are counted before any are unpacked. No thread of Arrow takes part: one that
+    still held these bytes when Python ends would end the process.
     """
     import pyarrow as pa
     from pyarrow import parquet as pq
 
     try:
-        file = pq.ParquetFile(BytesIO(data), page_checksum_verification=True)
+        source = pa.BufferReader(data)
+        file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         if rows not in (None, count := file.metadata.num_rows):
             raise DamageError(what, f"it has {count:,} rows, and its shard {rows:,} samples")
-        table = file.read(None if names is None else [name for name in columns if name in names])
+        wanted = None if names is None else [name for name in columns if name in names]
+        table = file.read(wanted, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise DamageError(what, f"it is no Parquet file ({one_line(str(error))})") from None
     check_schema(file.schema_arrow, columns, what=what)
