@@ -74,7 +74,6 @@ from wdsprep.options import as_places, takes_options
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.runners.options import with_runner
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
-from wdsprep.runners.track import RunTracking
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart, local_path, write_bytes
 from wdsprep.text import NotebookTable, human_bytes, plural
@@ -431,14 +430,8 @@ class _SelectedDataset:
             runner = runner_for(
                 options, len(pending), nbytes, on_message=lambda _line: None, name="select"
             )
-        with RunTracking(
-            self.selection.options.track if runner else "",
-            [self.place],
-            listener,
-            settings=manifest.settings,
-            before=manifest.samples,
-        ) as on_status:
-            (outcome,) = do_runs([run], runner, work, pending, on_status=on_status)
+        track = self.selection.options.track
+        (outcome,) = do_runs([run], runner, work, pending, listener=listener, track=track)
         return outcome
 
     def _extra(self) -> dict[str, Any]:

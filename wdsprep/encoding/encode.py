@@ -32,7 +32,6 @@ from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep_to_begin
-from wdsprep.runners.track import RunTracking
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.base import Encoder
@@ -113,21 +112,21 @@ def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
         else None
     )
     work = _make_work(plan, editions)
-    with RunTracking(
-        options.track if runner else "",
-        places,
-        listener,
-        settings=plan.datasets[0].settings,
-        before=sum(dataset.claim.manifest.samples for dataset in plan.datasets),
-        more=speeds.figures,
-    ) as on_status:
 
-        def on_step(progress: RunProgress) -> None:
-            speeds.take(progress)
-            listener.on_step(progress)
+    def on_step(progress: RunProgress) -> None:
+        speeds.take(progress)
+        listener.on_step(progress)
 
-        units = joint_units([dataset.pending for dataset in plan.datasets])
-        outcomes = do_runs(runs, runner, work, units, on_step, on_status)
+    outcomes = do_runs(
+        runs,
+        runner,
+        work,
+        joint_units([dataset.pending for dataset in plan.datasets]),
+        listener=listener,
+        track=options.track,
+        figures=speeds.figures,
+        on_step=on_step,
+    )
     for target, outcome in zip(work.targets, outcomes, strict=True):
         if target.captions.settings and SELECTION not in outcome.manifest.extra:  # it is not told
             report = report_captions(

@@ -25,7 +25,6 @@ from wdsprep.importing.options import ImportOptions
 from wdsprep.options import takes_options
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
-from wdsprep.runners.track import RunTracking
 from wdsprep.sources.base import Item
 from wdsprep.store.base import absolute, check_apart
 from wdsprep.text import examples, plural, shown
@@ -128,14 +127,7 @@ def import_(options: ImportOptions) -> Outcome:
         count=len(pending),
         limit=options.limit if wanted != shards else 0,
     )
-    with RunTracking(
-        options.track if pending else "",
-        [latents],
-        listener,
-        settings=manifest.settings,
-        before=manifest.samples,
-    ) as on_status:
-        (imported,) = do_runs([run], runner, work, iter(pending), on_status=on_status)
+    (imported,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     return imported
 
 

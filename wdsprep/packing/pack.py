@@ -29,7 +29,6 @@ from wdsprep.packing.options import PackOptions, PackRules, settings_of
 from wdsprep.runners.base import Runner, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
-from wdsprep.runners.track import RunTracking
 from wdsprep.sources.base import Source
 from wdsprep.store.base import Store
 
@@ -254,14 +253,7 @@ def pack(options: PackOptions) -> "Outcome":
         settle=retries.settle,
     )
     pending = retries.apart_from(chain(plan.pending(), again))
-    with RunTracking(
-        options.track if count else "",
-        [images],
-        listener,
-        settings=manifest.settings,
-        before=manifest.samples,
-    ) as on_status:
-        (packed,) = do_runs([run], runner, work, pending, on_status=on_status)
+    (packed,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     unseen = unseen_roles(edition.store, packed.manifest) if count else frozenset[str]()
     for role in found.columns.roles:
         if role.name in unseen:

@@ -30,7 +30,8 @@ from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
-from wdsprep.runners.job import Job, JobStatus, StatusListener
+from wdsprep.runners.job import Job, JobListener, JobStatus
+from wdsprep.runners.track import Figures, RunTracking
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import NotebookTable, human_counts, plural
@@ -168,6 +169,19 @@ class Run:
         self._quarantined: list[Quarantined] = []
         self._written = before = len(manifest.receipts)
         self._total = JobStatus(units=before + count, units_done=before, samples_of=samples)
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def settings(self) -> Settings:
+        return self._manifest.settings
+
+    @property
+    def samples_before(self) -> int:
+        """Return how many samples the dataset had before the run."""
+        return self._manifest.samples
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
@@ -361,16 +375,29 @@ def do_runs(
     runner: Runner | None,
     work: Work,
     units: Iterable[Unit],
+    *,
+    listener: JobListener | None = None,
+    track: str = "",
+    figures: Callable[[], Figures] = dict,
     on_step: Callable[[RunProgress], None] = lambda _progress: None,
-    on_status: StatusListener = lambda _status: None,
 ) -> list[Outcome]:
     """Do the units of one run or of several, publish the manifests, and return the outcomes.
 
     The units of several runs are all `JointUnit`s. Without a runner no unit is done. The
-    manifests are published however this ends. `on_step` is called with the progress of each step,
-    and `on_status` at each event with a function that returns the state of all runs together.
+    manifests are published however this ends. `on_step` is called with the progress of each step.
+
+    The listener hears of the state of all runs together at each event. Where units are done, the
+    tracker of the kind `track` gets it too, with the `figures` that only these runs have.
     """
-    with contextlib.ExitStack() as under_way:
+    tracking = RunTracking(
+        track if runner else "",
+        [run.url for run in runs],
+        listener or JobListener(),
+        settings=runs[0].settings,
+        before=sum(run.samples_before for run in runs),
+        more=figures,
+    )
+    with tracking as on_status, contextlib.ExitStack() as under_way:
         for run in runs:
             under_way.enter_context(run.under_way())
         if runner is not None:

@@ -47,7 +47,6 @@ from wdsprep.images.options import check_has_image
 from wdsprep.options import takes_options
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
-from wdsprep.runners.track import RunTracking
 from wdsprep.scoring.heads import read_head
 from wdsprep.scoring.languages import COLUMNS, language_library
 from wdsprep.scoring.models import (
@@ -161,16 +160,11 @@ def score(options: ScoreOptions) -> Outcome:
         extra=partial(dict, model=", ".join(filter(None, made_by))),
     )
     work = _work(plan, options, edition.mark)
-    count, before = len(left.shards), manifest.samples
     runner = None
-    if count:
+    if count := len(left.shards):
         runner = runner_of(plan.by, plan.worker_plan, units=count, phase=plan.out, name="score")
-    track = options.track if count else ""
-    with RunTracking(
-        track, [plan.out], listener, settings=plan.settings, before=before
-    ) as on_status:
-        units = joint_units([PackedShards.take_from(left.shards)])
-        (outcome,) = do_runs([run], runner, work, units, on_status=on_status)
+    units = joint_units([PackedShards.take_from(left.shards)])
+    (outcome,) = do_runs([run], runner, work, units, listener=listener, track=options.track)
     return outcome
 
 
