@@ -168,7 +168,7 @@ def test_a_worker_that_may_be_dead_gets_no_more_units_and_what_it_still_says_cou
     assert silent[1] in [*crew.units(0), *crew.units(1)]
 
 
-def test_a_suspect_is_alone_until_it_is_over() -> None:
+def test_a_unit_whose_worker_died_with_others_runs_alone_until_it_is_over() -> None:
     crew, schedule = desks(100, workers=1, count=3)
     crew.ready(schedule, 0)
     assert crew.units(0) == [0, 1, 2]
@@ -194,7 +194,7 @@ def test_a_shared_death_is_never_the_last_attempt() -> None:
     assert crew.lose(schedule, 0).attempts == 1
 
 
-def test_the_last_attempt_of_a_suspect_is_made_at_another_place() -> None:
+def test_the_last_attempt_of_a_unit_that_runs_alone_is_made_at_another_place() -> None:
     crew, schedule = desks(100, workers=2, count=1)
     crew.ready(schedule, 0, 1)
     (unit,) = crew.units(0)
@@ -284,7 +284,7 @@ class Chaos(Desks):
         super().__init__()
         self.chance, self.count, self.killers = chance, count, killers
         self.opening: set[int] = set()
-        self.suspects: set[int] = set()
+        self.alone: set[int] = set()
         self.failures: dict[int, int] = {}
 
     def start(self, slot: int) -> None:
@@ -297,7 +297,7 @@ class Chaos(Desks):
         super().give(slot, order, unit)
         held = self.units(slot)
         assert len(held) <= self.count
-        assert len(held) == 1 or not self.suspects & set(held)
+        assert len(held) == 1 or not self.alone & set(held)
 
     def hear(self) -> list[SlotMessage]:
         slot = self.chance.choice(list(self.held))
@@ -321,7 +321,7 @@ class Chaos(Desks):
     def _lost(self, slot: int, *, costs: bool) -> SlotMessage:
         units = self.held.pop(slot).values()
         if costs:
-            self.suspects.update(units)
+            self.alone.update(units)
             for unit in units:
                 self.failures[unit] = self.failures.get(unit, 0) + 1
         return slot, 0, ("lost", Failure(reason="r", costs=costs))
@@ -335,7 +335,7 @@ class Chaos(Desks):
     max_attempts=st.integers(1, 4),
     killers=st.frozensets(st.integers(0, 39), max_size=4),
 )
-def test_in_any_chaos_every_unit_ends_once_and_suspects_are_alone(
+def test_in_any_chaos_every_unit_ends_once_and_none_runs_beside_one_that_may_kill(
     seed: int, workers: int, count: int, max_attempts: int, killers: frozenset[int]
 ) -> None:
     crew = Chaos(random.Random(seed), count, killers)

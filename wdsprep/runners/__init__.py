@@ -5,7 +5,7 @@
    `units_per_worker` at once. It reads units as lazily as that needs.
 3. A unit that raised, or killed its worker, is tried again; after `max_attempts` it is
    quarantined and the rest is finished. A worker lost to a removed node costs no attempt.
-4. A worker that dies with several units leaves *suspects*: from then on each is given alone,
+4. Where a worker dies with several units, each of them runs *alone* from then on,
    so that the one which kills is told from its neighbours, and only that is quarantined. A place
    where all fail or die is given up, and their last attempt is made elsewhere.
 5. A worker whose units, or whose opening, come no further for long (`stuck_workers`) is

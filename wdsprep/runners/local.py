@@ -110,7 +110,7 @@ class LocalRunner:
     def end(self, slot: int, *, is_stuck: bool = False) -> str:
         if is_stuck:
             self._workers[slot][0].kill()
-        self._bury(slot)
+        self._forget(slot)
         return self._place(slot)
 
     def hear(self) -> Iterator[SlotMessage]:
@@ -122,18 +122,19 @@ class LocalRunner:
             try:
                 order, message = pipe.recv()
             except (EOFError, OSError):
-                reason = reason_of_end(self._bury(slot), self._kills)
+                reason = reason_of_end(self._forget(slot), self._kills)
                 order, message = 0, ("lost", Failure(reason=reason, place=self._place(slot)))
             else:
                 if message[0] == "lost":
-                    self._bury(slot)
+                    self._forget(slot)
                 elif message[0] == OTHER_VERSION:
                     remedy = "run again, with what is installed now: it goes on from there"
                     error = WorkError(refusal("a worker process", message[1], __version__, remedy))
                     message = "fatal", (error, "")
             yield slot, order, message
 
-    def _bury(self, slot: int) -> int:
+    def _forget(self, slot: int) -> int:
+        """End the process of a slot, and return its exit code."""
         worker = self._workers.pop(slot)
         process, pipe = worker
         del self._slots[pipe]

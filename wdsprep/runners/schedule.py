@@ -9,10 +9,10 @@ A message costs O(1), and O(workers) only while a last attempt waits for a bette
 A worker gets a second unit only when there is one for every worker that has none yet, and a fourth
 only when there are two, so units spread over workers before they pile up on the first.
 
-When a worker dies with several units, any of them may be the killer. All become *suspects*:
-a suspect is done by a worker that has nothing else, so at its next death there is no doubt.
-The shared death counts as an attempt, but never as the last one. Suspects wait for a worker
-that holds nothing, such as the one that replaces the dead: none is emptied for them.
+When a worker dies with several units, any of them may be the killer. From then on each of them runs
+*alone*, in a worker that has nothing else, so the next death tells which it is. The shared death
+counts as an attempt, but never as the last one. Units that run alone wait for a worker that holds
+nothing, such as the one that replaces the dead: none is emptied for them.
 
 A worker that cannot open, or dies before it is ready, held no unit, so no unit is blamed: its
 place is tried `max_attempts` times in a row and then given up. The run is over where no place is
@@ -128,7 +128,7 @@ class _Task:
     """A unit, and its failed attempts."""
 
     unit: Unit
-    is_suspect: bool = False
+    runs_alone: bool = False
     streaks: list[_Streak] = field(default_factory=list)
     """The streak to which each failed attempt belongs, for which the place may be to blame."""
     other_attempts: int = 0
@@ -169,7 +169,7 @@ class Schedule:
         self._allowed = allowed
         self._exhausted = False
         self._queues = {kind: deque[_Task]() for kind in product((True, False), repeat=2)}
-        """The units that wait, by whether each is a suspect, and whether its next attempt is the
+        """The units that wait, by whether each runs alone, and whether its next attempt is the
         last."""
         self._empty = list(reversed(range(workers)))
         self._starting: set[int] = set()
@@ -179,8 +179,8 @@ class Schedule:
         self._ever_ready = False
         self._open: dict[int, _OpenWorker] = {}
         self._roomy: list[dict[int, None]] = [{} for _ in range(settings.units_per_worker)]
-        """The open workers with room for a unit more, by how many they hold. One that is busy
-        with a suspect has none."""
+        """The open workers with room for a unit more, by how many they hold. One whose unit runs
+        alone has none."""
         self._orders = count(1)
         self._in_flight = 0
         self._finished = 0
@@ -211,10 +211,10 @@ class Schedule:
             crew.start(slot)
         for load in range(1, len(self._roomy)):
             # One for each worker to come, or more where those that are here have many; and one
-            # more that is not a suspect.
+            # more that does not run alone.
             kept = len(self._starting) * max(1, load - 1)
-            suspects = len(self._queues[True, False]) + len(self._queues[True, True])
-            self._hand_out(crew, load, kept=max(kept, suspects))
+            alone = len(self._queues[True, False]) + len(self._queues[True, True])
+            self._hand_out(crew, load, kept=max(kept, alone))
         return bool(self._in_flight) or self._draw(1)
 
     def _end_broken(self, crew: Workers) -> None:
@@ -239,7 +239,7 @@ class Schedule:
         roomy = self._roomy[load]
         while roomy and self._draw(kept + 1):
             last_wait = self._queues[True, True] or self._queues[False, True]
-            least = min(map(self._doubt, self._open)) if last_wait else 0
+            least = min(map(self._risk, self._open)) if last_wait else 0
             for slot in reversed(roomy):  # mostly the first: to the others nothing can be given
                 if task := self._take_for(slot, least):
                     break
@@ -247,8 +247,8 @@ class Schedule:
                 return
             self._give(crew, slot, load, task)
 
-    def _doubt(self, slot: int) -> int:
-        """Return how doubtful the place of an open worker is.
+    def _risk(self, slot: int) -> int:
+        """Return how likely a unit is to fail at the place of an open worker, for comparison.
 
         This is 0 if the last unit there was finished, else 1, and 1 more for each failure in a row.
         """
@@ -258,22 +258,22 @@ class Schedule:
     def _take_for(self, slot: int, least: int) -> _Task | None:
         """Take a unit for a worker, or None if there is none that it may do.
 
-        A last attempt is for a place in which there is the `least` doubt. If there is any, other
-        units go first.
+        A last attempt is for a place whose risk is the `least`. If that is not 0, other units go
+        first.
         """
-        doubt = self._doubt(slot)
+        risk = self._risk(slot)
         kinds = [False] if self._open[slot].tasks else [True, False]
-        for is_suspect in kinds:
-            if (last := self._queues[is_suspect, True]) and not doubt:
+        for runs_alone in kinds:
+            if (last := self._queues[runs_alone, True]) and not risk:
                 return last.popleft()
-            if usual := self._queues[is_suspect, False]:
+            if usual := self._queues[runs_alone, False]:
                 return usual.popleft()
-        must_wait = doubt > 1 and len(self._queues[False, True]) >= MOST_WAITING
+        must_wait = risk > 1 and len(self._queues[False, True]) >= MOST_WAITING
         if not must_wait and self._draw(sum(map(len, self._queues.values())) + 1):
             return self._queues[False, False].popleft()
-        if doubt > (min(least, 1) if self._opening else least):
+        if risk > (min(least, 1) if self._opening else least):
             return None
-        queues = [self._queues[is_suspect, True] for is_suspect in kinds]
+        queues = [self._queues[runs_alone, True] for runs_alone in kinds]
         return next((queue.popleft() for queue in queues if queue), None)
 
     def _vacant(self) -> int:
@@ -304,7 +304,7 @@ class Schedule:
         worker = self._open[slot]
         worker.tasks[order] = task
         self._in_flight += 1
-        if load + 1 < worker.capacity and not task.is_suspect:
+        if load + 1 < worker.capacity and not task.runs_alone:
             self._roomy[load + 1][slot] = None
         self._watch.given(slot, order)
         crew.give(slot, order, task.unit)
@@ -414,7 +414,7 @@ class Schedule:
 
     def _put_back(self, task: _Task) -> None:
         is_last = 0 < task.attempts >= self._settings.max_attempts - 1
-        self._queues[task.is_suspect, is_last].append(task)
+        self._queues[task.runs_alone, is_last].append(task)
 
     def _lost(self, slot: int, failure: Failure) -> Quarantined | None:
         if slot in self._starting:
@@ -427,7 +427,7 @@ class Schedule:
         _log.warning("a worker was lost with %s: %s", plural(len(tasks), "unit"), failure.reason)
         if failure.costs and len(tasks) == 1:
             (task,) = tasks
-            task.is_suspect = True
+            task.runs_alone = True
             if why := self._note_failure(slot, task, failure.reason, is_death=True):
                 self._give_up(slot, why)
             else:
@@ -436,7 +436,7 @@ class Schedule:
         self._empty.append(slot)
         for task in tasks:
             if failure.costs:
-                task.is_suspect = True
+                task.runs_alone = True
                 task.other_attempts += task.attempts < self._settings.max_attempts - 1
             self._put_back(task)
         return None

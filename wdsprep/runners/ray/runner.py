@@ -10,7 +10,7 @@ fault a death was. Ray tells of a death in three ways, and none alone says why:
   is told to stop until Ray knows; where it answers, what it said meanwhile is lost.
 
 A worker's units are streams, each in a thread of the actor, with one thread more to tell it to
-stop. (`ray.cancel` cannot reach a thread.) When one stream breaks, its worker is *doubted*: its
+stop. (`ray.cancel` cannot reach a thread.) When one stream breaks, its worker is *unsure*: its
 other streams still deliver what they have, until there is a verdict on the worker.
 
 A node that is drained, preempted or dead costs its unit no attempt. A worker that died by itself
@@ -70,7 +70,7 @@ class _Actor:
     awaited: set[Any] = field(default_factory=set)
     node: str = ""
     """The node on which it runs; known once it is open."""
-    is_doubted: bool = False
+    is_unsure: bool = False
 
 
 class RayRunner:
@@ -79,10 +79,11 @@ class RayRunner:
     def __init__(self, settings: RunnerSettings) -> None:
         self.settings = settings
         self._tags = {"command": settings.name, "phase": settings.phase}
-        self._births: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
         self._actors: dict[int, _Actor] = {}
         self._awaited: dict[Any, tuple[int, int]] = {}  # refs and streams -> slot, order
-        self._doubts: deque[tuple[float, int, _Actor, RayError]] = deque()
+        self._verdicts: deque[tuple[float, int, _Actor, RayError]] = deque()
+        """When a verdict on a worker is due, with its error."""
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         settings = self.settings
@@ -116,9 +117,9 @@ class RayRunner:
         }
 
     def start(self, slot: int) -> None:
-        births = self._births[slot] = self._births.get(slot, 0) + 1
+        starts = self._starts[slot] = self._starts.get(slot, 0) + 1
         settings = self.settings
-        name = f"wdsprep-{settings.name}-{slot}" + f".{births}" * (births > 1)
+        name = f"wdsprep-{settings.name}-{slot}" + f".{starts}" * (starts > 1)
         planned = max(settings.workers, settings.max_workers, len(self._actors))
         others = planned * settings.units_per_worker
         handle = self._class.options(name=name).remote(*self._arguments, others)
@@ -151,15 +152,15 @@ class RayRunner:
     def _messages(self) -> Iterator[SlotMessage]:
         self._waiting.look(has_workers=any(actor.node for actor in self._actors.values()))
         for awaited in self._ready():
-            if awaited not in self._awaited:  # its worker was buried just now
+            if awaited not in self._awaited:  # its worker was lost just now
                 continue
             slot, order = self._awaited[awaited]
             if message := self._read(slot, order, awaited):
                 yield slot, order, message
-        while self._doubts and self._doubts[0][0] <= time.monotonic():
-            _, slot, actor, error = self._doubts.popleft()
+        while self._verdicts and self._verdicts[0][0] <= time.monotonic():
+            _, slot, actor, error = self._verdicts.popleft()
             if self._actors.get(slot) is actor:
-                yield slot, 0, self._bury(slot, error)
+                yield slot, 0, self._lose(slot, error)
 
     def _ready(self) -> list[Any]:
         """Return all answers that are there, after a wait for the first.
@@ -168,8 +169,8 @@ class RayRunner:
         """
         awaited = list(self._awaited)
         deadlines = [time.monotonic() + LOOK_S]
-        if self._doubts:
-            deadlines.append(self._doubts[0][0])
+        if self._verdicts:
+            deadlines.append(self._verdicts[0][0])
         timeout_s = max(0.0, min(deadlines) - time.monotonic())
         if not awaited:
             time.sleep(timeout_s)
@@ -190,7 +191,7 @@ class RayRunner:
                 self._forget(awaited)
             return self._read_failure(slot, error, is_of_unit=bool(order))
         if value is None:  # it has stopped
-            return self._bury(slot, None)
+            return self._lose(slot, None)
         message: Message = value
         if not order:  # the node comes with what is said of the worker itself
             self._actors[slot].node, message = value
@@ -206,21 +207,21 @@ class RayRunner:
             return "fatal", (WorkError(line), "")
         if isinstance(error, RayTaskError) and is_of_unit:  # a value that cannot be pickled
             return "failed", Failure(reason=death_reason(error), trace=str(error))
-        if is_of_unit and actor.is_doubted:
+        if is_of_unit and actor.is_unsure:
             return None
         if isinstance(error, ActorUnavailableError):
-            actor.is_doubted = True
+            actor.is_unsure = True
             self._await(actor.handle.stop.remote(), slot)
             return "unsure", None
         if not isinstance(error, RayError):
-            return self._bury(slot, None)
+            return self._lose(slot, None)
         if is_node_gone(error, actor.node):
-            return self._bury(slot, error)
-        actor.is_doubted = True
-        self._doubts.append((time.monotonic() + VERDICT_S, slot, actor, error))
+            return self._lose(slot, error)
+        actor.is_unsure = True
+        self._verdicts.append((time.monotonic() + VERDICT_S, slot, actor, error))
         return "unsure", None
 
-    def _bury(self, slot: int, error: RayError | None) -> Message:
+    def _lose(self, slot: int, error: RayError | None) -> Message:
         lost = lost_worker(error, self._actors[slot].node)
         self._dismiss(slot)
         return "lost", lost
@@ -248,7 +249,7 @@ class RayRunner:
             for actor in actors:
                 with suppress(RayError):
                     ray.kill(actor.handle)
-            for kept in (self._actors, self._awaited, self._doubts):
+            for kept in (self._actors, self._awaited, self._verdicts):
                 kept.clear()
 
 
