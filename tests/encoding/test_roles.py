@@ -1,6 +1,7 @@
 """Images in roles become arrays beside the target's: references, control images and masks."""
 
 import io
+import itertools
 import json
 import random
 import shutil
@@ -364,7 +365,7 @@ def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
     assert any(out.glob("empty.*")) is not takes_images
     assert not wdsprep.verify(out).findings
     if takes_images:
-        with pytest.raises(NotFoundError, match="on the images of each sample: leave out drop_"):
+        with pytest.raises(NotFoundError, match="on the images of each sample: join the text"):
             wdsprep.load(str(out), global_batch=1, drop_text=0.5)
     for sample in latents_of(out).values():
         pictures = by_caption[sample["txt"]]
@@ -379,6 +380,62 @@ def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
         assert kept.shape == embeddings.shape
         is_bfloat16 = sample["emb.npy"].dtype == np.uint16
         assert torch.equal(kept, embeddings.to(torch.bfloat16 if is_bfloat16 else torch.half))
+
+
+@pytest.mark.parametrize("name", ["QwenImageEditPlus", EDIT])
+def test_a_dropped_text_is_the_empty_caption_with_the_images_of_that_sample(
+    name: str, family: Family, tmp_path: Path
+) -> None:
+    images, by_caption = edits(tmp_path, several=False)
+    model = {"model": str(family(name)), "roles": "target,source"}
+    encode_here(images, tmp_path / "edits", **model)
+    out = tmp_path / "empty"
+    encode_here(images, out, latents="none", empty="per-sample", **{**model, "roles": "source"})
+    assert manifest_of(out).settings["caption_name"] == "empty"
+    assert not wdsprep.verify(out).findings
+    assert {sample["txt"] for sample in latents_of(out).values()} == {""}
+    names = ("latent", "emb", "emb_mask", "txt", "key")
+    options: dict[str, Any] = {"join": str(out), "global_batch": 1, "epochs": 6, "fields": names}
+    whole = {batch["key"][0]: batch for batch in wdsprep.load(tmp_path / "edits", **options)}
+    dropped = set()
+    loader = wdsprep.load(tmp_path / "edits", drop_text=0.5, **options)
+    batches = [*itertools.islice(loader, 7)]
+    again = wdsprep.load(tmp_path / "edits", drop_text=0.5, **options)
+    again.load_state_dict(loader.state_dict())
+    for batch in (*batches, *again):
+        ((key,), (text,)) = batch["key"], batch["txt"]
+        caption = whole[key]["txt"][0]
+        assert torch.equal(batch["latent"], whole[key]["latent"])
+        if text == caption != "":
+            assert torch.equal(batch["emb"], whole[key]["emb"])
+            continue
+        outputs, _ = by_pipeline(family(name), by_caption[caption], "", text_alone=True)
+        embeddings = outputs[0][0]
+        kept = batch["emb"][0][batch["emb_mask"][0].bool()]
+        assert torch.equal(kept, embeddings.to(kept.dtype))
+        dropped.add(key)
+    assert len(dropped) == len(SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "tiny gets none: leave it out, as text is always stored with its one empty caption"),
+        ({"latents": "auto"}, "makes a text dataset to join to that of the captions: give --lat"),
+        ({"caption_name": "x"}, "--empty names the captions empty: leave --caption-name out"),
+        ({"caption_field": "x"}, "--caption-field and --empty per-sample both choose captions"),
+        ({"empty": "", "caption_name": "empty"}, "captions cannot be named 'empty', as those of"),
+    ],
+)
+def test_an_empty_caption_for_each_sample_is_for_text_that_depends_on_images(
+    options: dict[str, Any], message: str, pairs: Path, tmp_path: Path
+) -> None:
+    given = {"latents": "none", "empty": "per-sample", **options}
+    with pytest.raises(UsageError) as caught:
+        encode_here(pairs, tmp_path / "out", **given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.system

@@ -1,5 +1,6 @@
 """Captions that are picked by chance: proportions, one choice for all worlds and after a resume."""
 
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -17,7 +18,7 @@ from tests.kit.latent_sets import array_of, field, flat
 from tests.kit.packs import jpeg, tar_bytes, write_files
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.samples import Sample
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.errors import FingerprintError, NotFoundError, UsageError
 from wdsprep.sources.captions import caption_at
 
 BATCH = 8
@@ -93,6 +94,88 @@ def test_a_dropped_caption_is_the_empty_one_of_the_part_that_was_picked(
             else:
                 assert text == whole["txt"][row]
     assert dropped > 60
+
+
+@pytest.fixture(scope="module")
+def of_images(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Latents whose text depends on images, and the empty caption of each sample but two."""
+    folder = tmp_path_factory.mktemp("empties")
+    roles = {"text_roles": ["source"]}
+    own = Path(write_part(str(folder / "own"), IMAGES, (*LATENTS, *VARIED), tag="own", more=roles))
+    for path in own.glob("empty.*"):
+        path.unlink()
+    more = {**roles, "caption_name": "empty"}
+    return str(own), write_part(
+        str(folder / "empty"), IMAGES, VARIED, tag="empty", more=more, rejects={1: (4, 9)}
+    )
+
+
+@pytest.mark.parametrize("captions", [None, {"caption": 3, "long": 1}])
+def test_a_dropped_caption_is_the_empty_one_of_that_sample(
+    captions: Any, of_images: tuple[str, str], parts: tuple[str, str, str]
+) -> None:
+    """The same samples lose theirs as where one empty caption is there for all."""
+    own, empty = of_images
+    options = {"captions": captions, "fields": FIELDS, "epochs": 2}
+    more = [parts[1]] * bool(captions)
+    whole = [*load(own, join=[empty, *more], **options)]
+    assert not {"empty", ""} & {*tags(whole)}
+    found = [*load(own, join=[empty, *more], drop_text=0.4, **options)]
+    others = load(parts[0], join=[parts[2], *more], captions=captions or {"caption": 1},
+                  drop_text=0.4, fields=FIELDS, epochs=2)  # fmt: skip
+    dropped = 0
+    for batch, kept, other in zip(found, whole, others, strict=True):
+        assert batch["key"] == kept["key"] == other["key"]
+        for row, key in enumerate(batch["key"]):
+            tag = kept["txt"][row].partition(" ")[0]
+            if not batch["txt"][row]:
+                dropped, tag = dropped + 1, "empty"
+                assert batch["json"][row]["caption"] == ""
+            assert (batch["txt"][row] == "") is (other["txt"][row] == "")
+            assert np.array_equal(batch["latent"][row].numpy(), array_of(key, LATENTS[0]))
+            assert np.array_equal(batch["pooled"][row].numpy(), array_of(key + tag, VARIED[0]))
+            wanted = array_of(key + tag, VARIED[1])
+            assert batch["emb_mask"][row].sum() == len(wanted)
+    assert dropped > 100
+    first = load(own, join=[empty, *more], drop_text=0.4, **options)
+    assert len([*itertools.islice(first, 5)]) == 5
+    halves = [
+        load(own, join=[empty, *more], drop_text=0.4, rank=rank, world_size=2, **options)
+        for rank in range(2)
+    ]
+    for half in halves:
+        half.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for batch, left, right in zip(found[5:], *halves, strict=True):
+        assert batch["txt"] == left["txt"] + right["txt"]
+        assert torch.equal(batch["emb"], torch.cat([left["emb"], right["emb"]]))
+    with pytest.raises(FingerprintError):
+        load(own, join=more, **options).load_state_dict(first.state_dict())
+
+
+def test_empty_captions_of_samples_stand_beside_one_for_all(
+    of_images: tuple[str, str], parts: tuple[str, str, str]
+) -> None:
+    own, empty = of_images
+    with pytest.raises(NotFoundError, match="images of each sample: join the text dataset that"):
+        load(own, drop_text=0.5)
+    assert {*tags(load(empty, fields="txt"))} <= {"empty", ""}  # alone it is a dataset as others
+    assert {*tags(load(own, join=empty, captions={"empty": 1}, fields="txt"))} <= {"empty", ""}
+    with pytest.raises(UsageError, match="join the text dataset that was made with --empty per-"):
+        load(own, captions={"empty": 1})
+    seen: Counter[bool] = Counter()
+    for batch in load(
+        [wdsprep.Stream(own, join=empty), wdsprep.Stream(parts[0])],
+        drop_text=0.5, fields=("pooled", "txt", "key"),
+    ):  # fmt: skip
+        for row, text in enumerate(batch["txt"]):
+            if not text:
+                values = batch["pooled"][row]
+                is_of_sample = np.array_equal(
+                    values.numpy(), array_of(batch["key"][row] + "empty", VARIED[0])
+                )
+                assert is_of_sample or values.tolist() == [12.0] * 6
+                seen[is_of_sample] += 1
+    assert min(seen[False], seen[True]) > 20
 
 
 def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(

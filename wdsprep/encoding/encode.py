@@ -128,7 +128,9 @@ def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
         on_step=on_step,
     )
     for target, outcome in zip(work.targets, outcomes, strict=True):
-        if target.captions.settings and SELECTION not in outcome.manifest.extra:  # it is not told
+        if (
+            target.captions.is_elsewhere and SELECTION not in outcome.manifest.extra
+        ):  # it is not told
             report = report_captions(
                 plan.captions, target.captions, target.latents, outcome.manifest
             )

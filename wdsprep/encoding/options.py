@@ -239,6 +239,11 @@ class EncodeOptions(EncodeCall, CaptionOptions):
 
     def check_together(self) -> None:
         super().check_together()
+        if self.empty and self.latents != "none":
+            raise UsageError(
+                f"--empty {self.empty} makes a text dataset to join to that of the captions: give "
+                "--latents none and a place too"
+            )
         check_apart_text(self.text_out, self.latents, self.text)
         _ = self.places
         check_one_resolution(self.shapes, self.resolutions)
@@ -373,7 +378,8 @@ def _check_place(
     place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
 ) -> None:
     """Raise UsageError if nothing is given for a placeholder, such as {caption}, in a place."""
-    if CAPTION in place and not (captions.caption_field or captions.paths or captions.caption_name):
+    is_named = captions.caption_field or captions.paths or captions.caption_name or captions.empty
+    if CAPTION in place and not is_named:
         raise UsageError(
             f"{place} needs the name of captions: give --caption-field, --caption-fields or "
             f"--caption-name, or a place without {CAPTION}"

@@ -162,6 +162,11 @@ def make_plan(
     models = {_needs_of(recipe): incomplete}
     recipe, model = settle_recipe(recipe, incomplete, worker_plan.device)
     settings = _find_settings(phases, recipe, models, worker_plan.device)
+    if options.empty and "text_roles" not in settings[0]:
+        raise UsageError(
+            f"--empty {options.empty} is for text that depends on images, and {model.name} gets "
+            "none: leave it out, as text is always stored with its one empty caption"
+        )
     if recipe.is_of_text and recipe.roles and "text_roles" not in settings[0]:
         raise UsageError(
             "--roles is for latents, and for text that depends on images: leave it out with "

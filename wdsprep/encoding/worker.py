@@ -31,7 +31,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.captions.options import CaptionSource
+from wdsprep.encoding.captions.options import EMPTY, CaptionSource
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.image_shards import ImageShard, read_rows, tars_of
@@ -89,7 +89,8 @@ class _Dataset:
             return LaidOutCaptions(self.store, shard, self.captions.digest).find
         if path := self.captions.field:
             return lambda _key, sample: caption_at(sample.facts, path)
-        return lambda _key, _sample: None
+        no_caption = "" if self.captions.name == EMPTY else None
+        return lambda _key, _sample: no_caption
 
     def finish(self, output: LatentShard, content: Content) -> Receipt:
         files = {**self._empty, **(content.file if output.shard.is_foreign else {})}

@@ -12,13 +12,14 @@ import torch
 
 from wdsprep.dataset.file_names import IMPORTER, empty_name
 from wdsprep.dataset.npy_arrays import LATENT, Field, is_imported, normalise, text_fields
+from wdsprep.encoding.captions.options import EMPTY, PER_SAMPLE
 from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.load_plan import Captions, Empty, LoadPlan
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.served_datasets import Dataset
+from wdsprep.loading.served_datasets import Dataset, caption_name, served_text_fields
 from wdsprep.loading.wanted_arrays import TEXTS, select_rows
 from wdsprep.text import brief, real_number
 
@@ -121,18 +122,23 @@ def normalise_weights(captions: Mapping[str, float]) -> Captions:
 def stored_empty_captions(plan: LoadPlan) -> tuple[tuple[Empty, ...], ...]:
     """Return the stored arrays of the empty caption, for each stream and choice of captions.
 
-    Arrays that are made on the fly are not among them: the encoder makes those.
+    Arrays that are made on the fly are not among them: the encoder makes those. Nor are those of
+    empty captions for each sample, which are read as captions are; if there are any, they are the
+    one choice of dropped texts.
     """
     known: dict[Dataset, Empty] = {}
 
     def find_arrays(dataset: Dataset, choice: str) -> Empty:
         arrays: Empty = {}
-        for name, slot in dataset.array_sources(choice)[0].items():
-            part = dataset.with_joined[slot].whole
-            if slot or not dataset.images:
-                if part not in known:
-                    known[part] = read_empty_caption(part)
-                arrays |= {name: known[part][name]} if name in known[part] else {}
+        parts = dataset.with_joined
+        if plan.drops_by_choice and choice != EMPTY:
+            return arrays
+        for part, texts in zip(parts, served_text_fields(parts, choice), strict=True):
+            is_made = bool(part.images) or caption_name(part.settings) == EMPTY
+            if texts and not is_made:
+                if part.whole not in known:
+                    known[part.whole] = read_empty_caption(part.whole)
+                arrays |= known[part.whole]
         return arrays
 
     return tuple(
@@ -156,7 +162,11 @@ def read_empty_caption(dataset: Dataset) -> Empty:
             if is_imported(dataset.settings):
                 need += f': the same "{IMPORTER}" with --empty and --overwrite writes it'
             if "text_roles" in dataset.settings:
-                need = "its text depends on the images of each sample: leave out drop_text"
+                need = (
+                    "its text depends on the images of each sample: join the text dataset that "
+                    f'"wdsprep encode --latents none --empty {PER_SAMPLE}" makes, or leave out '
+                    "drop_text"
+                )
             raise NotFoundError(f"{error}: {need}") from None
         if (values := tensor_of(item, data)) is None:
             raise FormatError(

@@ -102,7 +102,7 @@ class Reader:
         """
         count = len(batch)
         batch.keys = [""] * count
-        if self.plan.captions:
+        if self.plan.picks_captions:
             batch.choice = self.plan.pick_captions(batch.step, batch.first, count).tolist()
         batch.joined_places = [np.zeros((2, count), np.int64) for _ in range(self._slots - 1)]
         self._locate_joined(batch, range(count))

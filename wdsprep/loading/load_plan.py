@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, text_fields
 from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
 from wdsprep.dataset.samples import role_of
+from wdsprep.encoding.captions.options import EMPTY, PER_SAMPLE
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import Shapes
@@ -111,10 +113,25 @@ class LoadPlan:
     def choices(self) -> tuple[str, ...]:
         """The names of the text datasets from which one is picked for each sample.
 
-        They are ("",) if no captions are picked, or if they are picked by `paths`.
+        They are ("",) if no captions are picked, or if they are picked by `paths`. If a dataset
+        has an empty caption for each sample, it is the choice for samples whose text is dropped.
         """
         names = tuple(name for name, _ in self.captions)
-        return names if names and self._has_arrays else ("",)
+        choices = names if names and self._has_arrays else ("",)
+        parts = (part for dataset in self.datasets for part in dataset.with_joined)
+        if not self.drop_text or EMPTY not in {caption_name(part.settings) for part in parts}:
+            return choices
+        return choices if EMPTY in choices else (*choices, EMPTY)
+
+    @property
+    def picks_captions(self) -> bool:
+        """Return whether chance picks a caption for each sample."""
+        return bool(self.captions) or len(self.choices) > 1
+
+    @property
+    def drops_by_choice(self) -> bool:
+        """Return whether dropped texts are read from a dataset of empty captions."""
+        return self.drop_text > 0 and EMPTY in self.choices
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -135,7 +152,11 @@ class LoadPlan:
         """
         places = np.arange(count) + (step * self.order.global_batch + first)
         chance = draw(key_of("captions", self.order.seed), places)
-        return np.searchsorted(self._bounds, chance, side="right")
+        numbers = np.searchsorted(self._bounds, chance, side="right")
+        if self.drops_by_choice:
+            dropped = self._is_picked("drop_text", self.drop_text, places)
+            numbers[dropped] = self.choices.index(EMPTY)
+        return numbers
 
     @cached_property
     def _bounds(self) -> Words:
@@ -152,12 +173,17 @@ class LoadPlan:
 
         `what` names the change that they are picked for: each change picks rows of its own.
         """
-        if rate == 1:  # no number is beyond the last one that may be drawn
-            return rows
         first = batch.step * self.order.global_batch + batch.first
-        chance = draw(key_of(what, self.order.seed), np.arange(rows.start, rows.stop) + first)
-        hit: list[int] = np.flatnonzero(chance < np.uint64(rate * 2.0**64)).tolist()
+        places = np.arange(rows.start, rows.stop) + first
+        hit: list[int] = np.flatnonzero(self._is_picked(what, rate, places)).tolist()
         return [rows.start + number for number in hit]
+
+    def _is_picked(self, what: str, rate: float, places: Ints) -> NDArray[np.bool_]:
+        """Return a mask of the places in the order of all samples that are picked at this rate."""
+        if rate == 1:  # no number is beyond the last one that may be drawn
+            return np.ones(len(places), np.bool_)
+        chance = draw(key_of(what, self.order.seed), places)
+        return np.asarray(chance < np.uint64(rate * 2.0**64), np.bool_)
 
     @property
     def share(self) -> int:
@@ -331,7 +357,7 @@ def _check_captions(plan: LoadPlan) -> None:
         raise UsageError('captions= picks texts, and batches hold none: ask for "txt" in fields=')
     for dataset in plan.datasets:
         if any(plan.choices):
-            _check_choices(dataset, names, plan.choices)
+            _check_choices(dataset, plan)
         lengths = [batch_name(field.name) for field in dataset.variable_fields(names)]
         if len(lengths) > 1:
             raise UsageError(
@@ -340,20 +366,21 @@ def _check_captions(plan: LoadPlan) -> None:
             )
 
 
-def _check_choices(dataset: Dataset, names: Sequence[str], choices: Sequence[str]) -> None:
+def _check_choices(dataset: Dataset, plan: LoadPlan) -> None:
     """Raise UsageError if no dataset has the captions of a choice, or if arrays of these differ."""
     parts = dataset.with_joined
     captions = [caption_name(part.settings) for part in parts if text_fields(part.fields)]
-    for choice in choices:
+    for choice, _ in plan.captions:
         if choice not in captions:
             known = ", ".join(dict.fromkeys(captions))
+            option = f"--empty {PER_SAMPLE}" if choice == EMPTY else f"--caption-name {choice}"
             raise UsageError(
                 f"captions={choice}: {dataset.store.url} and the datasets joined to it have "
-                f"{known}; join the text dataset that was made with --caption-name {choice}"
+                f"{known}; join the text dataset that was made with {option}"
             )
-    lengths, served = dataset.variable_fields(names), text_fields(dataset.served)
-    wanted = [field for field in served if batch_name(field.name) in names or field in lengths]
-    for choice in choices:
+    lengths, served = dataset.variable_fields(plan.names), text_fields(dataset.served)
+    wanted = [f for f in served if batch_name(f.name) in plan.names or f in lengths]
+    for choice in plan.choices:
         slots, _ = dataset.array_sources(choice)
         for field in wanted:
             slot = slots.get(batch_name(field.name))
@@ -371,7 +398,8 @@ def _check_unique_arrays(plan: LoadPlan) -> None:
         for choice in plan.choices:
             known: dict[str, str] = {}
             for part in dataset.with_joined[1:]:
-                is_served = not choice or caption_name(part.settings) == choice
+                name = caption_name(part.settings)
+                is_served = name == choice if choice else name != EMPTY
                 left_out = () if is_served else text_fields(part.fields)
                 names = [batch_name(field.name) for field in part.fields if field not in left_out]
                 if twice := [name for name in names if name in known]:

@@ -243,7 +243,7 @@ def _groups(
             others = (numbers < 0) | (numbers % places.step != 0)
             samples.stream[others.reshape(samples.stream.shape)] = NOBODY
         choice = None
-        if plan.captions:
+        if plan.picks_captions:
             first = plan.rank * plan.share
             choice = np.stack([plan.pick_captions(n, first, plan.share) for n in part])
         yield part, samples, choice

@@ -32,7 +32,7 @@ from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.settings import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
-from wdsprep.encoding.captions.options import OWN
+from wdsprep.encoding.captions.options import EMPTY, OWN
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.loading.order.global_order import OrderStream
 from wdsprep.loading.order.mixing import StreamAmount
@@ -152,12 +152,13 @@ class Dataset:
         """Return which dataset gives each array of a batch, and which one gives the texts.
 
         Arrays are found by name, and datasets by their numbers in `with_joined`. An array of a
-        later dataset replaces one of the same name. If captions are picked by chance,
-        each choice has its own dataset for everything that is made of captions.
+        later dataset replaces one of the same name. If captions are picked by chance, or if
+        dropped ones have an empty caption for each sample, each choice has its own dataset for
+        everything that is made of captions.
         """
         slots: dict[str, int] = {}
         of_texts = 0
-        for slot, texts in enumerate(_served_text_fields(self.with_joined, choice)):
+        for slot, texts in enumerate(served_text_fields(self.with_joined, choice)):
             fields = self.with_joined[slot].fields
             left_out = {*text_fields(fields)} - {*texts}
             slots |= {batch_name(field.name): slot for field in fields if field not in left_out}
@@ -266,18 +267,21 @@ class Dataset:
         return [f"{place}/{name}" for name in self.names]
 
 
-def _served_text_fields(parts: Sequence[Dataset], choice: str = "") -> list[tuple[Field, ...]]:
+def served_text_fields(parts: Sequence[Dataset], choice: str = "") -> list[tuple[Field, ...]]:
     """Return the text arrays that each dataset contributes to a batch.
 
-    With a `choice`, only datasets whose captions have that name contribute any. If two datasets
-    have a text array of the same name, the later one replaces all text arrays of the earlier.
-    Otherwise a sample would have arrays of two captions.
+    With a `choice`, only datasets whose captions have that name contribute any, if there are such.
+    Otherwise empty captions contribute none, unless there are no others. If two datasets have a
+    text array of the same name, the later one replaces all text arrays of the earlier. Otherwise a
+    sample would have arrays of two captions.
     """
+    names = {caption_name(part.settings) for part in parts if text_fields(part.fields)}
+    contributing = {choice} & names or names - {EMPTY} or names
     by_part: list[tuple[Field, ...]] = []
     later: set[str] = set()
     for part in reversed(parts):
         texts = text_fields(part.fields)
-        is_other = bool(choice) and caption_name(part.settings) != choice
+        is_other = caption_name(part.settings) not in contributing
         if is_other or not later.isdisjoint(field.name for field in texts):
             texts = ()
         later |= {field.name for field in texts}

@@ -18,7 +18,7 @@ from wdsprep.cli.output.shared import (
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
-from wdsprep.encoding.captions.options import OWN
+from wdsprep.encoding.captions.options import EMPTY, OWN, PER_SAMPLE
 from wdsprep.encoding.captions.table import CaptionReport
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds
@@ -114,6 +114,11 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
             latents = [place for name, place in self._places.items() if isinstance(name, int)]
             places = latents[:1] if outcome.manifest.settings["latents"] == "none" else places
             places.append(self._texts[0])
+        if outcome.manifest.settings.get("caption_name") == EMPTY:
+            return (
+                f'next: wdsprep.load(LATENTS, join="{places[0]}", drop_text=0.1) takes it for '
+                "texts that are dropped"
+            )
         return load_step(places, (o.manifest for o in outcomes if self._place(o) in places))
 
     def _place(self, outcome: Outcome) -> str:
@@ -130,7 +135,7 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         """Yield the lines about one dataset."""
         manifest, place = outcome.manifest, self._place(outcome)
         after = left_out_lines(LeftOut.among(manifest.counts))
-        if manifest.settings["text"] != "none":
+        if manifest.settings["text"] != "none" and manifest.settings.get("caption_name") != EMPTY:
             after += self._captionless_lines(outcome)
         after += broken_tars_lines(outcome.broken_tars, place)
         yield from self.dataset_lines(outcome, place, before=self._counts(outcome), after=after)
@@ -141,7 +146,7 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
             yield self._void_line(manifest, place, remedies)
 
     def _counts(self, outcome: Outcome) -> Iterator[str]:
-        """Yield the lines on shapes, captions, and images that were scaled up."""
+        """Yield the lines on shapes, captions, images that were scaled up, and empty captions."""
         manifest = outcome.manifest
         yield from shapes_lines(manifest)
         if cut := manifest.counts.get("cut"):
@@ -151,6 +156,12 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         if upscaled := manifest.counts.get("upscaled"):
             most = manifest.settings.get("upscale", 1.0)
             yield f"{plural(upscaled, 'image')} scaled up, by at most {most:g} times"
+        settings = manifest.settings
+        if "text_roles" in settings and settings.get("caption_name") != EMPTY:
+            yield (
+                "its text depends on images: for drop_text=, encode the empty caption of each "
+                f"sample into another place (--latents none --empty {PER_SAMPLE})"
+            )
 
     def _captionless_lines(self, outcome: Outcome) -> list[str]:
         manifest = outcome.manifest

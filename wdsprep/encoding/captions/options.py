@@ -20,6 +20,9 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 CAPTIONS = "Captions"
 OWN = "caption"
 """The name of the samples' own captions, and of captions that replace them."""
+EMPTY = "empty"
+"""The name of captions that are empty for each sample, for text that depends on its images too."""
+PER_SAMPLE = "per-sample"
 CAPTION = "{caption}"
 """The part of a place that is replaced by the name of the dataset's captions."""
 
@@ -36,6 +39,11 @@ class CaptionSource:
     field: str = ""
     by: str = ""
     digest: str = ""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return whether captions come from a field or a table, which may lack some of them."""
+        return bool(self.field or self.digest)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -129,6 +137,18 @@ class OneCaption(Options):
             page="the name of the captions for the loader's `captions=`",
         ),
     )
+    empty: str = field(
+        default="",
+        metadata=about(
+            "Encode the empty caption with the images of each sample in place of its caption, with "
+            "--latents none, for models whose text depends on images.",
+            CAPTIONS,
+            choices=(PER_SAMPLE,),
+            order=2,
+            page="encode the empty caption with the images of each sample, into a text dataset "
+            "from which `drop_text=` takes it: [several images a sample](#several-images-a-sample)",
+        ),
+    )
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -145,6 +165,11 @@ class OneCaption(Options):
                     f"captions cannot be named {name!r}: give a --caption-name of letters and "
                     "digits"
                 )
+            if name == EMPTY and not self.empty:
+                raise UsageError(
+                    f"captions cannot be named {name!r}, as those of --empty are: give another "
+                    "--caption-name"
+                )
             if found.count(name) > 1:
                 raise UsageError(
                     f"two of --caption-fields end in {name!r}, after which their captions are "
@@ -156,12 +181,15 @@ class OneCaption(Options):
             "--captions": self.captions,
             "--caption-field": self.caption_field,
             "--caption-fields": self.paths,
+            f"--empty {PER_SAMPLE}": self.empty,
         }
         if len(several := [option for option, value in given.items() if value]) > 1:
             raise UsageError(f"{several[0]} and {several[1]} both choose captions: give one")
         of_table = {"--captions-by": self.captions_by, "--caption-column": self.caption_column}
         if (alone := [option for option, value in of_table.items() if value]) and not self.captions:
             raise UsageError(f"{alone[0]} is for a table: give --captions TABLE too")
+        if self.caption_name and self.empty:
+            raise UsageError(f"--empty names the captions {EMPTY}: leave --caption-name out")
         if self.caption_name and self.paths:
             raise UsageError(
                 "--caption-fields names the captions after the last part of each field: leave "
@@ -174,6 +202,8 @@ class OneCaption(Options):
 
         A table has not been read yet.
         """
+        if self.empty:
+            return (CaptionSource(name=EMPTY),)
         return tuple(map(self._source, self.paths or (self.caption_field,)))
 
     def _source(self, path: str) -> CaptionSource:

@@ -58,7 +58,8 @@ def takes_references(model: Model) -> bool:
 def most_references(model: Model) -> int:
     """Return how many reference images a sample may have whose text depends on them.
 
-    It is 0 if the pipeline takes none, and 1 if it refuses several.
+    It is 0 if the pipeline takes none, and 1 if it refuses several. Without its VAE, that may show
+    only when text is made of them.
     """
     if not takes_references(model):
         return 0
