@@ -130,7 +130,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_memory")
 def test_what_has_no_room_waits_in_a_folder_that_is_deleted(folder: Path) -> None:
     with open_join() as join:
-        join_many(join, 100_000)
+        join_many(join, 300_000)
         (own,) = folder.iterdir()
         assert sum(file.stat().st_size for file in own.iterdir()) > 4_000_000
         at = 0
@@ -138,7 +138,7 @@ def test_what_has_no_room_waits_in_a_folder_that_is_deleted(folder: Path) -> Non
             assert samples.tolist() == [*range(at, at + len(samples))]
             assert columns["double"].to_numpy().tolist() == (samples * 2).tolist()
             at += len(samples)
-        assert at == 100_000
+        assert at == 300_000
     assert not [*folder.iterdir()]
 
 

@@ -34,7 +34,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from wdsprep.dataset.condition_syntax import (
     NUMBER,
@@ -549,8 +549,13 @@ def mask_of(truths: pa.Array | pa.ChunkedArray) -> Mask:
     wholes = truths.cast(pa.uint8())
     if isinstance(wholes, pa.ChunkedArray):
         wholes = wholes.combine_chunks()
-    values = np.frombuffer(wholes.buffers()[1], np.uint8, len(wholes), wholes.offset)
-    return values.astype(np.bool_)
+    return numbers_of(wholes, np.uint8).astype(np.bool_)
+
+
+def numbers_of(column: pa.Array, dtype: DTypeLike = np.int64) -> NDArray[Any]:
+    """Return the numbers in an array of Arrow without nulls, whose type has this dtype."""
+    start = column.offset * np.dtype(dtype).itemsize
+    return np.frombuffer(column.buffers()[1] or b"", dtype, len(column), start)
 
 
 def whole_numbers(values: NDArray[np.int64], is_null: Mask | None = None) -> pa.Array:

@@ -25,6 +25,7 @@ from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.sources.captions import first_of
 from wdsprep.sources.tables.text import BY, open_table
 from wdsprep.store import did_you_mean_place, split_url
+from wdsprep.tables.column_conditions import mask_of, numbers_of, whole_numbers
 from wdsprep.tables.joined_columns import HAS_ROW, STARTS, LaidOut
 from wdsprep.tables.key_join import NAME, SAMPLE, open_join
 from wdsprep.tables.other_tables import TEXT, WantedColumns, open_other_table, text_bytes
@@ -91,10 +92,12 @@ def lay_out_table(
                     _log.warning("%s: left out %s %s", place, plural(count, "row"), why)
             if not join.names:
                 raise UsageError(f"{place} has no row with a {by} and numbers")
-            join.match(_number_names(samples.read_names(by)))
+            join.match(_number_names(samples.read_names(by)), [*rows.numbers])
 
             def read(names: Sequence[str]) -> Iterator[JoinedRows]:
-                return ((places, columns) for places, _, columns in join.read(names))
+                has_texts = not rows.numbers.keys() & {*names}
+                for places, _, columns in join.read(names, is_ordered=has_texts):
+                    yield places, columns
 
             _write(writer, samples.sizes, rows.numbers, rows.texts, read)
             writer.facts |= {"digest": rows.digest, "offered": sorted(rows.offered)}
@@ -106,7 +109,7 @@ def _number_names(names: Iterable[pa.Array | pa.ChunkedArray]) -> Iterator[pa.Re
     first = 0
     for column in names:
         for some in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-            numbers = pa.array(np.arange(first, first + len(some)))
+            numbers = whole_numbers(np.arange(first, first + len(some)))
             yield pa.record_batch([some, numbers], names=[NAME, SAMPLE])
             first += len(some)
 
@@ -136,7 +139,7 @@ def lay_out_scores(
         for start, rows in zip(starts.tolist(), read({*numbers, *names}), strict=False):
             has_row = np.ones(len(rows), np.bool_)
             for name in numbers:
-                has_row &= ~pc.is_null(rows[name], nan_is_null=True).to_numpy()
+                has_row &= ~mask_of(pc.is_null(rows[name], nan_is_null=True))
             found = rows.select(names).filter(pa.array(has_row)).combine_chunks()
             columns = {name: found[name].combine_chunks() for name in names}
             yield start + np.flatnonzero(has_row), columns
@@ -196,13 +199,14 @@ def _write(
 def _numbers_in(column: pa.Array, dtype: str) -> NDArray[Any]:
     """Return the numbers in a column without nulls, which may hold them as texts."""
     numbers = pc.utf8_trim_whitespace(column) if column.type == TEXT else column
-    values: NDArray[Any] = numbers.cast(pa.from_numpy_dtype(dtype)).to_numpy(zero_copy_only=False)
-    return values
+    if dtype == "|b1":
+        return mask_of(numbers.cast(pa.bool_()))
+    return numbers_of(numbers.cast(pa.from_numpy_dtype(dtype)), dtype)
 
 
 def _text_parts(name: str, rows: Iterable[JoinedRows], ends: Ints) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a column's texts; put how many each has behind its place in `ends`."""
     for places, columns in rows:
         filled = columns[name].cast(TEXT).fill_null("")
-        ends[places + 1] = pc.binary_length(filled).to_numpy()
+        ends[places + 1] = numbers_of(pc.binary_length(filled))
         yield np.frombuffer(text_bytes(filled), np.uint8)

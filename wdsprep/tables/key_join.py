@@ -29,12 +29,14 @@ from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.errors import FullError, WorkError
 from wdsprep.store.spool import spool_folder
+from wdsprep.tables.column_conditions import numbers_of, whole_numbers
 from wdsprep.tables.query import CONFIG, open_engine
 
 NAME, SAMPLE, CHOICE = "name", "sample", "choice"
 """The columns of samples that are joined: a name, a number, and the rank of the name if any."""
 NAMES = pa.large_binary()
 SAMPLES = pa.schema([(NAME, NAMES), (SAMPLE, pa.int64()), (CHOICE, pa.int64())])
+HASH = "CAST(hash(name) >> 1 AS BIGINT)"
 READ_ROWS = 1 << 14
 ROWS_AT_ONCE = 1 << 23
 """Rows that are compared, or sorted, at a time: DuckDB may fail if all do not fit into memory."""
@@ -63,6 +65,7 @@ class KeyJoin:
     def __init__(self, engine: duckdb.DuckDBPyConnection, folder: str) -> None:
         self._engine, self._folder = engine, folder
         self._columns: dict[str, tuple[str, pa.DataType]] = {}
+        self._matched: Sequence[str] = ()
         self.rows = self.unnamed = self.lacking = self.names = self.repeated = 0
         self._ask("CREATE TABLE rows (name BLOB, number BIGINT)")
 
@@ -72,10 +75,10 @@ class KeyJoin:
         Columns hold numbers, or texts that are UTF-8. One that is not given is null in these rows.
         """
         names = names.cast(NAMES)  # DuckDB would read escapes in texts that become bytes
-        named = pc.greater(pc.fill_null(pc.binary_length(names), 0), 0)
-        numbers = pa.array(np.arange(self.rows, self.rows + len(names)))
-        own = {self._column(name, column.type): column for name, column in columns.items()}
-        rows = pa.table({"name": names, "number": numbers, **own}).filter(named)
+        is_named = pc.greater(pc.fill_null(pc.binary_length(names), 0), 0)
+        numbers = whole_numbers(np.arange(self.rows, self.rows + len(names)))
+        values = {self._column(name, column.type): column for name, column in columns.items()}
+        rows = pa.table({"name": names, "number": numbers, **values}).filter(is_named)
         self.rows += len(names)
         self.unnamed += len(names) - len(rows)
         with self._registered(rows):
@@ -92,19 +95,38 @@ class KeyJoin:
         return self._columns[name][0]
 
     def find_first(self, needs: Collection[str] = ()) -> None:
-        """Find the first row of each name, of those that have a number in all columns of `needs`.
+        """Drop rows that lack a number in one of the columns `needs`, and all but the first of each
+        name.
 
-        NaN is none, also as a text that Python reads as NaN.
+        NaN is no number, also as a text that Python reads as NaN. Few names have several rows: they
+        are looked for by the hashes of all.
         """
-        self._ask("CREATE TABLE firsts (name BLOB, number BIGINT, times BIGINT)")
         tests = [self._has_number(*self._columns[name]) for name in needs]
+        if tests:
+            self._ask(f"DELETE FROM rows WHERE NOT ({' AND '.join(tests)})")
+        self._ask("CREATE TABLE repeats (name BLOB, number BIGINT, times BIGINT)")
         parts = self.rows // ROWS_AT_ONCE + 1
         for part in range(parts):
-            some = " AND ".join([*tests, f"hash(name) % {parts} = {part}"])
-            found = f"SELECT name, min(number), count(*) FROM rows WHERE {some} GROUP BY name"
-            self._ask(f"INSERT INTO firsts {found}")
-        self.names, good = self._numbers("SELECT count(*), sum(times) FROM firsts")
-        self.repeated, self.lacking = good - self.names, self.rows - self.unnamed - good
+            asked = f"SELECT {HASH} AS hash FROM rows WHERE hash % {parts} = {part}"
+            columns = (numbers_of(batch.column(0)) for batch in self._batches(asked, READ_ROWS))
+            hashes = np.concatenate([np.zeros(0, np.int64), *columns])
+            hashes.sort()
+            repeated = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+            if len(repeated):
+                with self._registered(pa.table({"hash": whole_numbers(repeated)})):
+                    self._ask(
+                        "INSERT INTO repeats SELECT name, min(number), count(*) FROM rows "
+                        f"SEMI JOIN registered ON {HASH} = registered.hash "
+                        "GROUP BY name HAVING count(*) > 1"
+                    )
+        (self.repeated,) = self._numbers("SELECT sum(times - 1) FROM repeats")
+        if self.repeated:
+            self._ask(
+                "DELETE FROM rows USING repeats "
+                "WHERE rows.name = repeats.name AND rows.number > repeats.number"
+            )
+        (self.names,) = self._numbers("SELECT count(*) FROM rows")
+        self.lacking = self.rows - self.unnamed - self.names - self.repeated
 
     def _has_number(self, column: str, kind: pa.DataType) -> str:
         if pa.types.is_floating(kind):
@@ -113,26 +135,32 @@ class KeyJoin:
         is_nan = f" AND NOT contains(lower({column}), 'nan')" if is_text else ""
         return f"{column} IS NOT NULL{is_nan}"
 
-    def match(self, samples: Iterable[pa.RecordBatch]) -> int:
+    def match(self, samples: Iterable[pa.RecordBatch], columns: Sequence[str] = ()) -> int:
         """Find the rows of samples, which have a `name` and a number (`sample`), in any order.
 
         Return how many samples have a row. A sample may come more than once, with several names:
-        the one with the lowest `choice` that a row has counts.
+        the one with the lowest `choice` that a row has counts. To `read` some of these `columns`
+        alone then takes no other join, unless there are choices.
         """
         raised: list[BaseException] = []
         batches = _cast_samples(samples, raised)
-        found = "s.sample, f.number AS row FROM registered s JOIN firsts f ON s.name = f.name"
         first = next(batches, None)
-        if first is not None and first[CHOICE].null_count < len(first):
-            found = (
-                f"sample, arg_min(row, choice) AS row FROM (SELECT choice, {found}) GROUP BY sample"
+        has_choices = first is not None and first[CHOICE].null_count < len(first)
+        self._matched = [] if has_choices else columns
+        pairs = (
+            f"s.sample, r.number AS row{self._select('r', self._matched)} "
+            "FROM registered s JOIN rows r ON s.name = r.name"
+        )
+        if has_choices:
+            pairs = (
+                f"sample, arg_min(row, choice) AS row FROM (SELECT choice, {pairs}) GROUP BY sample"
             )
         reader = pa.RecordBatchReader.from_batches(
             SAMPLES, chain([first] if first else [], batches)
         )
         with self._registered(reader):
             try:
-                self._ask(f"CREATE OR REPLACE TABLE pairs AS SELECT {found}")
+                self._ask(f"CREATE OR REPLACE TABLE pairs AS SELECT {pairs}")
             except duckdb.Error:
                 if raised:  # DuckDB only tells its text
                     raise raised[0] from None
@@ -140,19 +168,29 @@ class KeyJoin:
         (count,) = self._numbers("SELECT count(*) FROM pairs")
         return count
 
-    def read(self, columns: Sequence[str] = (), rows: int = READ_ROWS) -> Iterator[Matches]:
-        """Yield the samples that have a row, by number, `rows` at a time."""
-        own = "".join(f", r.{self._columns[name][0]}" for name in columns)
-        joined = " JOIN rows r ON p.row = r.number" if columns else ""
+    def read(
+        self, columns: Sequence[str] = (), rows: int = READ_ROWS, *, is_ordered: bool = True
+    ) -> Iterator[Matches]:
+        """Yield the samples that have a row, `rows` at a time.
+
+        They come by number, or if they need not be ordered, `ROWS_AT_ONCE` numbers after the other.
+        """
+        if {*columns} <= {*self._matched}:
+            source, values = "pairs p", self._select("p", columns)
+        else:
+            source, values = "rows r JOIN pairs p ON r.number = p.row", self._select("r", columns)
+        order = " ORDER BY 1" if is_ordered else ""
         (last,) = self._numbers("SELECT max(sample) FROM pairs")
         for start in range(0, last + 1, ROWS_AT_ONCE):
-            some = f"p.sample BETWEEN {start} AND {start + ROWS_AT_ONCE - 1}"
-            asked = f"SELECT p.sample, p.row{own} FROM pairs p{joined} WHERE {some} ORDER BY 1"
-            with self._explain_limits():
-                for batch in self._engine.sql(asked).to_arrow_reader(rows):
-                    samples, numbers, *values = batch.columns
-                    found = dict(zip(columns, values, strict=True))
-                    yield samples.to_numpy(), numbers.to_numpy(), found
+            range_ = f"p.sample BETWEEN {start} AND {start + ROWS_AT_ONCE - 1}"
+            asked = f"SELECT p.sample, p.row{values} FROM {source} WHERE {range_}{order}"
+            for batch in self._batches(asked, rows):
+                samples, numbers, *arrays = batch.columns
+                own = dict(zip(columns, arrays, strict=True))
+                yield numbers_of(samples), numbers_of(numbers), own
+
+    def _select(self, table: str, columns: Sequence[str]) -> str:
+        return "".join(f", {table}.{self._columns[name][0]}" for name in columns)
 
     def digest(self, column: str) -> str:
         """Return a digest of all names, each with the text that its first row has in a column.
@@ -161,21 +199,20 @@ class KeyJoin:
         """
         text = f"encode({self._columns[column][0]})"
         pair = f"CAST(octet_length(name) || ':' AS BLOB) || name || {text}"
-        firsts = "rows SEMI JOIN firsts ON rows.number = firsts.number"
-        ((number,),) = self._ask(f"SELECT bit_xor(md5_number({pair})) FROM {firsts}")
+        ((number,),) = self._ask(f"SELECT bit_xor(md5_number({pair})) FROM rows")
         return hex_digest(f"{number or 0:032x}".encode())
 
     def repeated_names(self, limit: int) -> tuple[int, list[bytes]]:
         """Return how many names several rows have, and the first of them."""
-        return self._some("firsts WHERE times > 1", limit)
+        return self._some("repeats", limit)
 
     def unused(self, limit: int) -> tuple[int, list[bytes]]:
         """Return how many names no sample has that was matched, and the first of them."""
-        return self._some("firsts ANTI JOIN pairs ON firsts.number = pairs.row", limit)
+        return self._some("rows ANTI JOIN pairs ON rows.number = pairs.row", limit)
 
     def _some(self, source: str, limit: int) -> tuple[int, list[bytes]]:
         (count,) = self._numbers(f"SELECT count(*) FROM {source}")
-        first = f"SELECT name FROM {source} ORDER BY firsts.number LIMIT {limit:d}"
+        first = f"SELECT name FROM {source} ORDER BY number LIMIT {limit:d}"
         return count, [name for (name,) in self._ask(first)] if count else []
 
     def _numbers(self, sql: str) -> tuple[int, ...]:
@@ -189,6 +226,10 @@ class KeyJoin:
             yield
         finally:
             self._engine.unregister("registered")
+
+    def _batches(self, sql: str, rows: int) -> Iterator[pa.RecordBatch]:
+        with self._explain_limits():
+            yield from self._engine.sql(sql).to_arrow_reader(rows)
 
     def _ask(self, sql: str) -> list[Any]:
         with self._explain_limits():

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from wdsprep.errors import UsageError
 from wdsprep.sources.tables.parquet import NUMBERS, ParquetTable, values_in
 from wdsprep.sources.tables.text import Table
+from wdsprep.tables.column_conditions import mask_of, numbers_of
 from wdsprep.tables.key_join import NAMES, KeyJoin
 from wdsprep.text import plural
 
@@ -265,14 +266,16 @@ def text_bytes(column: pa.Array) -> memoryview:
 
 def _parts(column: pa.Array) -> "Iterator[tuple[str, NDArray[np.uint8]]]":
     """Yield the bytes that make up a column, in parts which any batches of it have together."""
-    yield "nulls", column.is_null().to_numpy(zero_copy_only=False).view(np.uint8)
+    yield "nulls", mask_of(column.is_null()).view(np.uint8)
     if column.type in (TEXT, NAMES):
         filled = column.fill_null("" if column.type == TEXT else b"")
-        yield "lengths", pc.binary_length(filled).to_numpy().view(np.uint8)
+        yield "lengths", numbers_of(pc.binary_length(filled)).view(np.uint8)
         yield "texts", np.frombuffer(text_bytes(filled), np.uint8)
     else:
         filled = column.fill_null(pa.scalar(0, pa.int8()).cast(column.type))
-        yield "numbers", filled.to_numpy(zero_copy_only=False).view(np.uint8)
+        is_bool = pa.types.is_boolean(filled.type)
+        values = mask_of(filled) if is_bool else numbers_of(filled, filled.type.to_pandas_dtype())
+        yield "numbers", values.view(np.uint8)
 
 
 def _as_texts(by: str) -> str:

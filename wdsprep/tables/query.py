@@ -56,6 +56,8 @@ CONFIG: Settings = {
     "memory_limit": "500MB",  # and a process with 30 million rows to join takes 1 GB
     "arrow_large_buffer_size": True,  # the texts of a batch may have more than 2 GB
 }
+TAKES_STREAMS_FOR_SMALL = "build_side_probe_side"
+"""What would hold the samples of a join in memory, which come as a stream, in place of the rows."""
 Facts = dict[str, Any]
 Value = TypeVar("Value")
 
@@ -68,6 +70,8 @@ def open_engine(folder: str = "", *, keeps_order: bool = True) -> duckdb.DuckDBP
     """
     own: Settings = {"temp_directory": folder, "preserve_insertion_order": keeps_order}
     engine = duckdb.connect(":memory:", config={**CONFIG, **own})
+    engine.execute("SET enable_progress_bar = false")  # which Jupyter would show
+    engine.execute(f"SET disabled_optimizers = '{TAKES_STREAMS_FOR_SMALL}'")
     engine.execute("SET lock_configuration = true")
     return engine
 
