@@ -153,7 +153,7 @@ def test_a_full_disk_is_one_line(
     with pytest.raises(FullError) as caught, open_join() as join:  # noqa: PT012
         if not limited:
             monkeypatch.setattr(join, "_engine", FullEngine(join._engine))
-        join_many(join, 100_000)
+        join_many(join, 300_000)
     assert str(caught.value) == (
         f"{folder} is full, where rows of a table are joined, which takes three times their size: "
         "make room there, or set TMPDIR to another folder"

@@ -95,8 +95,7 @@ class KeyJoin:
         return self._columns[name][0]
 
     def find_first(self, needs: Collection[str] = ()) -> None:
-        """Drop rows that lack a number in one of the columns `needs`, and all but the first of each
-        name.
+        """Keep the first row of each name, of those that have a number in all columns of `needs`.
 
         NaN is no number, also as a text that Python reads as NaN. Few names have several rows: they
         are looked for by the hashes of all.
