@@ -95,36 +95,38 @@ class KeyJoin:
         return self._columns[name][0]
 
     def find_first(self, needs: Collection[str] = ()) -> None:
-        """Keep the first row of each name, of those that have a number in all columns of `needs`.
+        """Find the first row of each name, of those that have a number in all columns of `needs`.
 
         NaN is no number, also as a text that Python reads as NaN. Few names have several rows: they
         are looked for by the hashes of all.
         """
         tests = [self._has_number(*self._columns[name]) for name in needs]
-        if tests:
-            self._ask(f"DELETE FROM rows WHERE NOT ({' AND '.join(tests)})")
-        self._ask("CREATE TABLE repeats (name BLOB, number BIGINT, times BIGINT)")
+        good = f"rows WHERE {' AND '.join(['true', *tests])}"
+        self._ask("CREATE TABLE repeats (name BLOB, number BIGINT)")
+        self._ask("CREATE TABLE later (number BIGINT)")
         parts = self.rows // ROWS_AT_ONCE + 1
         for part in range(parts):
-            asked = f"SELECT {HASH} AS hash FROM rows WHERE hash % {parts} = {part}"
+            named = f"SELECT *, {HASH} AS hash FROM {good} AND hash % {parts} = {part}"
+            asked = f"SELECT hash FROM ({named})"
             columns = (numbers_of(batch.column(0)) for batch in self._batches(asked, READ_ROWS))
             hashes = np.concatenate([np.zeros(0, np.int64), *columns])
             hashes.sort()
-            repeated = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+            repeated = hashes[1:][hashes[1:] == hashes[:-1]]
+            repeated = repeated[np.diff(repeated, prepend=-1) > 0]
             if len(repeated):
                 with self._registered(pa.table({"hash": whole_numbers(repeated)})):
                     self._ask(
-                        "INSERT INTO repeats SELECT name, min(number), count(*) FROM rows "
-                        f"SEMI JOIN registered ON {HASH} = registered.hash "
-                        "GROUP BY name HAVING count(*) > 1"
+                        f"INSERT INTO repeats SELECT name, min(number) FROM ({named}) "
+                        "SEMI JOIN registered USING (hash) GROUP BY name HAVING count(*) > 1"
                     )
-        (self.repeated,) = self._numbers("SELECT sum(times - 1) FROM repeats")
-        if self.repeated:
-            self._ask(
-                "DELETE FROM rows USING repeats "
-                "WHERE rows.name = repeats.name AND rows.number > repeats.number"
-            )
-        (self.names,) = self._numbers("SELECT count(*) FROM rows")
+                self._ask(
+                    f"INSERT INTO later SELECT n.number FROM ({named}) n "
+                    "JOIN repeats USING (name) WHERE n.number > repeats.number"
+                )
+        (self.repeated,) = self._numbers("SELECT count(*) FROM later")
+        no_later = " AND number NOT IN (FROM later)" if self.repeated else ""
+        self._ask(f"CREATE VIEW firsts AS SELECT * FROM {good}{no_later}")
+        (self.names,) = self._numbers("SELECT count(*) FROM firsts")
         self.lacking = self.rows - self.unnamed - self.names - self.repeated
 
     def _has_number(self, column: str, kind: pa.DataType) -> str:
@@ -148,7 +150,7 @@ class KeyJoin:
         self._matched = [] if has_choices else columns
         pairs = (
             f"s.sample, r.number AS row{self._select('r', self._matched)} "
-            "FROM registered s JOIN rows r ON s.name = r.name"
+            "FROM registered s JOIN firsts r ON s.name = r.name"
         )
         if has_choices:
             pairs = (
@@ -198,7 +200,7 @@ class KeyJoin:
         """
         text = f"encode({self._columns[column][0]})"
         pair = f"CAST(octet_length(name) || ':' AS BLOB) || name || {text}"
-        ((number,),) = self._ask(f"SELECT bit_xor(md5_number({pair})) FROM rows")
+        ((number,),) = self._ask(f"SELECT bit_xor(md5_number({pair})) FROM firsts")
         return hex_digest(f"{number or 0:032x}".encode())
 
     def repeated_names(self, limit: int) -> tuple[int, list[bytes]]:
@@ -207,7 +209,7 @@ class KeyJoin:
 
     def unused(self, limit: int) -> tuple[int, list[bytes]]:
         """Return how many names no sample has that was matched, and the first of them."""
-        return self._some("rows ANTI JOIN pairs ON rows.number = pairs.row", limit)
+        return self._some("firsts ANTI JOIN pairs ON firsts.number = pairs.row", limit)
 
     def _some(self, source: str, limit: int) -> tuple[int, list[bytes]]:
         (count,) = self._numbers(f"SELECT count(*) FROM {source}")
