@@ -175,7 +175,7 @@ def _write(
 ) -> None:
     """Write columns of numbers, given their dtypes, and of texts, for samples in shards of `sizes`.
 
-    `read` yields some columns of the samples that have a row, in the order of the samples.
+    `read` yields some columns of the samples that have a row, texts in the order of the samples.
     """
     samples = int(sizes.sum())
     writer.reserve(STARTS, "<i8", len(sizes) + 1)[1:] = np.cumsum(sizes)
