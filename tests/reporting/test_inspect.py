@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from tests.kit.damaged import pack_here, source_of_photos
-from tests.kit.latent_sets import field, layout, npy, receipt_of, write_shard
+from tests.kit.latent_sets import (
+    field,
+    layout,
+    npy,
+    receipt_of,
+    write_latents,
+    write_shard,
+)
 from tests.kit.packs import manifest_of, tree
 from tests.kit.stores import note_reads
 from wdsprep.cli import main
@@ -101,6 +108,15 @@ def latents(root: Path, keys: list[list[str]]) -> str:
     manifest = Manifest(dataset="latents", settings=settings, receipts=tuple(receipts))
     write_bytes(store, MANIFEST, manifest.to_bytes())
     return store.url
+
+
+def test_rules_for_sizes_of_roles_are_told_in_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rules = {"roles": ["target", "source"], "role_sizes": {"source": "aligned", "mask": "latent"}}
+    url = write_latents(str(tmp_path / "pairs"), (2,), more=rules)
+    assert main(["inspect", url]) == 0
+    assert "role-sizes mask latent, source aligned;" in " ".join(capfd.readouterr().out.split())
 
 
 def test_bfloat16_is_described_by_its_numbers() -> None:

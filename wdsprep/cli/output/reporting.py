@@ -161,6 +161,8 @@ def _setting(name: str, value: Any) -> str:
     if name == "trial" and isinstance(value, Mapping) and "each" in value:
         return _trial(value)
     if isinstance(value, Mapping):
+        if all(isinstance(part, str) for part in value.values()):
+            return ", ".join(f"{part} {text}" for part, text in value.items())
         is_counts = all(type(count) is int for count in value.values())
         return human_counts(value) if is_counts else json.dumps(value)
     if isinstance(value, list):
