@@ -4,9 +4,8 @@ What is said about an option stands beside its default:
 
     @dataclass(frozen=True, kw_only=True)
     class PackRules(Options):
-        min_size: int = field(
-            default=0,
-            metadata=about("Reject images whose shorter side has fewer pixels.", "Images", least=0),
+        min_size: int = option_field(
+            "Reject images whose shorter side has fewer pixels.", "Images", default=0, least=0
         )
 
     @takes_options(PackRules)
@@ -16,7 +15,8 @@ From it come the signature of the function, which is that of the class's constru
 checkers, editors and `help()` alike; the option of the command line and its help
 (`wdsprep.cli.declared_options`); its row on a page (`tools.option_tables`); and the check, which
 says the same line in Python and on the command line. Classes are put together by inheritance. A
-field without `about(...)` is an argument of the function and not an option of a command.
+field that is neither made by `option_field(...)`, nor has `about(...)` as its metadata, is an
+argument of the function and not an option of a command.
 
 Modules with declarations are light: a command line imports them to show its help.
 """
@@ -26,7 +26,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import lru_cache, partial, wraps
 from math import isfinite
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
@@ -107,6 +107,14 @@ class About:
 def about(help: str, heading: str = "", **more: Any) -> Mapping[str, About]:
     """Return the metadata of a dataclass field that is an option; `more` are fields of `About`."""
     return {"about": About(help=help, heading=heading, **more)}
+
+
+def option_field(help: str, heading: str = "", *, default: T, **more: Any) -> T:
+    """Return a field of a dataclass that is an option; `more` are fields of `About`.
+
+    Its type is that of the default, as type checkers know it of `dataclasses.field`.
+    """
+    return field(default=default, metadata=about(help, heading, **more))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

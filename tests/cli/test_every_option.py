@@ -17,7 +17,7 @@ from wdsprep.cli import cli, main
 from wdsprep.cli.base_command import import_function
 from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError
-from wdsprep.options import Option, Options, about, options_of, takes_options
+from wdsprep.options import Option, Options, about, option_field, options_of, takes_options
 from wdsprep.text import parse_size
 
 IN_PYTHON = {
@@ -271,16 +271,15 @@ def test_words_that_cannot_be_meant_exit_with_2(
 @dataclass(frozen=True, kw_only=True)
 class Cut(Options):
     source: str = field(kw_only=False, metadata=about("The folder to cut.", is_place=True))
-    min_size: int = field(
-        default=0, metadata=about("Reject smaller images.", "Images", least=-9, usual=True)
+    min_size: int = option_field(
+        "Reject smaller images.", "Images", default=0, least=-9, usual=True
     )
-    mode: str = field(default="full", metadata=about("Do so.", "Images", choices=("full", "fast")))
-    max_size: int | str = field(
-        default="2GB",
-        metadata=about("End there.", "Output", read=parse_size, metavar="SIZE", usual=True),
+    mode: str = option_field("Do so.", "Images", default="full", choices=("full", "fast"))
+    max_size: int | str = option_field(
+        "End there.", "Output", default="2GB", read=parse_size, metavar="SIZE", usual=True
     )
-    join: tuple[str, ...] = field(default=(), metadata=about("Add this.", "Output", is_many=True))
-    overwrite: bool = field(default=False, metadata=about("Start over.", "Output"))
+    join: tuple[str, ...] = option_field("Add this.", "Output", default=(), is_many=True)
+    overwrite: bool = option_field("Start over.", "Output", default=False)
 
 
 @takes_options(Cut)

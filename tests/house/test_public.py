@@ -17,7 +17,15 @@ from tests.kit.packs import jpeg, write_files
 from wdsprep.cli import cli
 from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError, WdsprepError
-from wdsprep.options import OptionError, Options, about, options_of, takes_datasets, takes_options
+from wdsprep.options import (
+    OptionError,
+    Options,
+    about,
+    option_field,
+    options_of,
+    takes_datasets,
+    takes_options,
+)
 from wdsprep.text import parse_size
 
 CALLED = (
@@ -148,8 +156,8 @@ def test_the_walk_through_the_package_leads_to_what_is_there() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Sides(Options):
-    least_side: int = field(default=0, metadata=about("The shorter side.", "Images", least=0))
-    share: float = field(default=0.5, metadata=about("A share.", "Images", least=0, most=1))
+    least_side: int = option_field("The shorter side.", "Images", default=0, least=0)
+    share: float = option_field("A share.", "Images", default=0.5, least=0, most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +165,10 @@ class Rules(Sides):
     """Those of a small command."""
 
     source: str = field(default="downloads", kw_only=False, metadata=about("What is packed."))
-    check: str = field(default="full", metadata=about("How.", "Images", choices=("full", "header")))
-    max_size: int | str = field(default="2GB", metadata=about("Bytes.", "Output", read=parse_size))
-    append: bool = field(default=False, metadata=about("Keep.", "Output"))
-    overwrite: bool = field(default=False, metadata=about("Remove.", "Output"))
+    check: str = option_field("How.", "Images", default="full", choices=("full", "header"))
+    max_size: int | str = option_field("Bytes.", "Output", default="2GB", read=parse_size)
+    append: bool = option_field("Keep.", "Output", default=False)
+    overwrite: bool = option_field("Remove.", "Output", default=False)
     heard: object = None
 
     def check_together(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from wdsprep.errors import UsageError
 from wdsprep.images.options import role_image
-from wdsprep.options import Place, about, as_places
+from wdsprep.options import Place, about, as_places, option_field
 from wdsprep.packing.options import ShardSizes
 from wdsprep.runners.options import (
     JOIN,
@@ -113,19 +113,17 @@ class RemoveOptions(ListenedOptions):
     sources: NameList = field(
         default="", metadata=_of_list("Remove the samples with these sources in their json.")
     )
-    keep_copies: bool = field(
+    keep_copies: bool = option_field(
+        "Let other samples with the same image or URL be packed: for duplicates.",
+        SAMPLES,
         default=False,
-        metadata=about(
-            "Let other samples with the same image or URL be packed: for duplicates.", SAMPLES
-        ),
     )
-    all: bool = field(
+    all: bool = option_field(
+        "Remove them too from the datasets beside that were made of these images.",
+        SAMPLES,
         default=False,
-        metadata=about(
-            "Remove them too from the datasets beside that were made of these images.", SAMPLES
-        ),
     )
-    yes: bool = field(default=False, metadata=about("Remove without asking.", SAMPLES))
+    yes: bool = option_field("Remove without asking.", SAMPLES, default=False)
 
 
 @dataclass(frozen=True)
@@ -139,39 +137,32 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
     )
     out: Place = field(metadata=about("The folder or URL to copy to.", is_place=True))
     _: KW_ONLY
-    where: str = field(
+    where: str = option_field(
+        'Select the samples whose json meets this condition, such as "width >= 768".',
+        SAMPLES,
         default="",
-        metadata=about(
-            'Select the samples whose json meets this condition, such as "width >= 768".', SAMPLES
-        ),
     )
     join: Place | Sequence[Place] = field(default=(), metadata=JOIN)
     keys: NameList = field(
         default="",
         metadata=_of_list("Select the samples with the keys in this file, one on each line."),
     )
-    count: int = field(
-        default=0, metadata=about("Select this many of them, drawn at random.", SAMPLES, least=0)
+    count: int = option_field(
+        "Select this many of them, drawn at random.", SAMPLES, default=0, least=0
     )
-    seed: int = field(
-        default=0, metadata=about("Draw and split with this seed.", SAMPLES, usual=True)
-    )
-    split: str | Mapping[str, float] = field(
+    seed: int = option_field("Draw and split with this seed.", SAMPLES, default=0, usual=True)
+    split: str | Mapping[str, float] = option_field(
+        "Divide them into parts, such as train=0.9,val=0.1; each replaces {split} in OUT.",
+        SAMPLES,
         default="",
-        metadata=about(
-            "Divide them into parts, such as train=0.9,val=0.1; each replaces {split} in OUT.",
-            SAMPLES,
-            read=_check_split,
-            metavar="NAME=SHARE,...",
-        ),
+        read=_check_split,
+        metavar="NAME=SHARE,...",
     )
-    prefix: bool = field(
+    prefix: bool = option_field(
+        "Put the number of its dataset (0, 1, ...) before each key, if several datasets have "
+        "the same keys.",
+        OUTPUT,
         default=False,
-        metadata=about(
-            "Put the number of its dataset (0, 1, ...) before each key, if several datasets have "
-            "the same keys.",
-            OUTPUT,
-        ),
     )
     overwrite: bool = field(default=False, metadata=overwrite("what is in OUT"))
     track: str = field(default="", metadata=TRACK)
@@ -192,82 +183,66 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
 
     unit_noun: ClassVar[str] = "comparison"
 
-    distance: int = field(
+    distance: int = option_field(
+        "Call images copies if they differ in at most this many of 64 bits; 0 to 12.",
+        COMPARISON,
         default=DISTANCE,
-        metadata=about(
-            "Call images copies if they differ in at most this many of 64 bits; 0 to 12.",
-            COMPARISON,
-            read=_check_distance,
-            parse=int,
-            usual=True,
-        ),
+        read=_check_distance,
+        parse=int,
+        usual=True,
     )
-    where: str = field(
+    where: str = option_field(
+        "Compare only samples that meet this condition, such as \"language == 'en'\".",
+        COMPARISON,
         default="",
-        metadata=about(
-            "Compare only samples that meet this condition, such as \"language == 'en'\".",
-            COMPARISON,
-        ),
     )
-    join: Place | Sequence[Place] = field(
+    join: Place | Sequence[Place] = option_field(
+        "Scores, or tables by key or URL, whose columns --keep and --where may name.",
+        COMPARISON,
         default=(),
-        metadata=about(
-            "Scores, or tables by key or URL, whose columns --keep and --where may name.",
-            COMPARISON,
-            is_place=True,
-            is_many=True,
-            metavar="PLACE",
-        ),
+        is_place=True,
+        is_many=True,
+        metavar="PLACE",
     )
-    keep: str = field(
+    keep: str = option_field(
+        "Keep the copy with the highest value in this column of --join, such as aesthetic. Of "
+        "equal values, and without a column, the one with the most pixels is kept.",
+        COMPARISON,
         default="",
-        metadata=about(
-            "Keep the copy with the highest value in this column of --join, such as aesthetic. Of "
-            "equal values, and without a column, the one with the most pixels is kept.",
-            COMPARISON,
-            metavar="COLUMN",
-        ),
+        metavar="COLUMN",
     )
-    role: str = field(
+    role: str = option_field(
+        "Compare the images that have this name in a role, such as source; all compares whole "
+        "samples, by the bytes of all their images.",
+        COMPARISON,
         default="",
-        metadata=about(
-            "Compare the images that have this name in a role, such as source; all compares whole "
-            "samples, by the bytes of all their images.",
-            COMPARISON,
-            read=role_image,
-            usual="target",
-            example="source",
-        ),
+        read=role_image,
+        usual="target",
+        example="source",
     )
-    hashes: Place = field(
+    hashes: Place = option_field(
+        "Keep what the pictures look like in this folder.",
+        COMPARISON,
         default="",
-        metadata=about(
-            "Keep what the pictures look like in this folder.",
-            COMPARISON,
-            usual="DATASET-hashes",
-            metavar="DIR",
-            is_place=True,
-        ),
+        usual="DATASET-hashes",
+        metavar="DIR",
+        is_place=True,
     )
-    output: Place = field(
+    output: Place = option_field(
+        "Write the keys of the copies to this file, one on each line; with several datasets, "
+        "{number} in it stands for the number of the dataset.",
+        OUTPUT,
         default="",
-        metadata=about(
-            "Write the keys of the copies to this file, one on each line; with several datasets, "
-            "{number} in it stands for the number of the dataset.",
-            OUTPUT,
-            spelling="-o",
-            metavar="FILE",
-            is_place=True,
-        ),
+        spelling="-o",
+        metavar="FILE",
+        is_place=True,
     )
-    table: Place = field(
+    table: Place = option_field(
+        "Write a Parquet table of all samples to this file; with {number} likewise.",
+        OUTPUT,
         default="",
-        metadata=about(
-            "Write a Parquet table of all samples to this file; with {number} likewise.",
-            OUTPUT,
-            metavar="FILE",
-            is_place=True,
-        ),
+        metavar="FILE",
+        is_place=True,
     )
 
     def check_together(self) -> None:

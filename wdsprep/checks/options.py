@@ -3,7 +3,7 @@
 import os
 from dataclasses import KW_ONLY, dataclass, field
 
-from wdsprep.options import about
+from wdsprep.options import about, option_field
 from wdsprep.runners.options import ListenedOptions, WorkerOptions
 
 CHECKS = "Checks"
@@ -13,9 +13,8 @@ CHECKS = "Checks"
 class VerifyOptions(WorkerOptions, ListenedOptions):
     """The options of `verify` beside its datasets."""
 
-    quick: bool = field(
-        default=False,
-        metadata=about("Check receipts, sizes and presence alone, and read no shard.", CHECKS),
+    quick: bool = option_field(
+        "Check receipts, sizes and presence alone, and read no shard.", CHECKS, default=False
     )
 
 
@@ -27,4 +26,4 @@ class RepairOptions(VerifyOptions):
         metadata=about("The dataset to repair.", is_place=True)
     )
     _: KW_ONLY
-    yes: bool = field(default=False, metadata=about("Repair without asking.", CHECKS))
+    yes: bool = option_field("Repair without asking.", CHECKS, default=False)

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from wdsprep.dataset.manifest import Manifest
@@ -18,7 +18,7 @@ from wdsprep.encoding.models.presets import DC, TOKENS
 from wdsprep.encoding.options import parse_resolutions, resolutions_of
 from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
 from wdsprep.errors import UsageError
-from wdsprep.options import Options, about, takes_options
+from wdsprep.options import Options, option_field, takes_options
 from wdsprep.reporting.overview import images_from
 from wdsprep.text import command_line, human_bytes, join_lines, plural
 
@@ -54,79 +54,61 @@ def parse_counts(given: Any) -> Mapping[int, float]:
 class PlanOptions(Options):
     """The options of `wdsprep plan`."""
 
-    images: "str | os.PathLike[str]" = field(
-        default="", metadata=about("The images to be encoded.", is_place=True)
+    images: "str | os.PathLike[str]" = option_field(
+        "The images to be encoded.", default="", is_place=True
     )
     _: KW_ONLY
-    counts: Mapping[int, float] | str | None = field(
+    counts: Mapping[int, float] | str | None = option_field(
+        "Plan for this many images of each size, by the shorter side: 256=490M,512=300M.",
+        IMAGES,
         default=None,
-        metadata=about(
-            "Plan for this many images of each size, by the shorter side: 256=490M,512=300M.",
-            IMAGES,
-            read=parse_counts,
-            metavar="SIZE=N,...",
-        ),
+        read=parse_counts,
+        metavar="SIZE=N,...",
     )
-    samples_per_shard: int = field(
-        default=10_000,
-        metadata=about("Plan --counts with so many samples in a shard.", IMAGES, least=1),
+    samples_per_shard: int = option_field(
+        "Plan --counts with so many samples in a shard.", IMAGES, default=10_000, least=1
     )
-    resolution: int | Sequence[int] | None = field(
+    resolution: int | Sequence[int] | None = option_field(
+        "Plan for these resolutions; by default those of the trials, or 256 and 512.",
+        IMAGES,
         default=None,
-        metadata=about(
-            "Plan for these resolutions; by default those of the trials, or 256 and 512.",
-            IMAGES,
-            read=lambda given: None if given is None else resolutions_of(given),
-            parse=parse_resolutions,
-            metavar="PIXELS[,...]",
-        ),
+        read=lambda given: None if given is None else resolutions_of(given),
+        parse=parse_resolutions,
+        metavar="PIXELS[,...]",
     )
-    trials: Sequence[str] = field(
+    trials: Sequence[str] = option_field(
+        'Use the speed and the sizes of a dataset that "encode --limit" made.',
+        SPEED,
         default=(),
-        metadata=about(
-            'Use the speed and the sizes of a dataset that "encode --limit" made.',
-            SPEED,
-            spelling="--trial",
-            is_place=True,
-            is_many=True,
-        ),
+        spelling="--trial",
+        is_place=True,
+        is_many=True,
     )
-    gpus: int = field(
-        default=1, metadata=about("Plan with this many GPUs.", SPEED, least=1, usual=True)
+    gpus: int = option_field("Plan with this many GPUs.", SPEED, default=1, least=1, usual=True)
+    price: float = option_field(
+        "Plan with this price in dollars for an hour of a GPU.", SPEED, default=0.0, least=0
     )
-    price: float = field(
-        default=0.0,
-        metadata=about("Plan with this price in dollars for an hour of a GPU.", SPEED, least=0),
-    )
-    model: str = field(
+    model: str = option_field(
+        "Without a trial, plan for a model that wdsprep models lists, except tiny.",
+        MODEL,
         default="sd2",
-        metadata=about(
-            "Without a trial, plan for a model that wdsprep models lists, except tiny.",
-            MODEL,
-            choices=[name for name in MODELS if name != "tiny"],
-            metavar="NAME",
-            usual=True,
-        ),
+        choices=[name for name in MODELS if name != "tiny"],
+        metavar="NAME",
+        usual=True,
     )
-    latents: str = field(
-        default="sample",
-        metadata=about("Plan with this kept of each image.", MODEL, choices=LATENTS, usual=True),
+    latents: str = option_field(
+        "Plan with this kept of each image.", MODEL, default="sample", choices=LATENTS, usual=True
     )
-    flip: bool = field(
-        default=False, metadata=about("Plan with latents of mirror images too.", MODEL)
+    flip: bool = option_field("Plan with latents of mirror images too.", MODEL, default=False)
+    text: str = option_field(
+        "Plan with this kept of each caption.", MODEL, default="emb", choices=TEXTS, usual=True
     )
-    text: str = field(
-        default="emb",
-        metadata=about("Plan with this kept of each caption.", MODEL, choices=TEXTS, usual=True),
-    )
-    tokens: int = field(
+    tokens: int = option_field(
+        "Plan with captions of this many tokens, if the model stores no more than they have.",
+        MODEL,
         default=TOKENS,
-        metadata=about(
-            "Plan with captions of this many tokens, if the model stores no more than they have.",
-            MODEL,
-            least=1,
-            usual=True,
-        ),
+        least=1,
+        usual=True,
     )
     as_json: bool = False
 

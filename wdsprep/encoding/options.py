@@ -24,7 +24,7 @@ from wdsprep.encoding.recipe_options import (
 from wdsprep.encoding.shape_lists import check_one_resolution
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODES
-from wdsprep.options import about, refuse_unknown_options
+from wdsprep.options import about, option_field, refuse_unknown_options
 from wdsprep.runners.options import (
     OUTPUT,
     TRACK,
@@ -111,67 +111,55 @@ class Encode(Recipe):
     the `device`, which is the trainer's by default.
     """
 
-    device: str = field(
-        default="auto", metadata=about("The device to compute on; auto is the trainer's.")
-    )
+    device: str = option_field("The device to compute on; auto is the trainer's.", default="auto")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeWorkerOptions(WorkerRangeOptions):
     """The options of workers and their devices; `auto` and 0 leave the choice to wdsprep."""
 
-    device: str = field(
+    device: str = option_field(
+        "Compute on this device; auto takes GPUs if there are any.",
+        WORKERS,
         default="auto",
-        metadata=about(
-            "Compute on this device; auto takes GPUs if there are any.",
-            WORKERS,
-            choices=DEVICES,
-            usual=True,
-            order=-1,
-            page="where to compute",
-        ),
+        choices=DEVICES,
+        usual=True,
+        order=-1,
+        page="where to compute",
     )
-    workers: int | str | tuple[int, int] = field(
+    workers: int | str | tuple[int, int] = option_field(
+        "Work in this number of processes; auto is one for each GPU, or one in all without a "
+        "GPU; MIN:MAX is for a cluster that grows.",
+        WORKERS,
         default="auto",
-        metadata=about(
-            "Work in this number of processes; auto is one for each GPU, or one in all without a "
-            "GPU; MIN:MAX is for a cluster that grows.",
-            WORKERS,
-            read=parse_workers,
-            usual=True,
-            metavar="AUTO|N|MIN:MAX",
-            example="auto|N|MIN:MAX",
-            page="how many workers; `auto` is one for each core, or as many as the cluster's "
-            "machines have room for; for `encode` one for each GPU, or one in all without a GPU",
-        ),
+        read=parse_workers,
+        usual=True,
+        metavar="AUTO|N|MIN:MAX",
+        example="auto|N|MIN:MAX",
+        page="how many workers; `auto` is one for each core, or as many as the cluster's "
+        "machines have room for; for `encode` one for each GPU, or one in all without a GPU",
     )
-    gpus_per_worker: float = field(
+    gpus_per_worker: float = option_field(
+        "Give each worker this number of GPUs, or a share of one, such as 0.5.",
+        WORKERS,
         default=0.0,
-        metadata=about(
-            "Give each worker this number of GPUs, or a share of one, such as 0.5.",
-            WORKERS,
-            least=0,
-            usual="1",
-            example="N",
-        ),
+        least=0,
+        usual="1",
+        example="N",
     )
-    cpus_per_worker: float = field(
+    cpus_per_worker: float = option_field(
+        "Give each worker this number of cores.",
+        WORKERS,
         default=0.0,
-        metadata=about(
-            "Give each worker this number of cores.",
-            WORKERS,
-            least=0,
-            usual="all, shared fairly",
-            example="N",
-        ),
+        least=0,
+        usual="all, shared fairly",
+        example="N",
     )
-    accelerator_type: str | None = field(
+    accelerator_type: str | None = option_field(
+        "Work only on GPUs of this type in a Ray cluster, such as A10G.",
+        WORKERS,
         default=None,
-        metadata=about(
-            "Work only on GPUs of this type in a Ray cluster, such as A10G.",
-            WORKERS,
-            example="A10G",
-        ),
+        example="A10G",
     )
 
 
@@ -179,29 +167,22 @@ class EncodeWorkerOptions(WorkerRangeOptions):
 class EncodeCall(EncodeWorkerOptions, OneCaption, RecipeOptions, ListenedOptions):
     """The options of `encode` that calls for one dataset and for several have in common."""
 
-    images: "str | os.PathLike[str]" = field(
-        default="shards/images",
-        metadata=about(
-            "The images to encode.",
-            is_place=True,
-        ),
+    images: "str | os.PathLike[str]" = option_field(
+        "The images to encode.", default="shards/images", is_place=True
     )
-    out: "str | os.PathLike[str]" = field(
-        default="",
-        metadata=about("The place for latents.", is_place=True, metavar="[LATENTS]"),
+    out: "str | os.PathLike[str]" = option_field(
+        "The place for latents.", default="", is_place=True, metavar="[LATENTS]"
     )
     _: KW_ONLY
     limit: int = field(
         default=0, metadata=limit("images", IMAGES, "without it the rest is done later")
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset LATENTS"))
-    redo_changed: bool = field(
+    redo_changed: bool = option_field(
+        "Encode image shards again that have been packed again, and remove the latents of "
+        "image shards that are gone.",
+        OUTPUT,
         default=False,
-        metadata=about(
-            "Encode image shards again that have been packed again, and remove the latents of "
-            "image shards that are gone.",
-            OUTPUT,
-        ),
     )
     track: str = field(default="", metadata=TRACK)
 
@@ -224,17 +205,15 @@ class EncodeOptions(EncodeCall, CaptionOptions):
 
     _: KW_ONLY
     resolution: int | Sequence[int] = field(default=0, metadata=RESOLUTION_OPTION)
-    text_out: "str | os.PathLike[str]" = field(
+    text_out: "str | os.PathLike[str]" = option_field(
+        "Store text once, in a separate dataset at this place, and none with the latents.",
+        OUTPUT,
         default="",
-        metadata=about(
-            "Store text once, in a separate dataset at this place, and none with the latents.",
-            OUTPUT,
-            is_place=True,
-            metavar="PLACE",
-            order=-1,
-            page="store text in a separate dataset at this place, and none with the latents: "
-            "[text stored once](#text-stored-once)",
-        ),
+        is_place=True,
+        metavar="PLACE",
+        order=-1,
+        page="store text in a separate dataset at this place, and none with the latents: "
+        "[text stored once](#text-stored-once)",
     )
 
     def check_together(self) -> None:

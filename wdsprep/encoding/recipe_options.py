@@ -24,7 +24,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODES
 from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import Options, about
+from wdsprep.options import Options, about, option_field
 from wdsprep.runners.options import WORKERS, batch_size
 from wdsprep.text import shortened
 
@@ -72,193 +72,165 @@ def check_role_size(given: Any) -> tuple[str, ShapesGiven]:
 class RecipeOptions(Options):
     """The options that decide the bytes of latents at any resolution, the model among them."""
 
-    shapes: ShapesGiven = field(
+    shapes: ShapesGiven = option_field(
+        "Cut each image to the shape of a list whose aspect ratio is nearest to its own. sdxl "
+        f"is the list of SDXL, for --resolution {SDXL_RESOLUTION} alone. nearest:STEP,MAX is "
+        "for any resolution that STEP divides: all shapes whose sides are multiples of STEP, "
+        "whose ratio is at most MAX, and which have no more pixels than the square. A FILE has "
+        "a shape in each line, such as 832x1216, and one of them is the square.",
+        MODEL,
         default=(),
-        metadata=about(
-            "Cut each image to the shape of a list whose aspect ratio is nearest to its own. sdxl "
-            f"is the list of SDXL, for --resolution {SDXL_RESOLUTION} alone. nearest:STEP,MAX is "
-            "for any resolution that STEP divides: all shapes whose sides are multiples of STEP, "
-            "whose ratio is at most MAX, and which have no more pixels than the square. A FILE has "
-            "a shape in each line, such as 832x1216, and one of them is the square.",
-            MODEL,
-            read=check_shapes_option,
-            metavar="FILE|sdxl|nearest:STEP,MAX",
-            order=-1,
-            page="cut each image to one of [several shapes](#shapes), not to the square: to the "
-            "one whose aspect ratio is nearest to its own. `sdxl` is for a resolution of "
-            f"{SDXL_RESOLUTION}, `nearest` for any that STEP divides",
-        ),
+        read=check_shapes_option,
+        metavar="FILE|sdxl|nearest:STEP,MAX",
+        order=-1,
+        page="cut each image to one of [several shapes](#shapes), not to the square: to the "
+        "one whose aspect ratio is nearest to its own. `sdxl` is for a resolution of "
+        f"{SDXL_RESOLUTION}, `nearest` for any that STEP divides",
     )
     """The shapes to cut to, in a form that `sizes_of` reads; empty: the square alone."""
-    max_crop: float = field(
+    max_crop: float = option_field(
+        "Reject images that would lose more than this part of their area, such as 0.2.",
+        MODEL,
         default=1.0,
-        metadata=about(
-            "Reject images that would lose more than this part of their area, such as 0.2.",
-            MODEL,
-            read=check_max_crop,
-            code=Code.ASPECT_RATIO,
-            remedy="--overwrite with a larger --max-crop, or more --shapes, takes more images",
-            parse=float,
-            order=-1,
-            example="0.2",
-        ),
+        read=check_max_crop,
+        code=Code.ASPECT_RATIO,
+        remedy="--overwrite with a larger --max-crop, or more --shapes, takes more images",
+        parse=float,
+        order=-1,
+        example="0.2",
     )
-    upscale: float = field(
+    upscale: float = option_field(
+        f"Scale up images that are too small, by at most this factor, {UPSCALE:g} if none is "
+        "given. Without the option they are rejected.",
+        MODEL,
         default=1.0,
-        metadata=about(
-            f"Scale up images that are too small, by at most this factor, {UPSCALE:g} if none is "
-            "given. Without the option they are rejected.",
-            MODEL,
-            least=1,
-            most=MOST_UPSCALE,
-            bare=UPSCALE,
-            metavar="[MOST]",
-            order=-1,
-            example="[MOST]",
-            page="[scale up images](#small-images) that are smaller than the square or their "
-            f"shape, by at most so many times; {UPSCALE:g} if no number follows. Without the "
-            "option they are rejects",
-        ),
+        least=1,
+        most=MOST_UPSCALE,
+        bare=UPSCALE,
+        metavar="[MOST]",
+        order=-1,
+        example="[MOST]",
+        page="[scale up images](#small-images) that are smaller than the square or their "
+        f"shape, by at most so many times; {UPSCALE:g} if no number follows. Without the "
+        "option they are rejects",
     )
-    latents: str = field(
+    latents: str = option_field(
+        "Keep this part of the distribution that the VAE makes from an image; with none, "
+        "encode captions alone, into a text dataset, and open no image.",
+        MODEL,
         default=LATENTS[0],
-        metadata=about(
-            "Keep this part of the distribution that the VAE makes from an image; with none, "
-            "encode captions alone, into a text dataset, and open no image.",
-            MODEL,
-            choices=LATENTS,
-            usual=True,
-            page="what to keep of the VAE's distribution: a sample, its mean, or moments (mean and "
-            "log-variance, to sample from anew in each epoch). auto is a sample; SANA's VAE has no "
-            "distribution, and its output is kept. none is [text alone](#text-alone)",
-        ),
+        choices=LATENTS,
+        usual=True,
+        page="what to keep of the VAE's distribution: a sample, its mean, or moments (mean and "
+        "log-variance, to sample from anew in each epoch). auto is a sample; SANA's VAE has no "
+        "distribution, and its output is kept. none is [text alone](#text-alone)",
     )
-    flip: bool = field(
+    flip: bool = option_field(
+        "Keep latents of mirror images too, as latent_flipped.npy.",
+        MODEL,
         default=False,
-        metadata=about(
-            "Keep latents of mirror images too, as latent_flipped.npy.",
-            MODEL,
-            page="keep latents of each image's mirror image too, in `latent_flipped.npy`, for "
-            "`wdsprep.load(..., flip=0.5)`. This doubles the VAE's work and the latents' bytes. To "
-            "mirror the latent itself is not the same: with the tiny VAE the two differ by 16 % of "
-            "the variance. Of 64 pictures, mirrored latents decode to 28.6 dB, latents of mirror "
-            "images to 29.4, as the latents of the pictures themselves do",
-        ),
+        page="keep latents of each image's mirror image too, in `latent_flipped.npy`, for "
+        "`wdsprep.load(..., flip=0.5)`. This doubles the VAE's work and the latents' bytes. To "
+        "mirror the latent itself is not the same: with the tiny VAE the two differ by 16 % of "
+        "the variance. Of 64 pictures, mirrored latents decode to 28.6 dB, latents of mirror "
+        "images to 29.4, as the latents of the pictures themselves do",
     )
-    roles: str | Sequence[str] = field(
+    roles: str | Sequence[str] = option_field(
+        "Encode the images that samples have in these roles, the target among them, as in "
+        "target,source; by default the target alone.",
+        MODEL,
         default=(),
-        metadata=about(
-            "Encode the images that samples have in these roles, the target among them, as in "
-            "target,source; by default the target alone.",
-            MODEL,
-            read=check_roles_option,
-            code=Code.NO_ROLE,
-            remedy="check --roles",
-            metavar="ROLE,...",
-            usual="target",
-            example="target,source",
-            page="encode [the images in these roles](#several-images-a-sample), in one pass; "
-            "`source` alone makes a dataset without latents of targets",
-        ),
+        read=check_roles_option,
+        code=Code.NO_ROLE,
+        remedy="check --roles",
+        metavar="ROLE,...",
+        usual="target",
+        example="target,source",
+        page="encode [the images in these roles](#several-images-a-sample), in one pass; "
+        "`source` alone makes a dataset without latents of targets",
     )
-    role_size: str | Sequence[str | tuple[str, ShapesGiven]] = field(
+    role_size: str | Sequence[str | tuple[str, ShapesGiven]] = option_field(
+        "Cut images in ROLE by this rule: aligned as the target is cut; pipeline as the "
+        "pipeline of the model takes reference images; pixels aligned and without the VAE; or "
+        "to a list of shapes, as --shapes has them. A mask has a number for each cell of the "
+        "latent, or with full for each pixel.",
+        MODEL,
         default=(),
-        metadata=about(
-            "Cut images in ROLE by this rule: aligned as the target is cut; pipeline as the "
-            "pipeline of the model takes reference images; pixels aligned and without the VAE; or "
-            "to a list of shapes, as --shapes has them. A mask has a number for each cell of the "
-            "latent, or with full for each pixel.",
-            MODEL,
-            read=check_role_size,
-            is_many=True,
-            metavar="ROLE=RULE",
-            example="source=aligned",
-            page="how images in a role are cut, once for each role: `aligned`, `pipeline`, "
-            "`pixels` or a list as in `--shapes`; `latent` or `full` for a mask. By default as "
-            "the pipeline does, if it takes references, else aligned",
-        ),
+        read=check_role_size,
+        is_many=True,
+        metavar="ROLE=RULE",
+        example="source=aligned",
+        page="how images in a role are cut, once for each role: `aligned`, `pipeline`, "
+        "`pixels` or a list as in `--shapes`; `latent` or `full` for a mask. By default as "
+        "the pipeline does, if it takes references, else aligned",
     )
-    text: str = field(
+    text: str = option_field(
+        "Keep the embeddings of captions, their tokens, or neither.",
+        MODEL,
         default=TEXTS[0],
-        metadata=about(
-            "Keep the embeddings of captions, their tokens, or neither.",
-            MODEL,
-            choices=TEXTS,
-            usual=True,
-            page="what to keep of captions: embeddings, the ids of each tokenizer (for trainers "
-            "that run the text encoders themselves), or nothing",
-        ),
+        choices=TEXTS,
+        usual=True,
+        page="what to keep of captions: embeddings, the ids of each tokenizer (for trainers "
+        "that run the text encoders themselves), or nothing",
     )
-    text_length: int = field(
+    text_length: int = option_field(
+        "Encode at most this number of tokens of a caption, if the pipeline offers a choice; "
+        "0 is the pipeline's own number.",
+        MODEL,
         default=0,
-        metadata=about(
-            "Encode at most this number of tokens of a caption, if the pipeline offers a choice; "
-            "0 is the pipeline's own number.",
-            MODEL,
-            least=0,
-            usual=True,
-            page="how many tokens of a caption to encode at most, if the pipeline offers a choice "
-            "(`max_sequence_length`); 0 is the pipeline's own number",
-        ),
+        least=0,
+        usual=True,
+        page="how many tokens of a caption to encode at most, if the pipeline offers a choice "
+        "(`max_sequence_length`); 0 is the pipeline's own number",
     )
-    dtype: str = field(
+    dtype: str = option_field(
+        "Compute in this precision; auto is fp32 on a CPU, and on a GPU the precision that is "
+        "right for each network.",
+        MODEL,
         default=DTYPES[0],
-        metadata=about(
-            "Compute in this precision; auto is fp32 on a CPU, and on a GPU the precision that is "
-            "right for each network.",
-            MODEL,
-            choices=DTYPES,
-            inner=CHOSEN_DTYPES,
-            usual=True,
-            page="compute in this precision; auto is fp32 on the CPU, and on a GPU [the precision "
-            "that is right for each network](#precision). A value that overflows is computed again "
-            "in fp32",
-        ),
+        choices=DTYPES,
+        inner=CHOSEN_DTYPES,
+        usual=True,
+        page="compute in this precision; auto is fp32 on the CPU, and on a GPU [the precision "
+        "that is right for each network](#precision). A value that overflows is computed again "
+        "in fp32",
     )
-    decode: str = field(
+    decode: str = option_field(
+        "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size, so that each side still has "
+        "about twice the pixels that are needed (fast), or always at full size (full).",
+        MODEL,
         default=DECODES[0],
-        metadata=about(
-            "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size, so that each side still has "
-            "about twice the pixels that are needed (fast), or always at full size (full).",
-            MODEL,
-            choices=DECODES,
-            usual=True,
-            page="decode large JPEGs [at a reduced size](#decoding) (fast), or at full size",
-        ),
+        choices=DECODES,
+        usual=True,
+        page="decode large JPEGs [at a reduced size](#decoding) (fast), or at full size",
     )
-    seed: int = field(
+    seed: int = option_field(
+        "Seed the sampling noise with this number.",
+        MODEL,
         default=0,
-        metadata=about(
-            "Seed the sampling noise with this number.",
-            MODEL,
-            usual=True,
-            page="the seed of the sampling noise",
-        ),
+        usual=True,
+        page="the seed of the sampling noise",
     )
-    compile: bool = field(
+    compile: bool = option_field(
+        "Compile the models first, which pays in long runs.",
+        WORKERS,
         default=False,
-        metadata=about(
-            "Compile the models first, which pays in long runs.",
-            WORKERS,
-            order=-1,
-            page="compile the models first, which pays in long runs",
-        ),
+        order=-1,
+        page="compile the models first, which pays in long runs",
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)
     max_bytes: int | str = field(default=MAX_NBYTES, metadata=NBYTES)
-    model: str = field(
+    model: str = option_field(
+        "Encode with a model that `wdsprep models` lists (tiny is a toy for trials), with the "
+        "REPO[@REV] of a diffusers pipeline on the hub, or with the folder of one.",
+        MODEL,
         default="sd2",
-        metadata=about(
-            "Encode with a model that `wdsprep models` lists (tiny is a toy for trials), with the "
-            "REPO[@REV] of a diffusers pipeline on the hub, or with the folder of one.",
-            MODEL,
-            known=MODELS,
-            usual=True,
-            order=-1,
-            example="NAME|REPO[@REV]|FOLDER",
-            page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
-            "folder; safetensors only, in one file or several with their index",
-        ),
+        known=MODELS,
+        usual=True,
+        order=-1,
+        example="NAME|REPO[@REV]|FOLDER",
+        page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
+        "folder; safetensors only, in one file or several with their index",
     )
     batch_size: int | str = field(
         default="auto",

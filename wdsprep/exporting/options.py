@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.exporting import LAYOUTS
-from wdsprep.options import Place, about, as_places
+from wdsprep.options import Place, about, as_places, option_field
 from wdsprep.runners.options import ListenedOptions, WorkerOptions
 
 LAYOUT = "Layout"
@@ -18,8 +18,8 @@ class ExportOptions(WorkerOptions, ListenedOptions):
     dataset: "str | os.PathLike[str]" = field(
         metadata=about("The dataset to export.", is_place=True)
     )
-    out: "str | os.PathLike[str]" = field(
-        default="", metadata=about("The folder or URL to write to.", is_place=True)
+    out: "str | os.PathLike[str]" = option_field(
+        "The folder or URL to write to.", default="", is_place=True
     )
     _: KW_ONLY
     to: str = field(
@@ -32,24 +32,20 @@ class ExportOptions(WorkerOptions, ListenedOptions):
             choices=tuple(LAYOUTS),
         )
     )
-    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
+    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = option_field(
+        "Add the arrays of this dataset of the same images to those of DATASET, such as text "
+        "or references that were encoded alone; for kohya add the images themselves.",
+        LAYOUT,
         default=(),
-        metadata=about(
-            "Add the arrays of this dataset of the same images to those of DATASET, such as text "
-            "or references that were encoded alone; for kohya add the images themselves.",
-            LAYOUT,
-            metavar="DATASET",
-            is_place=True,
-            is_many=True,
-        ),
+        metavar="DATASET",
+        is_place=True,
+        is_many=True,
     )
-    tower: str = field(
+    tower: str = option_field(
+        "Name the columns of embeddings in mds after this text tower of PRX.",
+        LAYOUT,
         default="",
-        metadata=about(
-            "Name the columns of embeddings in mds after this text tower of PRX.",
-            LAYOUT,
-            usual="the model",
-        ),
+        usual="the model",
     )
 
     @property

@@ -1,11 +1,11 @@
 """What the user decides about fetching, and what comes of one URL."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES
-from wdsprep.options import Options, about
+from wdsprep.options import Options, option_field
 
 TRANSIENT = frozenset(
     {
@@ -33,73 +33,49 @@ def check_contact(contact: str) -> str:
 class FetchOptions(Options):
     """The options of the downloader, as a user gives them."""
 
-    timeout: float = field(
+    timeout: float = option_field(
+        "Give up an attempt at a URL after so many seconds.",
+        DOWNLOADING,
         default=10.0,
-        metadata=about(
-            "Give up an attempt at a URL after so many seconds.",
-            DOWNLOADING,
-            least=0.1,
-            usual=True,
-        ),
+        least=0.1,
+        usual=True,
     )
-    retries: int = field(
-        default=2,
-        metadata=about("Try a failed URL so many more times.", DOWNLOADING, least=0, usual=True),
+    retries: int = option_field(
+        "Try a failed URL so many more times.", DOWNLOADING, default=2, least=0, usual=True
     )
-    requests: int = field(
+    requests: int = option_field(
+        "Have so many requests under way at a time from one machine.",
+        DOWNLOADING,
         default=256,
-        metadata=about(
-            "Have so many requests under way at a time from one machine.",
-            DOWNLOADING,
-            least=1,
-            usual=True,
-            page="have so many requests under way at a time from one machine, or from each node of "
-            "a Ray cluster; its workers share them",
-        ),
+        least=1,
+        usual=True,
+        page="have so many requests under way at a time from one machine, or from each node of "
+        "a Ray cluster; its workers share them",
     )
-    per_host: int = field(
-        default=8,
-        metadata=about(
-            "Have so many requests under way at one host.", DOWNLOADING, least=1, usual=True
-        ),
+    per_host: int = option_field(
+        "Have so many requests under way at one host.", DOWNLOADING, default=8, least=1, usual=True
     )
-    contact: str = field(
-        default="",
-        metadata=about(
-            "Show this URL or mail address to servers.", DOWNLOADING, read=check_contact
-        ),
+    contact: str = option_field(
+        "Show this URL or mail address to servers.", DOWNLOADING, default="", read=check_contact
     )
-    ignore_robots: bool = field(
+    ignore_robots: bool = option_field(
+        "Fetch what robots.txt disallows.", DOWNLOADING, default=False
+    )
+    ignore_opt_outs: bool = option_field(
+        "Fetch what is marked noai or noimageai.", DOWNLOADING, default=False
+    )
+    allow_private_hosts: bool = option_field(
+        "Fetch from loopback and local networks too.", DOWNLOADING, default=False
+    )
+    ignore_outage: bool = option_field(
+        "Reject the URLs where none of many hosts answers, instead of stopping.",
+        DOWNLOADING,
         default=False,
-        metadata=about(
-            "Fetch what robots.txt disallows.",
-            DOWNLOADING,
-        ),
     )
-    ignore_opt_outs: bool = field(
+    allow_s3: bool = option_field(
+        "Read the rows of a table that are s3://, gs://, az:// or hf://, with your keys.",
+        DOWNLOADING,
         default=False,
-        metadata=about(
-            "Fetch what is marked noai or noimageai.",
-            DOWNLOADING,
-        ),
-    )
-    allow_private_hosts: bool = field(
-        default=False,
-        metadata=about("Fetch from loopback and local networks too.", DOWNLOADING),
-    )
-    ignore_outage: bool = field(
-        default=False,
-        metadata=about(
-            "Reject the URLs where none of many hosts answers, instead of stopping.",
-            DOWNLOADING,
-        ),
-    )
-    allow_s3: bool = field(
-        default=False,
-        metadata=about(
-            "Read the rows of a table that are s3://, gs://, az:// or hf://, with your keys.",
-            DOWNLOADING,
-        ),
     )
 
 

@@ -15,7 +15,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.samples import ROLE, ROLE_IMAGE, TARGET, role_of
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import MOST, Options, about
+from wdsprep.options import MOST, Options, about, option_field
 from wdsprep.text import brief, parse_size, real_number, whole_number
 
 HEADING = "Images"
@@ -114,21 +114,19 @@ LIMITS = ("max_alpha", "max_area", "max_aspect_ratio", "min_size")
 class ImageOptions(Options):
     """Options that say which images are taken."""
 
-    min_size: int | Mapping[str, int] = field(
+    min_size: int | Mapping[str, int] = option_field(
+        "Reject images whose shorter side has fewer pixels.",
+        HEADING,
         default=0,
-        metadata=about(
-            "Reject images whose shorter side has fewer pixels.",
-            HEADING,
-            read=partial(_read_limit, kind=int, least=0),
-            metavar="N",
-            usual="the smallest bucket",
-            code=Code.TOO_SMALL,
-            remedy="--overwrite with smaller --buckets and --min-size takes smaller images",
-            example="N",
-            page="reject images whose shorter side has fewer pixels; it counts where it is above "
-            "the smallest bucket. `300,source=256` has a limit for images [in the role]"
-            "(#several-images-a-sample) `source` too, and so have the next three",
-        ),
+        read=partial(_read_limit, kind=int, least=0),
+        metavar="N",
+        usual="the smallest bucket",
+        code=Code.TOO_SMALL,
+        remedy="--overwrite with smaller --buckets and --min-size takes smaller images",
+        example="N",
+        page="reject images whose shorter side has fewer pixels; it counts where it is above "
+        "the smallest bucket. `300,source=256` has a limit for images [in the role]"
+        "(#several-images-a-sample) `source` too, and so have the next three",
     )
     max_area: int | Mapping[str, int] = field(
         default=MAX_AREA,
@@ -141,32 +139,27 @@ class ImageOptions(Options):
             )
         },
     )
-    max_aspect_ratio: float | Mapping[str, float] = field(
+    max_aspect_ratio: float | Mapping[str, float] = option_field(
+        "Reject images whose longer side is more than so many times the shorter.",
+        HEADING,
         default=0.0,
-        metadata=about(
-            "Reject images whose longer side is more than so many times the shorter.",
-            HEADING,
-            read=partial(_read_limit, kind=float, least=0),
-            metavar="N",
-            code=Code.ASPECT_RATIO,
-            remedy="--overwrite with a larger --max-aspect-ratio takes longer images",
-            example="N",
-        ),
+        read=partial(_read_limit, kind=float, least=0),
+        metavar="N",
+        code=Code.ASPECT_RATIO,
+        remedy="--overwrite with a larger --max-aspect-ratio takes longer images",
+        example="N",
     )
-    max_alpha: float | Mapping[str, float] = field(
+    max_alpha: float | Mapping[str, float] = option_field(
+        "Reject images of which a larger part is transparent.",
+        HEADING,
         default=1.0,
-        metadata=about(
-            "Reject images of which a larger part is transparent.",
-            HEADING,
-            read=partial(_read_limit, kind=float, least=0, most=1),
-            metavar="N",
-            usual=True,
-            code=Code.TRANSPARENT,
-            remedy="--overwrite with a larger --max-alpha takes images that show less",
-            example="0.5",
-            page="reject images of which a larger part is transparent; what is kept is laid onto "
-            "white",
-        ),
+        read=partial(_read_limit, kind=float, least=0, most=1),
+        metavar="N",
+        usual=True,
+        code=Code.TRANSPARENT,
+        remedy="--overwrite with a larger --max-alpha takes images that show less",
+        example="0.5",
+        page="reject images of which a larger part is transparent; what is kept is laid onto white",
     )
 
     def limits_from(self, smallest: int, role: str = "") -> Limits:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from wdsprep.encoding.shape_lists import ShapesGiven, check_shapes_option
 from wdsprep.errors import UsageError
-from wdsprep.options import about
+from wdsprep.options import about, option_field
 from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, WorkerOptions, limit, overwrite
 
 COLUMNS = "Columns"
@@ -28,86 +28,72 @@ class ImportOptions(WorkerOptions, ListenedOptions):
         metadata=about("The folder or URL of the new dataset.", is_place=True)
     )
     _: KW_ONLY
-    resolution: int = field(
+    resolution: int = option_field(
+        "Set how many pixels the sides of the images had.",
+        COLUMNS,
         default=0,
-        metadata=about(
-            "Set how many pixels the sides of the images had.",
-            COLUMNS,
-            least=0,
-            usual="from the name of a column",
-            example="256",
-            page="how many pixels the sides of the images had, if no name of a column says it",
-        ),
+        least=0,
+        usual="from the name of a column",
+        example="256",
+        page="how many pixels the sides of the images had, if no name of a column says it",
     )
-    shapes: ShapesGiven = field(
+    shapes: ShapesGiven = option_field(
+        "Import latents of all these shapes, which are listed as for encode; others are "
+        "rejects. Without this option all latents are squares of one size.",
+        COLUMNS,
         default="",
-        metadata=about(
-            "Import latents of all these shapes, which are listed as for encode; others are "
-            "rejects. Without this option all latents are squares of one size.",
-            COLUMNS,
-            read=check_shapes_option,
-            metavar="FILE|sdxl|nearest:STEP,MAX",
-            page="the widths and heights that the images were cut to",
-        ),
+        read=check_shapes_option,
+        metavar="FILE|sdxl|nearest:STEP,MAX",
+        page="the widths and heights that the images were cut to",
     )
-    columns: str = field(
+    columns: str = option_field(
+        "Import these columns, such as latent=z,emb=t5; roles are latent, mean, logvar, "
+        "mean_std, emb, pooled and emb_mask. For bare bytes: latent=z:float16:4x32x32.",
+        COLUMNS,
         default="",
-        metadata=about(
-            "Import these columns, such as latent=z,emb=t5; roles are latent, mean, logvar, "
-            "mean_std, emb, pooled and emb_mask. For bare bytes: latent=z:float16:4x32x32.",
-            COLUMNS,
-            metavar="ROLE=NAME,...",
-            usual="recognised",
-            page="names of columns that are not recognised",
-        ),
+        metavar="ROLE=NAME,...",
+        usual="recognised",
+        page="names of columns that are not recognised",
     )
-    caption_col: str = field(
+    caption_col: str = option_field(
+        "Take captions from this column, or field of the json.",
+        COLUMNS,
         default="",
-        metadata=about(
-            "Take captions from this column, or field of the json.", COLUMNS, usual="recognised"
-        ),
+        usual="recognised",
     )
-    text_length: int = field(
+    text_length: int = option_field(
+        "Set how many tokens the longest caption may have, if the length of text varies.",
+        COLUMNS,
         default=0,
-        metadata=about(
-            "Set how many tokens the longest caption may have, if the length of text varies.",
-            COLUMNS,
-            least=0,
-            usual="the length of the mask",
-            example="256",
-            page="how many tokens the longest caption may have, if text varies in length and has "
-            "no mask",
-        ),
+        least=0,
+        usual="the length of the mask",
+        example="256",
+        page="how many tokens the longest caption may have, if text varies in length and has "
+        "no mask",
     )
-    scale: float | None = field(
+    scale: float | None = option_field(
+        "Multiply latents that are drawn from a mean and a logvar by this number.",
+        COLUMNS,
         default=None,
-        metadata=about(
-            "Multiply latents that are drawn from a mean and a logvar by this number.",
-            COLUMNS,
-            usual="that of Flux.1 if the columns are named as in MLPerf",
-            example="N",
-            page="for means and variances: the number by which the VAE's latents are multiplied",
-        ),
+        usual="that of Flux.1 if the columns are named as in MLPerf",
+        example="N",
+        page="for means and variances: the number by which the VAE's latents are multiplied",
     )
-    shift: float | None = field(
+    shift: float | None = option_field(
+        "Subtract this number from them before that.",
+        COLUMNS,
         default=None,
-        metadata=about(
-            "Subtract this number from them before that.",
-            COLUMNS,
-            example="N",
-            page="the number that is subtracted from them before",
-        ),
+        example="N",
+        page="the number that is subtracted from them before",
     )
-    empty: str = field(
+    empty: str = option_field(
+        "Use these arrays for a caption that a loader leaves out: zeros, or files such as "
+        "emb=t5_empty.npy,pooled=clip_empty.npy.",
+        COLUMNS,
         default="",
-        metadata=about(
-            "Use these arrays for a caption that a loader leaves out: zeros, or files such as "
-            "emb=t5_empty.npy,pooled=clip_empty.npy.",
-            COLUMNS,
-            metavar="zeros|ROLE=FILE,...",
-            page="what `drop_text=` puts in place of a caption, as "
-            "`emb=t5_empty.npy,pooled=clip_empty.npy`; no cache has it, but its trainer does",
-        ),
+        metavar="zeros|ROLE=FILE,...",
+        page="what `drop_text=` puts in place of a caption, as "
+        "`emb=t5_empty.npy,pooled=clip_empty.npy`; no cache has it, but its trainer does",
     )
     limit: int = field(
         default=0, metadata=limit("samples", OUTPUT, "without it the rest is done later")

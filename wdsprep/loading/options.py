@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.order.global_order import RUN
-from wdsprep.options import Options, about, refuse_unknown_options
+from wdsprep.options import Options, about, option_field, refuse_unknown_options
 from wdsprep.text import brief, check_texts, real_number, whole_number
 
 if TYPE_CHECKING:
@@ -48,20 +48,14 @@ class Stream(Options):
     is_command: ClassVar[bool] = False
 
     url: "str | os.PathLike[str]" = field(metadata=about("The dataset.", is_place=True))
-    weight: float | None = field(
-        default=None, metadata=about("Its proportion to the other streams.")
+    weight: float | None = option_field("Its proportion to the other streams.", default=None)
+    repeat: float | None = option_field("How often each sample comes in an epoch.", default=None)
+    count: int | None = option_field("The samples of an epoch.", default=None)
+    buckets: Sequence[str | int] | str | int | None = option_field(
+        "The folders to take.", default=None
     )
-    repeat: float | None = field(
-        default=None, metadata=about("How often each sample comes in an epoch.")
-    )
-    count: int | None = field(default=None, metadata=about("The samples of an epoch."))
-    buckets: Sequence[str | int] | str | int | None = field(
-        default=None, metadata=about("The folders to take.")
-    )
-    where: str | None = field(default=None, metadata=about("The condition on samples."))
-    join: "Places" = field(
-        default=(), metadata=about("Datasets of the same images, beside this one.")
-    )
+    where: str | None = option_field("The condition on samples.", default=None)
+    join: "Places" = option_field("Datasets of the same images, beside this one.", default=())
 
     def __repr__(self) -> str:
         """Return the call that makes this stream."""
@@ -141,145 +135,110 @@ class ServingOptions(Options):
             also=("batch_size", "batch", "batchsize"),
         )
     )
-    join: "Places" = field(
+    join: "Places" = option_field(
+        "Add to the samples other arrays that were [made of the same "
+        "images](#text-and-latents-apart), and [columns of a table](#columns-of-a-table).",
         default=(),
-        metadata=about(
-            "Add to the samples other arrays that were [made of the same "
-            "images](#text-and-latents-apart), and [columns of a table](#columns-of-a-table).",
-            example='["shards/text", "scores.parquet"]',
-        ),
+        example='["shards/text", "scores.parquet"]',
     )
-    where: str | None = field(
+    where: str | None = option_field(
+        "A condition on the json of samples. The others are left out.",
         default=None,
-        metadata=about(
-            "A condition on the json of samples. The others are left out.",
-            also=("filter",),
-            example='"aesthetic >= 6"',
-            page="serve only [samples whose json meets a condition]"
-            "(#samples-that-meet-a-condition)",
-        ),
+        also=("filter",),
+        example='"aesthetic >= 6"',
+        page="serve only [samples whose json meets a condition](#samples-that-meet-a-condition)",
     )
-    seed: int = field(default=0, metadata=about("The seed of the order.", least=0))
-    epochs: int | None = field(
+    seed: int = option_field("The seed of the order.", default=0, least=0)
+    epochs: int | None = option_field(
+        "The length of an iteration, in epochs; None for an endless one.",
         default=1,
-        metadata=about(
-            "The length of an iteration, in epochs; None for an endless one.",
-            least=1,
-            also=("num_epochs",),
-        ),
+        least=1,
+        also=("num_epochs",),
     )
-    step: int = field(default=0, metadata=about("The step to begin at."))
-    fields: Iterable[str] | None = field(
+    step: int = option_field("The step to begin at.", default=0)
+    fields: Iterable[str] | None = option_field(
+        "What a batch holds.",
         default=None,
-        metadata=about(
-            "What a batch holds.",
-            read=_read_fields,
-            also=("columns", "keys"),
-            example='("latent", "emb", "txt", "json", "key")',
-            page="what a batch holds. By default, of latents: the arrays, `key`, `emb_mask` if "
-            "there is one, and `shape` if there are several. By default, of image shards: `image` "
-            "(bytes), `txt` and `key`",
-        ),
+        read=_read_fields,
+        also=("columns", "keys"),
+        example='("latent", "emb", "txt", "json", "key")',
+        page="what a batch holds. By default, of latents: the arrays, `key`, `emb_mask` if "
+        "there is one, and `shape` if there are several. By default, of image shards: `image` "
+        "(bytes), `txt` and `key`",
     )
-    captions: Mapping[str, float] | None = field(
+    captions: Mapping[str, float] | None = option_field(
+        "Give each sample one of [several captions](#several-captions), by these weights.",
         default=None,
-        metadata=about(
-            "Give each sample one of [several captions](#several-captions), by these weights.",
-            example='{"long": 0.8, "alt": 0.2}',
-        ),
+        example='{"long": 0.8, "alt": 0.2}',
     )
-    drop_text: float = field(
+    drop_text: float = option_field(
+        "The share of captions that are replaced by the empty caption.",
         default=0.0,
-        metadata=about(
-            "The share of captions that are replaced by the empty caption.",
-            read=_read_rate,
-            also=("caption_dropout", "drop_caption", "cfg_dropout"),
-            example="0.1",
-            page="the share of captions, up to 1, that become the empty one; the same ones after a "
-            "resume",
-        ),
+        read=_read_rate,
+        also=("caption_dropout", "drop_caption", "cfg_dropout"),
+        example="0.1",
+        page="the share of captions, up to 1, that become the empty one; the same ones after a "
+        "resume",
     )
-    flip: float = field(
+    flip: float = option_field(
+        "The share of images, up to 1, whose latents are those of the mirror image; the "
+        "same ones after a resume. It needs a dataset encoded with `--flip`, or "
+        "`Encode(flip=True)`.",
         default=0.0,
-        metadata=about(
-            "The share of images, up to 1, whose latents are those of the mirror image; the "
-            "same ones after a resume. It needs a dataset encoded with `--flip`, or "
-            "`Encode(flip=True)`.",
-            read=_read_rate,
-            example="0.5",
-        ),
+        read=_read_rate,
+        example="0.5",
     )
-    homogeneous: bool = field(
+    homogeneous: bool = option_field(
+        "Take each batch from one stream. Arrays of different shapes need it, as latents of "
+        "256 and of 512. A dataset of [many shapes](#images-of-many-shapes) always has it.",
         default=False,
-        metadata=about(
-            "Take each batch from one stream. Arrays of different shapes need it, as latents of "
-            "256 and of 512. A dataset of [many shapes](#images-of-many-shapes) always has it.",
-            example="True",
-        ),
+        example="True",
     )
-    shape_batch: int | None = field(
+    shape_batch: int | None = option_field(
+        "How many neighbours in a step have one stream and shape; by default the whole step "
+        "has: [images of many shapes](#images-of-many-shapes).",
         default=None,
-        metadata=about(
-            "How many neighbours in a step have one stream and shape; by default the whole step "
-            "has: [images of many shapes](#images-of-many-shapes).",
-            least=1,
-        ),
+        least=1,
     )
-    window: int = field(
+    window: int = option_field(
+        "How far the order shuffles inside a shard.",
         default=256,
-        metadata=about(
-            "How far the order shuffles inside a shard.",
-            least=1,
-            most=(1 << 31) - 1,
-            also=("shuffle_buffer", "buffer_size", "shuffle"),
-        ),
+        least=1,
+        most=(1 << 31) - 1,
+        also=("shuffle_buffer", "buffer_size", "shuffle"),
     )
-    run: int = field(
+    run: int = option_field(
+        "How many neighbours stay together inside a shard, as one request to S3.",
         default=RUN,
-        metadata=about(
-            "How many neighbours stay together inside a shard, as one request to S3.",
-            least=1,
-            most=(1 << 31) - 1,
-        ),
+        least=1,
+        most=(1 << 31) - 1,
     )
-    epoch_steps: int | None = field(
+    epoch_steps: int | None = option_field(
+        "The steps of an epoch, if it is not as long as the data.",
         default=None,
-        metadata=about(
-            "The steps of an epoch, if it is not as long as the data.",
-            least=1,
-            also=("steps_per_epoch",),
-        ),
+        least=1,
+        also=("steps_per_epoch",),
     )
-    skip_missing: bool = field(
+    skip_missing: bool = option_field(
+        "Serve other samples in place of those of a missing shard; by default that is an error.",
         default=False,
-        metadata=about(
-            "Serve other samples in place of those of a missing shard; by default that is an "
-            "error.",
-            example="True",
-        ),
+        example="True",
     )
-    pad: str = field(
+    pad: str = option_field(
+        "Pad [captions of true length](#captions-of-true-length) with zeros up to the "
+        "longest of the batch, not of the dataset.",
         default=FULL,
-        metadata=about(
-            "Pad [captions of true length](#captions-of-true-length) with zeros up to the "
-            "longest of the batch, not of the dataset.",
-            choices=PADS,
-            example='"longest"',
-        ),
+        choices=PADS,
+        example='"longest"',
     )
-    pad_roles: bool = field(
+    pad_roles: bool = option_field(
+        "Let samples with different numbers of [images in a role](#images-in-roles) come in "
+        "one batch, with zeros in place of those that a sample lacks.",
         default=False,
-        metadata=about(
-            "Let samples with different numbers of [images in a role](#images-in-roles) come in "
-            "one batch, with zeros in place of those that a sample lacks.",
-            example="True",
-        ),
+        example="True",
     )
-    tee: "str | os.PathLike[str]" = field(
-        default="",
-        metadata=about(
-            "Where to keep the latents that `encode=` makes, as `wdsprep encode` would.",
-        ),
+    tee: "str | os.PathLike[str]" = option_field(
+        "Where to keep the latents that `encode=` makes, as `wdsprep encode` would.", default=""
     )
 
 
@@ -290,99 +249,75 @@ class LoadOptions(ServingOptions):
     streams: "Streams" = field(metadata=about("A dataset, or several that are mixed."))
     _: KW_ONLY
     encode: "Encode | None" = field(default=None, metadata=ENCODE)
-    rank: int | None = field(
+    rank: int | None = option_field(
+        "The number of this process; needed if neither torch.distributed nor `RANK` in the "
+        "environment says it.",
         default=None,
-        metadata=about(
-            "The number of this process; needed if neither torch.distributed nor `RANK` in the "
-            "environment says it.",
-            least=0,
-        ),
+        least=0,
     )
-    world_size: int | None = field(
+    world_size: int | None = option_field(
+        "How many processes train; needed if neither torch.distributed nor `WORLD_SIZE` in "
+        "the environment says it.",
         default=None,
-        metadata=about(
-            "How many processes train; needed if neither torch.distributed nor `WORLD_SIZE` in "
-            "the environment says it.",
-            least=1,
-        ),
+        least=1,
     )
-    raw: bool = field(
+    raw: bool = option_field(
+        "Give samples one by one as webdataset gives them. Tars of another program "
+        "(`wdsprep index` first) need this or `pixels=`.",
         default=False,
-        metadata=about(
-            "Give samples one by one as webdataset gives them. Tars of another program "
-            "(`wdsprep index` first) need this or `pixels=`.",
-            example="True",
-        ),
+        example="True",
     )
-    pixels: int = field(
+    pixels: int = option_field(
+        "The side of the square that images are cropped to.",
         default=0,
-        metadata=about(
-            "The side of the square that images are cropped to.",
-            read=_read_side,
-            also=("resolution", "image_size"),
-            example="256",
-            page="serve image shards as crops: `pixels` in place of `image`, uint8 (batch, 3, 256, "
-            "256), of the images that are large enough",
-        ),
+        read=_read_side,
+        also=("resolution", "image_size"),
+        example="256",
+        page="serve image shards as crops: `pixels` in place of `image`, uint8 (batch, 3, 256, "
+        "256), of the images that are large enough",
     )
-    max_area: int = field(
+    max_area: int = option_field(
+        "The most pixels of an image to crop; a larger one counts as damaged.",
         default=MAX_AREA,
-        metadata=about(
-            "The most pixels of an image to crop; a larger one counts as damaged.",
-            least=1,
-            example="100_000_000",
-        ),
+        least=1,
+        example="100_000_000",
     )
-    threads: int | None = field(
+    threads: int | None = option_field(
+        "The number of threads that read.",
         default=None,
-        metadata=about(
-            "The number of threads that read.",
-            least=0,
-            also=("num_workers", "workers"),
-            example="3",
-            page="how many threads read; by default 3, or 2 on a machine with two cores. With "
-            "`encode=`, by default one for each core, at least 3",
-        ),
+        least=0,
+        also=("num_workers", "workers"),
+        example="3",
+        page="how many threads read; by default 3, or 2 on a machine with two cores. With "
+        "`encode=`, by default one for each core, at least 3",
     )
-    ahead: int | None = field(
+    ahead: int | None = option_field(
+        "The number of steps that are read ahead.",
         default=None,
-        metadata=about(
-            "The number of steps that are read ahead.",
-            least=0,
-            also=("prefetch", "prefetch_factor"),
-            example="4",
-            page="how many steps are read ahead; by default one more than threads",
-        ),
+        least=0,
+        also=("prefetch", "prefetch_factor"),
+        example="4",
+        page="how many steps are read ahead; by default one more than threads",
     )
-    cache: "str | os.PathLike[str] | None" = field(
+    cache: "str | os.PathLike[str] | None" = option_field(
+        "A local folder to keep what is read over a network.",
         default=None,
-        metadata=about(
-            "A local folder to keep what is read over a network.",
-            also=("cache_dir",),
-            page="a local folder to keep what is read over a network; all processes of a machine "
-            "may share it",
-        ),
+        also=("cache_dir",),
+        page="a local folder to keep what is read over a network; all processes of a machine "
+        "may share it",
     )
-    cache_nbytes: int | None = field(
-        default=None,
-        metadata=about("The most bytes that the cache may hold.", also=("cache_size",)),
+    cache_nbytes: int | None = option_field(
+        "The most bytes that the cache may hold.", default=None, also=("cache_size",)
     )
-    pin: bool = field(
+    pin: bool = option_field(
+        "Whether batches are in pinned memory, for the trainer to copy.",
         default=False,
-        metadata=about(
-            "Whether batches are in pinned memory, for the trainer to copy.",
-            also=("pin_memory",),
-            example="True",
-            page="put batches into pinned memory, and leave the copying to the trainer",
-        ),
+        also=("pin_memory",),
+        example="True",
+        page="put batches into pinned memory, and leave the copying to the trainer",
     )
-    device: "str | torch.device | None" = field(
-        default=None,
-        metadata=about(
-            "Copy batches to the GPU one step ahead.",
-            read=_read_device,
-            example='"cuda"',
-        ),
+    device: "str | torch.device | None" = option_field(
+        "Copy batches to the GPU one step ahead.", default=None, read=_read_device, example='"cuda"'
     )
 
 
@@ -395,32 +330,25 @@ class StreamOptions(ServingOptions):
     )
     _: KW_ONLY
     encode: "Encode" = field(metadata=ENCODE)
-    trainers: int = field(
-        default=1, metadata=about("How many processes train.", least=1, also=("world_size",))
+    trainers: int = option_field(
+        "How many processes train.", default=1, least=1, also=("world_size",)
     )
-    state: Mapping[str, Any] | None = field(
+    state: Mapping[str, Any] | None = option_field(
+        "The state to resume from, which any `state_dict` has returned.", default=None
+    )
+    decoders: Pool | None = option_field(
+        "The least and the most workers that decode; by default 1 and as many as fit.",
         default=None,
-        metadata=about("The state to resume from, which any `state_dict` has returned."),
+        read=_read_pool,
     )
-    decoders: Pool | None = field(
+    encoders: Pool | None = option_field(
+        "The least and the most workers that encode; by default 1 and as many as fit.",
         default=None,
-        metadata=about(
-            "The least and the most workers that decode; by default 1 and as many as fit.",
-            read=_read_pool,
-        ),
+        read=_read_pool,
     )
-    encoders: Pool | None = field(
-        default=None,
-        metadata=about(
-            "The least and the most workers that encode; by default 1 and as many as fit.",
-            read=_read_pool,
-        ),
+    gpus_per_encoder: float = option_field(
+        "The GPUs of each encoder; below 1, several encoders share one.", default=1.0, least=0
     )
-    gpus_per_encoder: float = field(
-        default=1.0,
-        metadata=about("The GPUs of each encoder; below 1, several encoders share one.", least=0),
-    )
-    ray_address: str | None = field(
-        default=None,
-        metadata=about("The Ray cluster, if it is not that of this process.", example='"auto"'),
+    ray_address: str | None = option_field(
+        "The Ray cluster, if it is not that of this process.", default=None, example='"auto"'
     )

@@ -18,7 +18,7 @@ from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
 from wdsprep.images import headers
 from wdsprep.images.options import HEADING, ImageOptions, Limits, Recode, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
-from wdsprep.options import Options, about, options_in_settings
+from wdsprep.options import Options, option_field, options_in_settings
 from wdsprep.packing import HASHES
 from wdsprep.runners.options import (
     OUTPUT,
@@ -104,22 +104,21 @@ def _caption_extensions(given: Any) -> tuple[str, ...]:
 class ShardSizes(Options):
     """Options that say when a shard is full."""
 
-    samples_per_shard: int = field(
+    samples_per_shard: int = option_field(
+        "Begin another shard after this number of samples.",
+        OUTPUT,
         default=10_000,
-        metadata=about(
-            "Begin another shard after this number of samples.", OUTPUT, least=1, usual=True
-        ),
+        least=1,
+        usual=True,
     )
-    max_shard_size: int | str = field(
+    max_shard_size: int | str = option_field(
+        "Begin another shard before the last one has more bytes than this.",
+        OUTPUT,
         default="2GB",
-        metadata=about(
-            "Begin another shard before the last one has more bytes than this.",
-            OUTPUT,
-            read=parse_size,
-            least=1,
-            metavar="SIZE",
-            usual=True,
-        ),
+        read=parse_size,
+        least=1,
+        metavar="SIZE",
+        usual=True,
     )
 
     @cached_property
@@ -131,205 +130,173 @@ class ShardSizes(Options):
 class PackRules(ShardSizes, ImageOptions):
     """Options that decide which samples are kept, and what their shards look like."""
 
-    buckets: str | Iterable[int] = field(
+    buckets: str | Iterable[int] = option_field(
+        "The smallest shorter side of each bucket, in pixels. Training at a resolution uses "
+        "the buckets of that side and above.",
+        IMAGES,
         default="256,512",
-        metadata=about(
-            "The smallest shorter side of each bucket, in pixels. Training at a resolution uses "
-            "the buckets of that side and above.",
-            IMAGES,
-            read=parse_buckets,
-            usual=True,
-            order=-2,
-            page="the smallest shorter side of each bucket",
-        ),
+        read=parse_buckets,
+        usual=True,
+        order=-2,
+        page="the smallest shorter side of each bucket",
     )
-    check: str = field(
+    check: str = option_field(
+        "Decode each image whole, or trust what its header says.",
+        IMAGES,
         default="full",
-        metadata=about(
-            "Decode each image whole, or trust what its header says.",
-            IMAGES,
-            choices=("full", "header"),
-            usual=True,
-            order=-2,
-        ),
+        choices=("full", "header"),
+        usual=True,
+        order=-2,
     )
-    max_bytes: int | str = field(
+    max_bytes: int | str = option_field(
+        "Reject images of more bytes than this.",
+        IMAGES,
         default=0,
-        metadata=about(
-            "Reject images of more bytes than this.",
-            IMAGES,
-            read=parse_size,
-            metavar="SIZE",
-            usual="250MB; of a download 50MB",
-            code=Code.TOO_MANY_BYTES,
-            remedy="--overwrite with larger --max-bytes takes larger files",
-            example="250MB",
-            page="reject images of more bytes, from any source; 50 MB for a download unless given",
-        ),
+        read=parse_size,
+        metavar="SIZE",
+        usual="250MB; of a download 50MB",
+        code=Code.TOO_MANY_BYTES,
+        remedy="--overwrite with larger --max-bytes takes larger files",
+        example="250MB",
+        page="reject images of more bytes, from any source; 50 MB for a download unless given",
     )
-    reencode: int | str = field(
+    reencode: int | str = option_field(
+        "Write every image as JPEG of this quality, such as jpg:95.",
+        IMAGES,
         default="",
-        metadata=about(
-            "Write every image as JPEG of this quality, such as jpg:95.",
-            IMAGES,
-            read=jpeg_quality,
-            metavar="JPG:QUALITY",
-            example="jpg:95",
-            page="write every image as JPEG",
-        ),
+        read=jpeg_quality,
+        metavar="JPG:QUALITY",
+        example="jpg:95",
+        page="write every image as JPEG",
     )
-    max_side: int = field(
+    max_side: int = option_field(
+        "Shrink images whose longer side has more pixels; needs --reencode.",
+        IMAGES,
         default=0,
-        metadata=about(
-            "Shrink images whose longer side has more pixels; needs --reencode.",
-            IMAGES,
-            least=0,
-            example="1024",
-            page="with `--reencode`, shrink larger images, but never their shorter side below the "
-            "smallest bucket",
-        ),
+        least=0,
+        example="1024",
+        page="with `--reencode`, shrink larger images, but never their shorter side below the "
+        "smallest bucket",
     )
-    caption_col: str = field(
+    caption_col: str = option_field(
+        "Take captions from this column of a table, or field of the json.",
+        COLUMNS,
         default="",
-        metadata=about(
-            "Take captions from this column of a table, or field of the json.",
-            COLUMNS,
-            usual="recognised",
-        ),
+        usual="recognised",
     )
-    caption_ext: str | Iterable[str] = field(
+    caption_ext: str | Iterable[str] = option_field(
+        "Take captions from files of this extension beside the images of a folder or in tars, "
+        "such as .caption; of several, as .caption,.txt, the first that an image has.",
+        COLUMNS,
         default=headers.CAPTIONS,
-        metadata=about(
-            "Take captions from files of this extension beside the images of a folder or in tars, "
-            "such as .caption; of several, as .caption,.txt, the first that an image has.",
-            COLUMNS,
-            read=_caption_extensions,
-            metavar="EXT,...",
-            usual=headers.CAPTIONS[0],
-            decides=True,
-            example=".caption,.txt",
-            page="the extensions of caption files beside the images of a folder, or of caption "
-            "members in tars; `.txt` unless given, and `.caption` for what kohya's tools write. Of "
-            "several the first that an image has counts, even if it is empty",
-        ),
+        read=_caption_extensions,
+        metavar="EXT,...",
+        usual=headers.CAPTIONS[0],
+        decides=True,
+        example=".caption,.txt",
+        page="the extensions of caption files beside the images of a folder, or of caption "
+        "members in tars; `.txt` unless given, and `.caption` for what kohya's tools write. Of "
+        "several the first that an image has counts, even if it is empty",
     )
-    repeats_from_folders: bool = field(
+    repeats_from_folders: bool = option_field(
+        "Keep the number of folders such as 10_name as repeats in the json.",
+        COLUMNS,
         default=False,
-        metadata=about(
-            "Keep the number of folders such as 10_name as repeats in the json.",
-            COLUMNS,
-            decides=True,
-            page="keep the number in the name of a folder such as `10_name` as `repeats` in the "
-            "json of its images, as kohya's trainers read it; 1 elsewhere. [To load them so "
-            "often](../loading/fine-tuning.md#repeats)",
-        ),
+        decides=True,
+        page="keep the number in the name of a folder such as `10_name` as `repeats` in the "
+        "json of its images, as kohya's trainers read it; 1 elsewhere. [To load them so "
+        "often](../loading/fine-tuning.md#repeats)",
     )
-    role: str | Sequence[str] = field(
+    role: str | Sequence[str] = option_field(
+        "Take a further image of each sample, in the role NAME, from WHERE: a folder of files "
+        "with the same names, a column, or an ending of files or members, as .source.jpg.",
+        COLUMNS,
         default=(),
-        metadata=about(
-            "Take a further image of each sample, in the role NAME, from WHERE: a folder of files "
-            "with the same names, a column, or an ending of files or members, as .source.jpg.",
-            COLUMNS,
-            read=_role,
-            is_many=True,
-            metavar="NAME=WHERE",
-            code=Code.NO_ROLE,
-            remedy="check --role, or give --optional-role to keep samples without that image",
-            example="source=WHERE",
-            page="take a further image of each sample in this role, such as what an edit began "
-            "with; as often as needed. [Several images a sample](#several-images-a-sample)",
-        ),
+        read=_role,
+        is_many=True,
+        metavar="NAME=WHERE",
+        code=Code.NO_ROLE,
+        remedy="check --role, or give --optional-role to keep samples without that image",
+        example="source=WHERE",
+        page="take a further image of each sample in this role, such as what an edit began "
+        "with; as often as needed. [Several images a sample](#several-images-a-sample)",
     )
-    optional_role: str | Sequence[str] = field(
+    optional_role: str | Sequence[str] = option_field(
+        "Keep samples that have no image in this role.",
+        COLUMNS,
         default=(),
-        metadata=about(
-            "Keep samples that have no image in this role.",
-            COLUMNS,
-            is_many=True,
-            read=_role_name,
-            metavar="NAME",
-            example="source",
-        ),
+        is_many=True,
+        read=_role_name,
+        metavar="NAME",
+        example="source",
     )
-    image_col: str = field(
+    image_col: str = option_field(
+        "Take images from this column of a table, member of a tar, or field of a folder's "
+        "metadata, which names files.",
+        COLUMNS,
         default="",
-        metadata=about(
-            "Take images from this column of a table, member of a tar, or field of a folder's "
-            "metadata, which names files.",
-            COLUMNS,
-            usual="recognised",
-        ),
+        usual="recognised",
     )
-    url_col: str = field(
-        default="",
-        metadata=about("Take the URLs of images from this column.", COLUMNS, usual="recognised"),
+    url_col: str = option_field(
+        "Take the URLs of images from this column.", COLUMNS, default="", usual="recognised"
     )
-    save_additional_columns: str | Iterable[str] | None = field(
+    save_additional_columns: str | Iterable[str] | None = option_field(
+        "Keep only these columns or fields beside the caption.",
+        COLUMNS,
         default=None,
-        metadata=about(
-            "Keep only these columns or fields beside the caption.",
-            COLUMNS,
-            read=parse_names,
-            metavar="A,B,...",
-            usual="all",
-            example="a,b",
-            page="keep only these fields or columns in each sample's json, beside caption and URL",
-        ),
+        read=parse_names,
+        metavar="A,B,...",
+        usual="all",
+        example="a,b",
+        page="keep only these fields or columns in each sample's json, beside caption and URL",
     )
-    min_caption: int = field(
+    min_caption: int = option_field(
+        "Reject captions of fewer characters.",
+        COLUMNS,
         default=0,
-        metadata=about(
-            "Reject captions of fewer characters.",
-            COLUMNS,
-            least=0,
-            code=Code.CAPTION_TOO_SHORT,
-            remedy="--overwrite with a smaller --min-caption takes shorter captions",
-            example="N",
-        ),
+        least=0,
+        code=Code.CAPTION_TOO_SHORT,
+        remedy="--overwrite with a smaller --min-caption takes shorter captions",
+        example="N",
     )
-    max_caption: int = field(
+    max_caption: int = option_field(
+        "Reject captions of more characters.",
+        COLUMNS,
         default=0,
-        metadata=about(
-            "Reject captions of more characters.",
-            COLUMNS,
-            least=0,
-            code=Code.CAPTION_TOO_LONG,
-            remedy="--overwrite with a larger --max-caption takes longer captions",
-            example="N",
-        ),
+        least=0,
+        code=Code.CAPTION_TOO_LONG,
+        remedy="--overwrite with a larger --max-caption takes longer captions",
+        example="N",
     )
-    filter: str = field(
+    filter: str = option_field(
+        'Keep only samples that meet this condition, such as "aesthetic >= 4.5 and pwatermark '
+        '< 0.8".',
+        COLUMNS,
         default="",
-        metadata=about(
-            'Keep only samples that meet this condition, such as "aesthetic >= 4.5 and pwatermark '
-            '< 0.8".',
-            COLUMNS,
-            read=_condition,
-            code=Code.FILTERED,
-            remedy="--overwrite with another --filter takes others",
-            example='"aesthetic >= 4.5 and pwatermark < 0.8"',
-            page="a [condition](../loading/README.md#samples-that-meet-a-condition) on the json's "
-            "fields or the table's columns, in the language of `where=`",
-        ),
+        read=_condition,
+        code=Code.FILTERED,
+        remedy="--overwrite with another --filter takes others",
+        example='"aesthetic >= 4.5 and pwatermark < 0.8"',
+        page="a [condition](../loading/README.md#samples-that-meet-a-condition) on the json's "
+        "fields or the table's columns, in the language of `where=`",
     )
-    verify_hash: str | tuple[str, str] | Digest = field(
+    verify_hash: str | tuple[str, str] | Digest = option_field(
+        "Reject images whose bytes do not have the digest in this column, such as md5.",
+        COLUMNS,
         default="",
-        metadata=about(
-            "Reject images whose bytes do not have the digest in this column, such as md5.",
-            COLUMNS,
-            read=Digest.parse,
-            code=Code.HASH_MISMATCH,
-            remedy="check whether --verify-hash gives the right column and hash",
-            metavar="COLUMN[:HASH]",
-            example="COLUMN:HASH",
-            page="reject images whose sha256, md5 or sha512 differs from the one in this column",
-        ),
+        read=Digest.parse,
+        code=Code.HASH_MISMATCH,
+        remedy="check whether --verify-hash gives the right column and hash",
+        metavar="COLUMN[:HASH]",
+        example="COLUMN:HASH",
+        page="reject images whose sha256, md5 or sha512 differs from the one in this column",
     )
-    compute_hash: str = field(
+    compute_hash: str = option_field(
+        "Keep the digest of each image in its json.",
+        COLUMNS,
         default="",
-        metadata=about(
-            "Keep the digest of each image in its json.", COLUMNS, choices=HASHES, decides=True
-        ),
+        choices=HASHES,
+        decides=True,
     )
 
     def check_together(self) -> None:
@@ -438,45 +405,38 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
 
     unit_noun: ClassVar[str] = "slice"
 
-    source: "str | os.PathLike[str]" = field(
-        default="downloads",
-        metadata=about("The source to pack.", is_place=True),
+    source: "str | os.PathLike[str]" = option_field(
+        "The source to pack.", default="downloads", is_place=True
     )
-    images: "str | os.PathLike[str]" = field(
-        default="shards/images", metadata=about("The place for the shards.", is_place=True)
+    images: "str | os.PathLike[str]" = option_field(
+        "The place for the shards.", default="shards/images", is_place=True
     )
     _: KW_ONLY
     limit: int = field(
         default=0, metadata=limit("samples", SOURCE, "the rest is then packed with `--append`")
     )
-    append: bool = field(
+    append: bool = option_field(
+        "Pack what the source has gained since.",
+        SOURCE,
         default=False,
-        metadata=about(
-            "Pack what the source has gained since.",
-            SOURCE,
-            page="pack what the source has gained since, into further shards",
-        ),
+        page="pack what the source has gained since, into further shards",
     )
-    input_format: str = field(
+    input_format: str = option_field(
+        "Read SOURCE as this kind, if it is not clear: images, tars, parquet, csv, tsv, jsonl, "
+        "txt, arrow or mds.",
+        SOURCE,
         default="auto",
-        metadata=about(
-            "Read SOURCE as this kind, if it is not clear: images, tars, parquet, csv, tsv, jsonl, "
-            "txt, arrow or mds.",
-            SOURCE,
-            read=_input_format,
-            metavar="FORMAT",
-            usual=True,
-            example="auto|images|tars|parquet|csv|tsv|jsonl|txt|arrow|mds",
-            page="what to read, if the source is a folder with several kinds of input",
-        ),
+        read=_input_format,
+        metavar="FORMAT",
+        usual=True,
+        example="auto|images|tars|parquet|csv|tsv|jsonl|txt|arrow|mds",
+        page="what to read, if the source is a folder with several kinds of input",
     )
-    retry_rejected: bool = field(
+    retry_rejected: bool = option_field(
+        "Fetch rows again that failed for a reason that may pass.",
+        DOWNLOADING,
         default=False,
-        metadata=about(
-            "Fetch rows again that failed for a reason that may pass.",
-            DOWNLOADING,
-            page="fetch again after failures that may pass, and fetch what these options allow now",
-        ),
+        page="fetch again after failures that may pass, and fetch what these options allow now",
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset IMAGES"))
     track: str = field(default="", metadata=TRACK)

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.encoding import MODELS
 from wdsprep.limits import MAX_AREA
-from wdsprep.options import About, Options, about
+from wdsprep.options import About, Options, about, option_field
 from wdsprep.runners.options import JOIN, ListenedOptions
 from wdsprep.text import Counting, ignore_count
 
@@ -27,30 +27,24 @@ class OverviewOptions(Options):
 class InspectOptions(OverviewOptions):
     """The options of `inspect` for a dataset or one of its samples."""
 
-    key: str = field(default="", metadata=about("The key of the sample to show."))
+    key: str = option_field("The key of the sample to show.", default="")
     _: KW_ONLY
-    where: str = field(
-        default="",
-        metadata=about(
-            "Show the samples that meet this condition, such as 'width >= 768'.", SAMPLES
-        ),
+    where: str = option_field(
+        "Show the samples that meet this condition, such as 'width >= 768'.", SAMPLES, default=""
     )
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         default=(), metadata=JOIN
     )
-    limit: int = field(
-        default=20,
-        metadata=about("Show this many samples of --where.", SAMPLES, least=0, usual=True),
+    limit: int = option_field(
+        "Show this many samples of --where.", SAMPLES, default=20, least=0, usual=True
     )
-    out: "str | os.PathLike[str]" = field(
+    out: "str | os.PathLike[str]" = option_field(
+        "Write the members of the sample into this folder.",
+        OUTPUT,
         default="",
-        metadata=about(
-            "Write the members of the sample into this folder.",
-            OUTPUT,
-            spelling="-o",
-            metavar="DIR",
-            is_place=True,
-        ),
+        spelling="-o",
+        metavar="DIR",
+        is_place=True,
     )
     heard: Counting = ignore_count
 
@@ -83,52 +77,44 @@ class ReportOptions(ListenedOptions):
             SAMPLES, "pick the samples with it: the same data and seed give the same page"
         ),
     )
-    model: str = field(
+    model: str = option_field(
+        "Decode latents with this model; the word none decodes nothing.",
+        SAMPLES,
         default="",
-        metadata=about(
-            "Decode latents with this model; the word none decodes nothing.",
-            SAMPLES,
-            known=MODELS,
-            usual="the one that made them, if it is on this machine",
-            example="NAME",
-            page="decode latents with it; by default with the model that they were made "
-            "with, if that is on this machine; `none` decodes nothing. Nothing is "
-            "ever fetched",
-        ),
+        known=MODELS,
+        usual="the one that made them, if it is on this machine",
+        example="NAME",
+        page="decode latents with it; by default with the model that they were made "
+        "with, if that is on this machine; `none` decodes nothing. Nothing is "
+        "ever fetched",
     )
-    max_area: int = field(
+    max_area: int = option_field(
+        "Leave out images of more pixels than this.",
+        SAMPLES,
         default=MAX_AREA,
-        metadata=about(
-            "Leave out images of more pixels than this.",
-            SAMPLES,
-            least=1,
-            usual=True,
-            page="do not show images of more pixels",
-        ),
+        least=1,
+        usual=True,
+        page="do not show images of more pixels",
     )
-    duplicates: "str | os.PathLike[str]" = field(
+    duplicates: "str | os.PathLike[str]" = option_field(
+        "Show groups of copies from this table, which duplicates --table wrote.",
+        SAMPLES,
         default="",
-        metadata=about(
-            "Show groups of copies from this table, which duplicates --table wrote.",
-            SAMPLES,
-            metavar="FILE",
-            is_place=True,
-            example="copies.parquet",
-            page="show some groups of copies side by side, from the table that `wdsprep "
-            "duplicates --table` wrote; groups whose copies differ most come first",
-        ),
+        metavar="FILE",
+        is_place=True,
+        example="copies.parquet",
+        page="show some groups of copies side by side, from the table that `wdsprep "
+        "duplicates --table` wrote; groups whose copies differ most come first",
     )
-    output: "str | os.PathLike[str]" = field(
+    output: "str | os.PathLike[str]" = option_field(
+        "Write the page to this file.",
+        OUTPUT,
         default="report.html",
-        metadata=about(
-            "Write the page to this file.",
-            OUTPUT,
-            spelling="-o",
-            metavar="FILE",
-            is_place=True,
-            usual=True,
-            page="where to write it: a path or a URL of [any place](../packing/README.md#places)",
-        ),
+        spelling="-o",
+        metavar="FILE",
+        is_place=True,
+        usual=True,
+        page="where to write it: a path or a URL of [any place](../packing/README.md#places)",
     )
     yes: bool = field(
         default=False,
@@ -144,24 +130,20 @@ class ReportOptions(ListenedOptions):
 class CardOptions(ListenedOptions):
     """The options of `card`."""
 
-    repo: str = field(
+    repo: str = option_field(
+        "Write the card for this dataset on the hub.",
+        CARD,
         default=REPO,
-        metadata=about(
-            "Write the card for this dataset on the hub.",
-            CARD,
-            usual=True,
-            page="the dataset on the hub that the card describes",
-        ),
+        usual=True,
+        page="the dataset on the hub that the card describes",
     )
-    license: str = field(
+    license: str = option_field(
+        "State this licence, such as cc0-1.0.",
+        CARD,
         default="",
-        metadata=about(
-            "State this licence, such as cc0-1.0.",
-            CARD,
-            usual="a line to fill in",
-            example="NAME",
-            page="one of the hub's names, such as `cc-by-4.0`",
-        ),
+        usual="a line to fill in",
+        example="NAME",
+        page="one of the hub's names, such as `cc-by-4.0`",
     )
     samples: int = field(
         default=5,
@@ -172,18 +154,16 @@ class CardOptions(ListenedOptions):
         ),
     )
     seed: int = field(default=0, metadata=_seed(CARD, "pick the samples with it"))
-    output: "str | os.PathLike[str]" = field(
+    output: "str | os.PathLike[str]" = option_field(
+        "Write the card to this file.",
+        OUTPUT,
         default="",
-        metadata=about(
-            "Write the card to this file.",
-            OUTPUT,
-            spelling="-o",
-            metavar="FILE",
-            is_place=True,
-            usual="the screen",
-            example="README.md",
-            page="where to write the card; the screen by default",
-        ),
+        spelling="-o",
+        metavar="FILE",
+        is_place=True,
+        usual="the screen",
+        example="README.md",
+        page="where to write the card; the screen by default",
     )
     yes: bool = field(
         default=False,

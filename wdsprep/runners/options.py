@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from wdsprep.errors import UsageError
-from wdsprep.options import About, Options, about, flag
+from wdsprep.options import About, Options, about, flag, option_field
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.progress import progress_of_call
 from wdsprep.runners.track import TRACKERS, check_tracker
@@ -168,51 +168,43 @@ WORKERS = "Workers"
 class WorkerOptions(Options):
     """Options for the workers of a command. `auto` leaves the choice to wdsprep."""
 
-    workers: int | str | tuple[int, int] = field(
+    workers: int | str | tuple[int, int] = option_field(
+        "Work in so many processes.",
+        WORKERS,
         default="auto",
-        metadata=about(
-            "Work in so many processes.",
-            WORKERS,
-            read=parse_auto,
-            usual="one a core",
-            metavar="N",
-            page="how many processes; one a core unless given",
-        ),
+        read=parse_auto,
+        usual="one a core",
+        metavar="N",
+        page="how many processes; one a core unless given",
     )
-    runner: str = field(
+    runner: str = option_field(
+        "Work in processes of this machine, or on Ray; auto takes Ray where --ray-address or "
+        "RAY_ADDRESS names one, and to encode on several GPUs.",
+        WORKERS,
         default="auto",
-        metadata=about(
-            "Work in processes of this machine, or on Ray; auto takes Ray where --ray-address or "
-            "RAY_ADDRESS names one, and to encode on several GPUs.",
-            WORKERS,
-            choices=RUNNERS,
-            order=1,
-            usual=True,
-            page="processes of this machine, or Ray",
-        ),
+        choices=RUNNERS,
+        order=1,
+        usual=True,
+        page="processes of this machine, or Ray",
     )
-    ray_address: str | None = field(
+    ray_address: str | None = option_field(
+        "Use the Ray cluster whose head is at this HOST:PORT; auto is that of this machine.",
+        WORKERS,
         default=None,
-        metadata=about(
-            "Use the Ray cluster whose head is at this HOST:PORT; auto is that of this machine.",
-            WORKERS,
-            usual="RAY_ADDRESS",
-            order=1,
-            example="auto",
-            page="the Ray cluster to work on; by default `RAY_ADDRESS`, else a Ray that is started "
-            "here for the run",
-        ),
+        usual="RAY_ADDRESS",
+        order=1,
+        example="auto",
+        page="the Ray cluster to work on; by default `RAY_ADDRESS`, else a Ray that is started "
+        "here for the run",
     )
-    max_attempts: int = field(
+    max_attempts: int = option_field(
+        "Leave out a unit of work that has failed so many times.",
+        WORKERS,
         default=3,
-        metadata=about(
-            "Leave out a unit of work that has failed so many times.",
-            WORKERS,
-            least=1,
-            usual=True,
-            order=1,
-            page="how often a unit of work is tried before it is left out and named",
-        ),
+        least=1,
+        usual=True,
+        order=1,
+        page="how often a unit of work is tried before it is left out and named",
     )
 
     def check_together(self) -> None:

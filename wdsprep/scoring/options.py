@@ -10,7 +10,7 @@ from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.errors import UsageError
 from wdsprep.images.options import AREA, NBYTES, role_image
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import about
+from wdsprep.options import option_field
 from wdsprep.runners.options import (
     OUTPUT,
     TRACK,
@@ -93,122 +93,103 @@ def _check_name(given: Any, name: str, example: str) -> None:
 class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     """The options of `score`."""
 
-    images: "str | os.PathLike[str]" = field(
-        default="shards/images", metadata=about("The images to score.", is_place=True)
+    images: "str | os.PathLike[str]" = option_field(
+        "The images to score.", default="shards/images", is_place=True
     )
-    out: "str | os.PathLike[str]" = field(
-        default="shards/scores",
-        metadata=about("The place for scores.", is_place=True, metavar="[SCORES]"),
+    out: "str | os.PathLike[str]" = option_field(
+        "The place for scores.", default="shards/scores", is_place=True, metavar="[SCORES]"
     )
     _: KW_ONLY
-    model: Sequence[Any] = field(
+    model: Sequence[Any] = option_field(
+        "Score with this model of transformers; several models in one pass decode each image "
+        "once. With NAME=, the names of its columns begin with NAME.",
+        MODEL,
         default=(),
-        metadata=about(
-            "Score with this model of transformers; several models in one pass decode each image "
-            "once. With NAME=, the names of its columns begin with NAME.",
-            MODEL,
-            read=named_model,
-            is_many=True,
-            known=tuple(PRESETS),
-            metavar="[NAME=]REPO[@REV]|FOLDER|PRESET",
-            page="an image classifier, a dual encoder such as CLIP, or an encoder such as DINOv2: "
-            "a repository of the hub, a folder, or "
-            f"{', '.join(PRESETS)}; may be given several times; with `NAME=`, the names of its "
-            "columns begin with NAME",
-        ),
+        read=named_model,
+        is_many=True,
+        known=tuple(PRESETS),
+        metavar="[NAME=]REPO[@REV]|FOLDER|PRESET",
+        page="an image classifier, a dual encoder such as CLIP, or an encoder such as DINOv2: "
+        "a repository of the hub, a folder, or "
+        f"{', '.join(PRESETS)}; may be given several times; with `NAME=`, the names of its "
+        "columns begin with NAME",
     )
-    label: Sequence[Any] = field(
+    label: Sequence[Any] = option_field(
+        "Keep this label of a classifier, as a column of that name; by default all labels.",
+        MODEL,
         default=(),
-        metadata=about(
-            "Keep this label of a classifier, as a column of that name; by default all labels.",
-            MODEL,
-            read=wanted_label,
-            is_many=True,
-            metavar="LABEL[=COLUMN]",
-            page="the labels of a classifier to keep, each with the name of its column; may be "
-            "given several times, and is needed if a model has over 64 labels, or labels that "
-            "cannot be names of columns",
-        ),
+        read=wanted_label,
+        is_many=True,
+        metavar="LABEL[=COLUMN]",
+        page="the labels of a classifier to keep, each with the name of its column; may be "
+        "given several times, and is needed if a model has over 64 labels, or labels that "
+        "cannot be names of columns",
     )
-    head: Sequence[Any] = field(
+    head: Sequence[Any] = option_field(
+        "Compute a column from the image's embedding by this head: linear layers in "
+        "safetensors, such as an aesthetic predictor.",
+        MODEL,
         default=(),
-        metadata=about(
-            "Compute a column from the image's embedding by this head: linear layers in "
-            "safetensors, such as an aesthetic predictor.",
-            MODEL,
-            read=wanted_head,
-            is_many=True,
-            metavar="[MODEL.]COLUMN=FILE",
-            page="compute a column from the image's embedding by linear layers in safetensors, "
-            "such as [an aesthetic predictor](#heads); with several models `MODEL.` chooses one",
-        ),
+        read=wanted_head,
+        is_many=True,
+        metavar="[MODEL.]COLUMN=FILE",
+        page="compute a column from the image's embedding by linear layers in safetensors, "
+        "such as [an aesthetic predictor](#heads); with several models `MODEL.` chooses one",
     )
-    embedding: str = field(
+    embedding: str = option_field(
+        "Keep images' embeddings, in this precision; auto keeps those of models that give "
+        "nothing else.",
+        MODEL,
         default=EMBEDDINGS[0],
-        metadata=about(
-            "Keep images' embeddings, in this precision; auto keeps those of models that give "
-            "nothing else.",
-            MODEL,
-            choices=EMBEDDINGS,
-            usual=True,
-            page="keep images' embeddings as `image_emb.npy`, in this precision; auto keeps those "
-            "of a model that gives nothing else",
-        ),
+        choices=EMBEDDINGS,
+        usual=True,
+        page="keep images' embeddings as `image_emb.npy`, in this precision; auto keeps those "
+        "of a model that gives nothing else",
     )
-    processor: str = field(
+    processor: str = option_field(
+        "Prepare images by the model's processor of this kind; auto takes the fast one if "
+        "there is one.",
+        MODEL,
         default=PROCESSORS[0],
-        metadata=about(
-            "Prepare images by the model's processor of this kind; auto takes the fast one if "
-            "there is one.",
-            MODEL,
-            choices=PROCESSORS,
-            usual=True,
-            page="[which kind](#fast-and-slow-processors) of the model's own image processor; auto "
-            "is the one that transformers takes",
-        ),
+        choices=PROCESSORS,
+        usual=True,
+        page="[which kind](#fast-and-slow-processors) of the model's own image processor; auto "
+        "is the one that transformers takes",
     )
-    dtype: str = field(
+    dtype: str = option_field(
+        "Compute in this precision; auto is fp32 on a CPU, and fp16 on a GPU.",
+        MODEL,
         default=DTYPES[0],
-        metadata=about(
-            "Compute in this precision; auto is fp32 on a CPU, and fp16 on a GPU.",
-            MODEL,
-            choices=DTYPES,
-            usual=True,
-        ),
+        choices=DTYPES,
+        usual=True,
     )
-    language: bool = field(
+    language: bool = option_field(
+        "Add columns for the language of each caption, its length and how often it occurs; "
+        "needs the extra `language`.",
+        CAPTIONS,
         default=False,
-        metadata=about(
-            "Add columns for the language of each caption, its length and how often it occurs; "
-            "needs the extra `language`.",
-            CAPTIONS,
-            page="add columns of the caption: its [language](#captions), its length, its share of "
-            "letters, and how often it occurs",
-        ),
+        page="add columns of the caption: its [language](#captions), its length, its share of "
+        "letters, and how often it occurs",
     )
-    role: str = field(
+    role: str = option_field(
+        "Score the image of each sample that has this name in a role, such as source or "
+        "source_1, in place of the target.",
+        IMAGES,
         default="",
-        metadata=about(
-            "Score the image of each sample that has this name in a role, such as source or "
-            "source_1, in place of the target.",
-            IMAGES,
-            read=role_image,
-            usual="target",
-            example="source",
-            page="score [the image in this role](#images-in-roles) in place of the target",
-        ),
+        read=role_image,
+        usual="target",
+        example="source",
+        page="score [the image in this role](#images-in-roles) in place of the target",
     )
-    resolution: int = field(
+    resolution: int = option_field(
+        "Score only the images for this resolution; by default all.",
+        IMAGES,
         default=0,
-        metadata=about(
-            "Score only the images for this resolution; by default all.",
-            IMAGES,
-            least=0,
-            usual="all images",
-            example="512",
-            page="score only the images for this resolution. Tars of another program need it: the "
-            "folder of their scores is named after it",
-        ),
+        least=0,
+        usual="all images",
+        example="512",
+        page="score only the images for this resolution. Tars of another program need it: the "
+        "folder of their scores is named after it",
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)
     max_bytes: int | str = field(default=MAX_NBYTES, metadata=NBYTES)
@@ -224,13 +205,11 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         ),
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset SCORES"))
-    redo_changed: bool = field(
+    redo_changed: bool = option_field(
+        "Score image shards again that have been packed again, and remove the scores of image "
+        "shards that are gone.",
+        OUTPUT,
         default=False,
-        metadata=about(
-            "Score image shards again that have been packed again, and remove the scores of image "
-            "shards that are gone.",
-            OUTPUT,
-        ),
     )
     track: str = field(default="", metadata=TRACK)
 

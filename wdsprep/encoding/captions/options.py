@@ -8,11 +8,11 @@ them there for a worker.
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.errors import UsageError
-from wdsprep.options import Options, about
+from wdsprep.options import Options, option_field
 from wdsprep.sources.tables.text import BY
 from wdsprep.text import brief, parse_names
 
@@ -80,74 +80,62 @@ def _check_paths(given: Any) -> tuple[str, ...]:
 class OneCaption(Options):
     """The options of captions if each sample has one caption."""
 
-    captions: "str | os.PathLike[str]" = field(
+    captions: "str | os.PathLike[str]" = option_field(
+        "Take captions from this table: Parquet, CSV, TSV or JSON lines, or a folder or "
+        "pattern of them, with a column key, source, url or sha256. Samples that it does not "
+        "list keep their own.",
+        CAPTIONS,
         default="",
-        metadata=about(
-            "Take captions from this table: Parquet, CSV, TSV or JSON lines, or a folder or "
-            "pattern of them, with a column key, source, url or sha256. Samples that it does not "
-            "list keep their own.",
-            CAPTIONS,
-            is_place=True,
-            metavar="TABLE",
-            page="take captions from a table, [in place of the samples' own](#other-captions)",
-        ),
+        is_place=True,
+        metavar="TABLE",
+        page="take captions from a table, [in place of the samples' own](#other-captions)",
     )
-    captions_by: str = field(
+    captions_by: str = option_field(
+        "Find samples in the table by this column.",
+        CAPTIONS,
         default="",
-        metadata=about(
-            "Find samples in the table by this column.",
-            CAPTIONS,
-            choices=BY,
-            metavar="COLUMN",
-            usual="the first of those that it has",
-            example="key|source|url|sha256",
-            page="which column of the table names the samples",
-        ),
+        choices=BY,
+        metavar="COLUMN",
+        usual="the first of those that it has",
+        example="key|source|url|sha256",
+        page="which column of the table names the samples",
     )
-    caption_column: str = field(
+    caption_column: str = option_field(
+        "Take captions from this column.",
+        CAPTIONS,
         default="",
-        metadata=about(
-            "Take captions from this column.",
-            CAPTIONS,
-            usual="caption",
-            example="NAME",
-            page="which column of the table has the captions",
-        ),
+        usual="caption",
+        example="NAME",
+        page="which column of the table has the captions",
     )
-    caption_field: str = field(
+    caption_field: str = option_field(
+        "Take captions from this field of the json of each sample, such as meta.long or "
+        "captions.1.",
+        CAPTIONS,
         default="",
-        metadata=about(
-            "Take captions from this field of the json of each sample, such as meta.long or "
-            "captions.1.",
-            CAPTIONS,
-            read=_check_path,
-            metavar="PATH",
-            example="meta.long",
-            page="take captions from a field of the samples' json",
-        ),
+        read=_check_path,
+        metavar="PATH",
+        example="meta.long",
+        page="take captions from a field of the samples' json",
     )
-    caption_name: str = field(
+    caption_name: str = option_field(
+        "Give the captions this name, by which a loader selects them.",
+        CAPTIONS,
         default="",
-        metadata=about(
-            "Give the captions this name, by which a loader selects them.",
-            CAPTIONS,
-            usual="the field's last part",
-            order=1,
-            example="long",
-            page="the name of the captions for the loader's `captions=`",
-        ),
+        usual="the field's last part",
+        order=1,
+        example="long",
+        page="the name of the captions for the loader's `captions=`",
     )
-    empty: str = field(
+    empty: str = option_field(
+        "Encode the empty caption with the images of each sample in place of its caption, with "
+        "--latents none, for models whose text depends on images.",
+        CAPTIONS,
         default="",
-        metadata=about(
-            "Encode the empty caption with the images of each sample in place of its caption, with "
-            "--latents none, for models whose text depends on images.",
-            CAPTIONS,
-            choices=(PER_SAMPLE,),
-            order=2,
-            page="encode the empty caption with the images of each sample, into a text dataset "
-            "from which `drop_text=` takes it: [several images a sample](#several-images-a-sample)",
-        ),
+        choices=(PER_SAMPLE,),
+        order=2,
+        page="encode the empty caption with the images of each sample, into a text dataset "
+        "from which `drop_text=` takes it: [several images a sample](#several-images-a-sample)",
     )
 
     @property
@@ -215,17 +203,15 @@ class OneCaption(Options):
 class CaptionOptions(OneCaption):
     """The options of captions if a sample may have several, each in a separate dataset."""
 
-    caption_fields: str | Sequence[str] = field(
+    caption_fields: str | Sequence[str] = option_field(
+        "Encode the captions of several fields in one pass, with --latents none, each into a "
+        "separate dataset.",
+        CAPTIONS,
         default=(),
-        metadata=about(
-            "Encode the captions of several fields in one pass, with --latents none, each into a "
-            "separate dataset.",
-            CAPTIONS,
-            read=_check_paths,
-            metavar="A,B,...",
-            example="alt,long",
-            page="take captions from several fields at once, each into a separate text dataset",
-        ),
+        read=_check_paths,
+        metavar="A,B,...",
+        example="alt,long",
+        page="take captions from several fields at once, each into a separate text dataset",
     )
 
     @property
