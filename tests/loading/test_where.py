@@ -414,7 +414,7 @@ def test_every_command_finds_what_the_closures_find_in_the_json(
 
 
 def looked_at(images: Path) -> ImagesLooked:
-    return open_images(str(images), str(images), f"{images}-hashes")
+    return open_images(str(images), str(images), f"{images}-hashes", "")
 
 
 def test_a_process_that_is_started_maps_positions_again(tmp_path: Path, cache_home: Path) -> None:
