@@ -94,7 +94,8 @@ class RecipeOptions(Options):
         default=1.0,
         read=check_max_crop,
         code=Code.ASPECT_RATIO,
-        remedy="--overwrite with a larger --max-crop, or more --shapes, takes more images",
+        remedy="--overwrite with a larger --max-crop, with more --shapes, or with another "
+        "--role-size where images in roles have not the target's ratio, takes more images",
         parse=float,
         order=-1,
         example="0.2",

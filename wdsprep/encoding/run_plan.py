@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.samples import TARGET
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, refresh_manifest
@@ -108,7 +109,8 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
     if plan.model.note:
         yield plan.model.note
     if plan.roles and not plan.recipe.roles and not plan.recipe.is_of_text:
-        yield f"latents are of targets alone: images in roles ({', '.join(plan.roles)}) have none"
+        roles = ",".join((TARGET, *plan.roles))
+        yield f"latents are of targets alone: --roles {roles} encodes the images in roles too"
     if not plan.is_whole:
         yield f"{plan.images} is not completely packed: run the same command again after pack"
 

@@ -254,17 +254,24 @@ def _find_image(
     """Return the column of images: the one that the user named, or else the first that is likely.
 
     `held` are the columns with bytes of images. Raise an error that lists the columns if there is
-    none, or if one that the user named is missing or no such column.
+    none, if one that the user named is missing or no such column, or if several are as likely.
     """
     columns = tables.columns
     columns.check([*encodings], name)
     in_roles = columns.in_roles(encodings)
-    image = columns.image or likely_image([name for name in likely if name not in in_roles])
+    likely = [name for name in likely if name not in in_roles]
+    image = columns.image or likely_image(likely)
     wrong = next((name for name in (image, *in_roles) if name and name not in held), "")
-    if image and not wrong:
+    is_clear = columns.image or image in IMAGE_NAMES or len(likely) == 1
+    if image and not wrong and is_clear:
         return image
     listed = list_columns([f"{name} ({encoding})" for name, encoding in encodings.items()])
     what, there = f"{tables.url}/{name}", f"it has {listed}"
+    if image and not wrong:
+        raise UsageError(
+            f"{what} has images in {list_columns(likely)}: give the one to train on by "
+            "--image-col, and further ones by --role NAME=COLUMN"
+        )
     if wrong:
         raise UsageError(f"{what}: column {wrong!r} holds no image bytes: {there}")
     raise SourceError(f"{what} has no column of image bytes: {there}; give --image-col, or {hint}")

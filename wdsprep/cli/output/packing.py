@@ -18,6 +18,7 @@ from wdsprep.cli.output.shared import (
 from wdsprep.dataset.coarse_histograms import REPEATS
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
+from wdsprep.dataset.samples import TARGET, roles_of
 from wdsprep.dataset.stored_dataset import phases
 from wdsprep.options import remedies_of
 from wdsprep.packing.options import PackOptions
@@ -120,7 +121,10 @@ class PackOutput(CommandOutput[Outcome]):
         elif manifest.shards and not packed.quarantined:
             yield from many_rejects_lines(manifest.rejects, manifest.samples, images, REMEDIES)
             smallest = next(side for side, (samples, _) in phases(manifest).items() if samples)
-            yield f"next: {next_command(images, smallest)}, with --model tiny for a trial"
+            command = next_command(images, smallest)
+            if roles := roles_of(manifest.settings):
+                command += f" --roles {','.join((TARGET, *roles))}"
+            yield f"next: {command}, with --model tiny for a trial"
 
 
 def describe(survey: SourceSurvey) -> str:
