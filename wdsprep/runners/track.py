@@ -82,6 +82,54 @@ def open_tensorboard(group: str, axis: str, settings: Mapping[str, Any]) -> Trac
     return f'"tensorboard --logdir {FOLDER}"', log, writer.close
 
 
+class Tracking:
+    """A queue of figures for a tracker of a kind, or for none.
+
+    No method waits but `close`, which waits a while for the figures that are on their way.
+    """
+
+    def __init__(self, kind: str, group: str, axis: str, settings: Mapping[str, Any]) -> None:
+        self._kind = kind
+        self._queue: queue.SimpleQueue[tuple[int, Figures] | None] = queue.SimpleQueue()
+        self._next = 0.0
+        self.shown = ""
+        """Says where the run can be looked at, once the tracker is there."""
+        self._thread: threading.Thread | None = None
+        if kind:
+            opened = (group, axis, values_without_secrets(settings))
+            self._thread = threading.Thread(target=self._work, args=opened, daemon=True)
+            self._thread.start()
+
+    @property
+    def is_due(self) -> bool:
+        return self._thread is not None and time.monotonic() >= self._next
+
+    def log(self, at: int, figures: Figures) -> None:
+        if self._thread is not None:
+            self._next = time.monotonic() + PACE_S
+            self._queue.put((at, figures))
+
+    def _work(self, group: str, axis: str, settings: Mapping[str, Any]) -> None:
+        try:
+            begin = open_wandb if self._kind == "wandb" else open_tensorboard
+            self.shown, log, close = begin(group, axis, settings)
+            while (figures := self._queue.get()) is not None:
+                log(*figures)
+            close()
+        except Exception as error:  # noqa: BLE001 (whatever it is, the run goes on)
+            self._next, self.shown = float("inf"), ""
+            why = " ".join(str(error).split()) or type(error).__name__
+            _log.warning("--track %s failed, and the run goes on without: %s", self._kind, why)
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        self._queue.put(None)
+        self._thread.join(CLOSING_S)
+        if self._thread.is_alive():
+            _log.warning("--track %s does not end: what it has not sent may be lost", self._kind)
+
+
 def check_tracker(kind: str) -> str:
     """Check that a tracker is known and installed, before anything is done. Return its name."""
     if kind == "":
@@ -92,7 +140,7 @@ def check_tracker(kind: str) -> str:
     return kind
 
 
-class RunTracking:
+class RunTracking(Tracking):
     """The tracked figures of a run over the datasets `places`, while a block lasts.
 
     The block gets a function that takes the status of the run, and passes it to the listener too.
@@ -115,24 +163,11 @@ class RunTracking:
     ) -> None:
         shown = map(without_secrets, places)
         group = "+".join(place.rstrip("/").rpartition("/")[2] for place in shown)
-        self._kind = kind
-        self._queue: queue.SimpleQueue[tuple[int, Figures] | None] = queue.SimpleQueue()
-        self._next = 0.0
-        self.shown = ""
-        """Says where the run can be looked at, once the tracker is there."""
-        self._thread: threading.Thread | None = None
+        super().__init__(kind, group, "samples", settings)
         self._listener, self._before, self._more = listener, before, more
         self._status: Callable[[], JobStatus] = JobStatus
         self._began = self._last = 0.0
         self._counted = 0
-        if kind:
-            opened = group, values_without_secrets(settings)
-            self._thread = threading.Thread(target=self._work, args=opened, daemon=True)
-            self._thread.start()
-
-    @property
-    def is_due(self) -> bool:
-        return self._thread is not None and time.monotonic() >= self._next
 
     def on_status(self, status: Callable[[], JobStatus]) -> None:
         """Keep the function that returns the run's status, and track the figures if it is time."""
@@ -157,20 +192,7 @@ class RunTracking:
         if (passed := now - (self._last or began)) > 0:
             figures["samples_per_s"] = (counted - self._counted) / passed
         self._last, self._counted = now, counted
-        self._next = now + PACE_S
-        self._queue.put((self._before + status.samples, figures))
-
-    def _work(self, group: str, settings: Mapping[str, Any]) -> None:
-        try:
-            begin = open_wandb if self._kind == "wandb" else open_tensorboard
-            self.shown, log, close = begin(group, "samples", settings)
-            while (figures := self._queue.get()) is not None:
-                log(*figures)
-            close()
-        except Exception as error:  # noqa: BLE001 (whatever it is, the run goes on)
-            self._next, self.shown = float("inf"), ""
-            why = " ".join(str(error).split()) or type(error).__name__
-            _log.warning("--track %s failed, and the run goes on without: %s", self._kind, why)
+        self.log(self._before + status.samples, figures)
 
     def __enter__(self) -> StatusListener:
         return self.on_status
@@ -178,11 +200,6 @@ class RunTracking:
     def __exit__(self, *_: object) -> None:
         if self._thread is not None:
             self._log_status()
-            self._queue.put(None)
-            self._thread.join(CLOSING_S)
-            if self._thread.is_alive():
-                _log.warning(
-                    "--track %s does not end: what it has not sent may be lost", self._kind
-                )
+            self.close()
         if self.shown:
             self._listener.on_message(f"--track {self._kind}: {self.shown}")
