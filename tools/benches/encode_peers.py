@@ -297,7 +297,8 @@ class FreeEncoder:
     def __init__(self, resolution: int, *, has_images: bool = True) -> None:
         side = resolution // 8
         self.resolution, self.device, self.itemsize = resolution, torch.device("cpu"), 2
-        self.is_compiled = self.is_split = self.groups_texts = False
+        self.is_compiled = self.is_split = self.groups_texts = self.takes_images = False
+        self.references = None
         self.has_text, self.text_batch_size = True, 0
         latent = Field(name="latent.npy", dtype="<f2", shape=(4, side, side))
         emb = Field(name="emb.npy", dtype="<f2", shape=(77, 1024))
@@ -305,7 +306,7 @@ class FreeEncoder:
 
         self._drawn: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+    def tokens(self, captions: Sequence[str], _images: object = ()) -> list[Tokens]:
         return [Tokens(caption, count=77) for caption in captions]
 
     def encode_images(
