@@ -353,7 +353,7 @@ class ByLength(Means):
         super().__init__()
         self.shapes: list[set[tuple[int, ...]]] = []
 
-    def tokens(self, captions: Iterable[str]) -> list[Tokens]:
+    def tokens(self, captions: Iterable[str], _images: object = ()) -> list[Tokens]:
         return [Tokens(text, count=1, shape=(len(text) % 7,)) for text in captions]
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
@@ -464,7 +464,7 @@ def test_a_caption_without_finite_numbers_is_rejected_and_its_neighbours_are_not
 class Speechless(Means):
     """Makes no tokens of an empty caption."""
 
-    def tokens(self, captions: Iterable[str]) -> list[Tokens]:
+    def tokens(self, captions: Iterable[str], _images: object = ()) -> list[Tokens]:
         return [Tokens(text, count=len(text)) for text in captions]
 
 

@@ -71,7 +71,7 @@ class Plain:
         self._making, self._factor = making, model.factor
         self._batches = 0
 
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+    def tokens(self, captions: Sequence[str], _images: object = ()) -> list[Tokens]:
         length = self.fields[-1].shape[0]
         counts = [1 + min(length, len(caption.encode())) for caption in captions]
         return [Tokens(text, count=n) for text, n in zip(captions, counts, strict=True)]

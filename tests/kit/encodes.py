@@ -253,7 +253,7 @@ class Means:
         self.sizes: list[int] = []
         """of the batches of images that it was given"""
 
-    def tokens(self, captions: Iterable[str]) -> list[Tokens]:
+    def tokens(self, captions: Iterable[str], _images: object = ()) -> list[Tokens]:
         return [Tokens(text, count=1) for text in captions]
 
     def encode_images(self, pixels: Tensor, noise: Tensor, *, exact: bool = False) -> Encoded:

@@ -156,7 +156,7 @@ class Batcher:
         without_tokens = []
         captions = [row.sample.sample.caption for row in self._captions]
         images = [row.sample.for_text for row in self._captions]
-        made = self.encoder.tokens(captions, *([images] if self.encoder.takes_images else []))
+        made = self.encoder.tokens(captions, images)
         for row, tokens in zip(self._captions, made, strict=True):
             row.sample.tokens = tokens
             if tokens.count:

@@ -128,9 +128,8 @@ def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
         on_step=on_step,
     )
     for target, outcome in zip(work.targets, outcomes, strict=True):
-        if (
-            target.captions.is_elsewhere and SELECTION not in outcome.manifest.extra
-        ):  # it is not told
+        is_whole = SELECTION not in outcome.manifest.extra  # else it is not told
+        if target.captions.is_elsewhere and is_whole:
             report = report_captions(
                 plan.captions, target.captions, target.latents, outcome.manifest
             )

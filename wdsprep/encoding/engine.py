@@ -281,7 +281,7 @@ class Engine:
             ]
         if Part.TEXT in self._part:
             blank = self._encoder.references and self._encoder.references.blank.for_text
-            tokens = self._encoder.tokens([""], *([[blank]] if self._encoder.takes_images else []))
+            tokens = self._encoder.tokens([""], [blank])
             nothing.append(TextBatch.of(tokens, self.batches.text_size, self._encoder.device))
         self.batches.warm_up(nothing)
 

@@ -8,7 +8,7 @@ caption. Masks and pixels have no place there. Written after the code of musubi-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
@@ -35,9 +35,6 @@ from wdsprep.exporting.layout import (
 )
 from wdsprep.exporting.output import ExportedFile, Output
 
-if TYPE_CHECKING:
-    import torch
-
 
 def latents_in(sample: ExportSample, roles: Sequence[str]) -> list[tuple[Field, Buffer]]:
     """Return the latent of a sample, then those of its references."""
@@ -54,7 +51,7 @@ def text_length(sample: ExportSample) -> int:
 
 # --- musubi-tuner
 class Family(NamedTuple):
-    """How musubi-tuner calls a kind of model in names of files and arrays."""
+    """A kind of model, by the names that musubi-tuner gives it in names of files and arrays."""
 
     short: str
     name: str
@@ -155,9 +152,8 @@ class MusubiLayout(Layout):
         named += [(family.reference.format(n), *part) for n, part in enumerate(references)]
         parts = {}
         for name, array, data in named:
-            channels, *sides = array.shape
-            high, wide = sides
-            shape = (channels, 1, *sides) if family.has_axis else array.shape
+            channels, high, wide = array.shape
+            shape = (channels, 1, high, wide) if family.has_axis else array.shape
             full = f"{name}_{family.frames}{high}x{wide}_{NAMES[array.dtype][0]}"
             parts[full] = (shape, array.dtype, data[len(array.header) :])
         return parts
@@ -184,9 +180,9 @@ def _texts(family: Family, sample: ExportSample) -> dict[str, TensorPart]:
     for member, name in family.texts.items():
         data = sample.members[member]
         array = field_of(member, data)
+        start = len(array.header)
         if name.startswith("varlen"):
             array = array.of_length(text_length(sample))
-        start = len(data) - field_of(member, data).array_nbytes
         part = data[start : start + array.array_nbytes]
         parts[f"{name}_{NAMES[array.dtype][0]}"] = (array.shape, array.dtype, part)
     return parts
@@ -251,18 +247,24 @@ class AutomodelLayout(Layout):
         """Return the tensors of a sample, and what its file says of them."""
         import torch
 
+        from wdsprep.encoding.models.base import read_tensor
+
         first, *references = latents_in(sample, self.roles)
         if not references:
             raise UsageError(
                 f"{sample.key} has no reference, and Automodel needs one for each sample: choose "
                 "samples that have one with select --where"
             )
-        emb, length = to_tensor(EMB, sample.members[EMB]), text_length(sample)
+        text = field_of(EMB, sample.members[EMB]), sample.members[EMB]
+        target, *contexts, emb = (
+            read_tensor(array, data, len(array.header))
+            for array, data in (first, *references, text)
+        )
+        length = text_length(sample)
         mask = torch.zeros(len(emb), dtype=torch.long)
         mask[:length] = 1
         shapes = [list(array.shape) for array, _ in (first, *references)]
         tokens = [(high // 2) * (wide // 2) for _, high, wide in shapes]
-        target, *contexts = (to_tensor(array.name, data) for array, data in (first, *references))
         tensors = {
             "target_latent": target,
             "context_latents": contexts,
@@ -294,15 +296,3 @@ IN_INDEX = (
     "target_token_length",
     "text_token_length",
 )
-
-
-def to_tensor(name: str, data: Buffer) -> "torch.Tensor":
-    """Return the tensor in the bytes of an array, of bfloat16 where its bits are stored."""
-    import numpy as np
-    import torch
-
-    array = field_of(name, data)
-    is_bits = array.dtype == BFLOAT16
-    stored = np.frombuffer(data, "<u2" if is_bits else array.dtype, offset=len(array.header))
-    tensor = torch.from_numpy(stored.reshape(array.shape).copy())
-    return tensor.view(torch.bfloat16) if is_bits else tensor

@@ -13,7 +13,7 @@ import torch
 from wdsprep.dataset.file_names import IMPORTER, empty_name
 from wdsprep.dataset.npy_arrays import LATENT, Field, is_imported, normalise, text_fields
 from wdsprep.encoding.captions.options import EMPTY, PER_SAMPLE
-from wdsprep.encoding.models.base import TENSORS
+from wdsprep.encoding.models.base import read_tensor
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.batch_memory import Batch
@@ -181,5 +181,4 @@ def tensor_of(item: Field, data: bytes) -> torch.Tensor | None:
     header = item.header_of(len(data))
     if not header or not data.startswith(header):
         return None
-    values = torch.frombuffer(bytearray(data), dtype=TENSORS[item.dtype], offset=len(header))
-    return values.view(-1, *item.shape[1:])
+    return read_tensor(item, data, len(header))

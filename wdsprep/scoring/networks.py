@@ -395,7 +395,7 @@ class ScoreEncoder:
     def bring(self, part: Part) -> None:
         """Do nothing, as all models stay on the device."""
 
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+    def tokens(self, captions: Sequence[str], _images: object = ()) -> list[Tokens]:
         return [Tokens(caption) for caption in captions]
 
     def empty(self) -> dict[str, Tensor]:

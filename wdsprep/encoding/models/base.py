@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import BFLOAT16, Field, is_of_text, text_fields
+from wdsprep.dataset.tar.write import Buffer
 from wdsprep.encoding import TF32
 from wdsprep.errors import WorkError
 from wdsprep.runners.stuck_workers import is_of_memory
@@ -39,6 +40,15 @@ TENSORS = {
     BFLOAT16: torch.bfloat16,
 }
 """Types of arrays, by what the layout calls them."""
+
+
+def read_tensor(field: Field, data: Buffer, start: int) -> Tensor:
+    """Return the array in the bytes of a member, which begins after `start` bytes of header.
+
+    A variable one is as long as the bytes say.
+    """
+    values = torch.frombuffer(bytearray(data), dtype=TENSORS[field.dtype], offset=start)
+    return values.view(-1, *field.shape[1:])
 
 
 class Part(Flag):
@@ -151,9 +161,8 @@ class Encoder(Protocol):
         If the device cannot hold all networks, those for the other part are removed from it.
         """
 
-    @property
-    def tokens(self) -> Callable[..., list[Tokens]]:
-        """Return a function that makes the tokens of captions, and images if these are taken.
+    def tokens(self, captions: Sequence[str], images: Sequence[Any] = (), /) -> list[Tokens]:
+        """Return the tokens of captions, made with the reference images of each if it takes them.
 
         Several threads may call this and the other methods at once.
         """
