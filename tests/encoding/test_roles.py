@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 import wdsprep
-from tests.encoding.test_references import by_pipeline, picture
+from tests.encoding.test_references import by_pipeline, picture, whole
 from tests.kit.encodes import encode_here, latents_of
 from tests.kit.packs import manifest_of, packing_here, tree, with_text, write_files
+from wdsprep.dataset.samples import is_mask
 from wdsprep.errors import NotFoundError, UsageError
 
 Family = Callable[[str], Path]
@@ -42,15 +43,19 @@ def scaled(size: tuple[int, int], share: float) -> tuple[int, int]:
     return round(size[0] * share), round(size[1] * share)
 
 
-Images = Mapping[str, Iterable[Image.Image | None]]
+Images = Mapping[str, Iterable[Image.Image | list[Image.Image] | None]]
 
 
 def pack_images(root: Path, images: Images, *optional: str) -> Path:
-    """Pack samples whose images in each role, `target` among them, are these, as PNG."""
+    """Pack samples whose images in each role, `target` among them, are these, as PNG.
+
+    A list has several images in a role."""
     files: dict[str, bytes | str] = {}
     for role, pictures in images.items():
         for number, image in enumerate(pictures):
-            if image is not None:
+            if isinstance(image, list):
+                files |= {f"{role}/{number}_{n}.png": png(part) for n, part in enumerate(image)}
+            elif image is not None:
                 files[f"{role}/{number}.png"] = png(image)
     for number, caption in enumerate(CAPTIONS):
         files[f"target/{number}.txt"] = caption
@@ -195,6 +200,88 @@ def test_a_control_image_is_kept_as_the_pixels_of_the_crop(pairs: Path, tmp_path
     assert not wdsprep.verify(tmp_path / "out").findings
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tiny", {"role_size": ("source=nearest:16,2",), "shapes": [(64, 64), (80, 48)]}),
+        ("tiny", {"roles": "source,mask"}),
+        ("tiny", {"latents": "moments", "role_size": ("source=pixels", "mask=full")}),
+        ("FluxKontext", {}),
+        ("Flux2Klein", {}),
+    ],
+)
+def test_flips_are_the_latents_of_mirrored_images_in_all_roles(
+    name: str, options: dict[str, Any], family: Family, tmp_path: Path
+) -> None:
+    """Latents are those of a dataset of mirrored images, at equal bits; masks are kept once."""
+    model, roles = name if name == "tiny" else str(family(name)), "target,source"
+    both = []
+    for turned in (lambda image: image, ImageOps.mirror):
+        root = tmp_path / str(len(both))
+        if name != "tiny":
+            both.append(edits(root, 2 if name == "Flux2Klein" else 1, turned)[0])
+            continue
+        roles = "target,source,mask"
+        sources = [[turned(picture(scaled(size, 1.5), 9))] for size in SIZES]
+        sources[0].append(turned(picture(scaled(SIZES[0], 2), 11)))
+        masks = [turned(mask(number, size)) for number, size in enumerate(SIZES)]
+        images = {"target": [*map(turned, targets())], "source": sources, "mask": masks}
+        both.append(pack_images(root, images))
+    how = {"roles": roles, "latents": "mean", "text": "none", "model": model, **options}
+    out = tmp_path / "out"
+    encode_here(both[0], out, flip=True, **how)
+    encode_here(both[0], tmp_path / "plain", **how)
+    encode_here(both[1], tmp_path / "mirrored", **how)
+    assert not wdsprep.verify(out).findings
+    plain, mirrored = (latents_of(tmp_path / name) for name in ("plain", "mirrored"))
+    compared = 0
+    for key, sample in latents_of(out).items():
+        arrays = [n.removesuffix(".npy") for n in plain[key] if n.endswith(".npy")]
+        names = [n for n in sample if n.endswith(".npy")]
+        kept_once = {n for n in arrays if is_mask(n) or sample[f"{n}.npy"].dtype == np.uint8}
+        assert names == [
+            f"{n}{end}.npy" for n in arrays for end in ("", "_flipped")[: 1 + (n not in kept_once)]
+        ]
+        for array in arrays:
+            assert np.array_equal(sample[f"{array}.npy"], plain[key][f"{array}.npy"])
+            if array in kept_once:
+                turned_here = sample[f"{array}.npy"][..., ::-1]
+            else:
+                turned_here = sample[f"{array}_flipped.npy"]
+                assert not np.array_equal(turned_here, sample[f"{array}.npy"])
+            wanted = mirrored[key][f"{array}.npy"]
+            if is_mask(array):  # of a mean half way between two levels a sum decides
+                assert np.abs(turned_here.astype(int) - wanted).max() <= 1
+            else:
+                assert np.array_equal(turned_here, wanted), array
+            compared += 1
+    assert compared >= 2 * len(plain)
+    whole = tree(out)
+    tar = min(out.glob("*/*.tar"))
+    tar.write_bytes(with_text(tar.read_bytes(), "'<f2'", "'<i8'"))
+    assert wdsprep.verify(out).findings
+    wdsprep.repair(out, yes=True)
+    encode_here(both[0], out, flip=True, **how)
+    assert tree(out) == whole
+
+
+def test_verify_finds_mirror_images_that_are_missing_or_too_many(
+    pairs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    encode_here(pairs, out, roles="target,source", flip=True, text="none")
+    tar = next(out.glob("*/*.tar"))
+    data = tar.read_bytes()
+    for old, new, why in (
+        ("source_flipped", "source_1", "source_1.npy is in the place of source_flipped.npy"),
+        ("source_flipped", "other", "other.npy is in the place of source_flipped.npy"),
+        (".source.npy", ".source_1.npy", "source_1.npy is in the place of json"),
+    ):
+        tar.write_bytes(with_text(data, old, new))
+        findings = wdsprep.verify(out).findings
+        assert any(why in str(finding) for finding in findings), (why, findings)
+
+
 def test_a_list_of_shapes_cuts_references_by_their_own_ratio(tmp_path: Path) -> None:
     sources = [picture(size, 3) for size in ((128, 64), (64, 100), (80, 80), (300, 200), (64, 70))]
     images = pack_images(tmp_path, {"target": targets(), "source": sources})
@@ -266,7 +353,7 @@ def test_tars_of_others_have_images_in_roles_as_members(pairs: Path, tmp_path: P
         ({"roles": "source,source"}, "--roles source is given twice: give each role once"),
         ({"roles": "Source"}, "--roles Source: give names of roles"),
         ({"roles": ""}, ""),
-        ({"roles": "target,source", "flip": True}, "--flip mirrors targets alone"),
+        ({"roles": "mask", "flip": True}, "--flip is for latents, and --roles mask makes none"),
         ({"role_size": "source=aligned"}, "--role-size names source, and --roles are target"),
         (
             {"roles": "mask", "role_size": "mask=aligned"},
@@ -319,7 +406,7 @@ def test_a_dataset_of_single_images_has_no_roles(images: Path, tmp_path: Path) -
     assert "roles" not in manifest_of(tmp_path / "out").settings
 
 
-SOURCES = ((300, 200), (161, 640), (300, 200), (90, 128))
+SOURCES = ((300, 200), (162, 640), (300, 200), (90, 128))
 EDIT = pytest.param("QwenImageEdit", marks=pytest.mark.system)
 QWEN_21 = pytest.param(
     "QwenImage21",
@@ -330,18 +417,24 @@ QWEN_21 = pytest.param(
 )
 
 
-def edits(root: Path, *, several: bool) -> tuple[Path, dict[str, list[Image.Image]]]:
-    """Pairs for a pipeline, of which the first has two sources if `several`; these by caption."""
-    sources = [picture(size, 20 + number) for number, size in enumerate(SOURCES)]
-    images: dict[str, list[Image.Image | None]] = {
-        "target": [picture((64, 80), number) for number in range(len(SOURCES))],
+def edits(
+    root: Path, count: int = 1, turned: Callable[[Image.Image], Image.Image] = lambda image: image
+) -> tuple[Path, dict[str, list[Image.Image]]]:
+    """Pairs for a pipeline; the first has so many references: two sources, and one in `more`.
+
+    These come by caption, too."""
+    sources = [[turned(picture(size, 20 + n))] for n, size in enumerate(SOURCES)]
+    more = [turned(picture((128, 96), 30))] if count > 2 else []
+    if count > 1:
+        sources[0].append(turned(picture((100, 140), 40)))
+    images: dict[str, list[Image.Image | list[Image.Image] | None]] = {
+        "target": [turned(picture((64, 80), number)) for number in range(len(SOURCES))],
         "source": [*sources],
     }
-    if several:
-        images["more"] = [picture((128, 96), 30), *[None] * (len(SOURCES) - 1)]
-    by_caption = {caption: [source] for caption, source in zip(CAPTIONS, sources, strict=False)}
-    by_caption[CAPTIONS[0]] += [picture((128, 96), 30)] * several
-    return pack_images(root, images, *["more"] * several), by_caption
+    if more:
+        images["more"] = [*more, *[None] * (len(SOURCES) - 1)]
+    by_caption = dict(zip(CAPTIONS, [sources[0] + more, *sources[1:]], strict=False))
+    return pack_images(root, images, *["more"] * len(more)), by_caption
 
 
 def as_floats(array: Any) -> torch.Tensor:
@@ -354,9 +447,9 @@ def as_floats(array: Any) -> torch.Tensor:
 def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
     name: str, family: Family, tmp_path: Path
 ) -> None:
-    is_several = name not in ("FluxKontext", "QwenImageEdit")
-    images, by_caption = edits(tmp_path, several=is_several)
-    out, roles = tmp_path / "out", "target,source,more" if is_several else "target,source"
+    count = {"FluxKontext": 1, "QwenImageEdit": 1, "Flux2Klein": 3}.get(name, 2)
+    images, by_caption = edits(tmp_path, count)
+    out, roles = tmp_path / "out", "target,source,more" if count > 2 else "target,source"
     assert encode_here(images, out, roles=roles, model=str(family(name))).samples == len(SOURCES)
     settings = manifest_of(out).settings
     assert {*settings["role_sizes"].values()} == {"pipeline"}
@@ -370,7 +463,8 @@ def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
     for sample in latents_of(out).values():
         pictures = by_caption[sample["txt"]]
         outputs, latents = by_pipeline(family(name), pictures, sample["txt"])
-        stored = [sample[name] for name in ("source.npy", "more.npy") if name in sample]
+        names = ("source.npy", "source_1.npy", "more.npy")
+        stored = [sample[name] for name in names if name in sample]
         for array, wanted in zip(stored, latents, strict=True):
             wanted = wanted.reshape(wanted.shape[1], *wanted.shape[-2:])
             most = 4.5e-4 * max(1.0, float(wanted.abs().max()))
@@ -386,7 +480,7 @@ def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
 def test_a_dropped_text_is_the_empty_caption_with_the_images_of_that_sample(
     name: str, family: Family, tmp_path: Path
 ) -> None:
-    images, by_caption = edits(tmp_path, several=False)
+    images, by_caption = edits(tmp_path)
     model = {"model": str(family(name)), "roles": "target,source"}
     encode_here(images, tmp_path / "edits", **model)
     out = tmp_path / "empty"
@@ -442,21 +536,28 @@ def test_an_empty_caption_for_each_sample_is_for_text_that_depends_on_images(
 def test_text_of_images_is_the_same_alone_apart_and_beside_latents(
     family: Family, tmp_path: Path
 ) -> None:
-    images, _ = edits(tmp_path, several=False)
+    images, _ = edits(tmp_path)
     model = {"model": str(family("QwenImageEditPlus")), "roles": "target,source"}
     encode_here(images, tmp_path / "whole", **model)
     encode_here(images, tmp_path / "bare", text_out=tmp_path / "apart", **model)
     encode_here(images, tmp_path / "alone", latents="none", **{**model, "roles": "source"})
-    whole = latents_of(tmp_path / "whole")
+    entire = latents_of(tmp_path / "whole")
     for name in ("apart", "alone"):
         assert manifest_of(tmp_path / name).settings["text_roles"] == ["source"]
         assert not wdsprep.verify(tmp_path / name).findings
         for key, sample in latents_of(tmp_path / name).items():
             assert [*sample] == ["emb.npy", "json", "txt"]
-            assert np.array_equal(sample["emb.npy"], whole[key]["emb.npy"])
+            assert np.array_equal(sample["emb.npy"], entire[key]["emb.npy"])
     for key, sample in latents_of(tmp_path / "bare").items():
         assert [*sample] == ["latent.npy", "source.npy", "json", "txt"]
-        assert np.array_equal(sample["source.npy"], whole[key]["source.npy"])
+        assert np.array_equal(sample["source.npy"], entire[key]["source.npy"])
+    # There is no text of mirror images:
+    small = {"role_size": "source=nearest:16,2", "text": "none"}
+    encode_here(images, tmp_path / "turned", flip=True, **small, **model)
+    load = {"global_batch": 1, "flip": 0.5, "join": tmp_path / "alone"}
+    with pytest.raises(UsageError, match="none of their mirror images: leave out flip"):
+        wdsprep.load(tmp_path / "turned", **load)
+    wdsprep.load(tmp_path / "turned", fields=("latent", "source"), **load)
 
 
 def test_references_that_a_pipeline_refuses_are_rejects(family: Family, tmp_path: Path) -> None:
@@ -472,5 +573,50 @@ def test_references_that_a_pipeline_refuses_are_rejects(family: Family, tmp_path
 def test_an_edit_model_without_references_says_how_to_give_them(
     pairs: Path, family: Family, tmp_path: Path
 ) -> None:
+    model = str(family("QwenImageEditPlus"))
     with pytest.raises(UsageError, match="wants image too, as by --roles target,source"):
-        encode_here(pairs, tmp_path / "out", model=str(family("QwenImageEditPlus")))
+        encode_here(pairs, tmp_path / "out", model=model)
+    with pytest.raises(UsageError, match="none of their mirror images: leave --flip out, or give"):
+        encode_here(pairs, tmp_path / "out", model=model, roles="target,source", flip=True)
+
+
+def test_sizes_by_other_rules_leave_text_as_the_pipeline_makes_it(
+    family: Family, tmp_path: Path
+) -> None:
+    images, by_caption = edits(tmp_path, 3)
+    folder = family("QwenImageEditPlus")
+    rules = ("source=nearest:16,2", "more=pixels")
+    how = {"roles": "target,source,more", "model": str(folder), "role_size": rules}
+    encode_here(images, tmp_path / "out", **how)
+    settings = manifest_of(tmp_path / "out").settings
+    assert settings["role_sizes"] == {"source": "shapes", "more": "pixels"}
+    assert settings["text_roles"] == ["source"]
+    assert not wdsprep.verify(tmp_path / "out").findings
+    shapes = set()
+    for sample in latents_of(tmp_path / "out").values():
+        pictures = by_caption[sample["txt"]]
+        shown = pictures[:-1] if "more.npy" in sample else pictures
+        outputs, _ = by_pipeline(folder, shown, sample["txt"], text_alone=True)
+        embeddings = outputs[0][0]
+        kept = as_floats(sample["emb.npy"])
+        assert torch.equal(kept, embeddings.to(torch.bfloat16))
+        shapes |= {
+            sample[f"{n}.npy"].shape[1:] for n in ("source", "source_1") if f"{n}.npy" in sample
+        }
+    assert len(shapes) > 1
+    assert max(map(max, shapes)) <= 12
+
+
+@pytest.mark.parametrize("name", [QWEN_21])
+def test_a_pipeline_that_may_take_images_makes_text_without_them(
+    name: str, images: Path, family: Family, tmp_path: Path
+) -> None:
+    encode_here(images, tmp_path / "out", model=str(family(name)), limit=6)
+    assert "text_roles" not in manifest_of(tmp_path / "out").settings
+    assert any((tmp_path / "out").glob("empty.*"))
+    pipeline = whole(family(name))
+    for sample in latents_of(tmp_path / "out").values():
+        embeddings, mask, *_ = pipeline.encode_prompt(sample["txt"], device=torch.device("cpu"))
+        assert mask is None or bool(mask.all())
+        kept = as_floats(sample["emb.npy"])
+        assert torch.equal(kept, embeddings[0].to(torch.bfloat16))

@@ -3,14 +3,14 @@
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.kit.latent_sets import EMB, array_of, empty_of, field, npy, receipt_of
 from tests.kit.shape_sets import CELL, RESOLUTION, SHAPES
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.npy_arrays import Field, layout, text_fields
+from wdsprep.dataset.npy_arrays import FLIPPED, Field, layout, text_fields
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_table import TableWriter, table_columns
 from wdsprep.dataset.samples import facts_bytes, role_of
@@ -24,7 +24,9 @@ from wdsprep.store.base import write_bytes
 SQUARE = (RESOLUTION, RESOLUTION)
 CELLS = RESOLUTION // CELL
 LATENT = field("latent", (4, CELLS, CELLS))
+LATENT_FLIPPED = replace(LATENT, name=FLIPPED)
 SOURCE = Field(name="source.npy", dtype="<f2", shape=(4, CELLS, CELLS), is_of_role=True)
+SOURCE_FLIPPED = replace(SOURCE, name="source_flipped.npy")
 MASK = Field(name="mask.npy", dtype="|u1", shape=(CELLS, CELLS), is_of_role=True)
 TEXT = field("emb", EMB)
 
@@ -73,7 +75,7 @@ def write_roles(
 
     Targets have shapes, if there are targets."""
     store = open_store(url)
-    roles = [item.name.removesuffix(".npy") for item in fields if item.is_of_role]
+    roles = [item.role for item in fields if item.role and not item.mirrors]
     has_target = LATENT.name in {item.name for item in fields}
     settings: dict[str, Any] = {
         "latents": "sample" if has_target else "none",

@@ -24,8 +24,10 @@ from tests.kit.packs import jpeg, packing_here
 from tests.kit.role_sets import (
     CELLS,
     LATENT,
+    LATENT_FLIPPED,
     MASK,
     SOURCE,
+    SOURCE_FLIPPED,
     SQUARE,
     TEXT,
     RoleSample,
@@ -187,27 +189,53 @@ def test_forty_shapes_of_forty_shapes_each_come_in_their_turn(tmp_path: Path) ->
     assert len(came) > 3000
 
 
-def test_masks_are_mirrored_with_their_images_and_latents_without_a_mirror_image_are_not(
-    url: str, tmp_path: Path
-) -> None:
-    fields = (LATENT, field("latent_flipped", LATENT.shape), MASK, TEXT)
-    samples = [[RoleSample(images={"mask": SQUARE}) for _ in range(40)] for _ in range(2)]
-    made = write_roles(str(tmp_path / "masked"), samples, fields, shapes=())
-    mirrored = 0
-    for batch in load(made, flip=0.5):
-        for row, key in enumerate(batch["key"]):
-            latent, other, mask = (array_of(key, item) for item in fields[:3])
-            is_mirrored = np.array_equal(batch["latent"][row].numpy(), other)
-            mirrored += is_mirrored
-            assert is_mirrored or np.array_equal(batch["latent"][row].numpy(), latent)
-            assert np.array_equal(batch["mask"][row].numpy(), mask[:, :: -1 if is_mirrored else 1])
-    assert 20 < mirrored < 60
+def test_all_images_of_a_sample_are_mirrored_or_none(url: str, tmp_path: Path) -> None:
+    fields = (LATENT, LATENT_FLIPPED, SOURCE, SOURCE_FLIPPED, MASK, TEXT)
+    made = write_roles(str(tmp_path / "all"), SAMPLES, fields)
+    settings, samples = {**SETTINGS, "layout": layout(fields)}, keys_of(SAMPLES)
+    targets = write_roles(str(tmp_path / "targets"), SAMPLES, (*fields[:2], TEXT))
+    sources = write_roles(str(tmp_path / "sources"), SAMPLES, fields[2:5])
+    seen: Counter[tuple[str, bool]] = Counter()
+    in_roles = ("source", "source_1", "mask", "key")
+    for options in (
+        {},
+        {"pad_roles": True},
+        {"fields": in_roles},
+        {"fields": ("latent", *in_roles)},
+    ):
+        batches = [*load(made, flip=0.5, **options)]
+        if "fields" in options:
+            assert_same(batches, load(targets, join=sources, flip=0.5, **options))
+        for batch in batches:
+            assert not [name for name in batch if "flipped" in name]
+            for row, key in enumerate(batch["key"]):
+                sample, turned = samples[key], set()
+                arrays = {
+                    item.name.removesuffix(".npy"): array_of(key, item)
+                    for item in fields_in_shape(settings, sample.target, sample.images)
+                }
+                for name in {"latent", *sample.images} & {*batch}:
+                    mask = arrays[name][:, ::-1]
+                    ways = (arrays[name], arrays.get(f"{name}_flipped", mask))
+                    found = batch[name][row].numpy()
+                    (is_turned,) = (n for n, way in enumerate(ways) if np.array_equal(found, way))
+                    turned.add(bool(is_turned))
+                (is_turned,) = turned  # all images of a sample or none
+                seen.update((name, is_turned) for name in sample.images)
+                if "source_1" in batch and "source_1" not in sample.images:
+                    assert not batch["source_1"][row].any()
+    assert min(seen.values()) > 20
+    assert len(seen) == 6
     with pytest.raises(UsageError, match="has no latents of mirror images: leave out flip"):
         load(url, flip=0.5)
     pairs = [[RoleSample(images={"source": SQUARE})] * 40]
     both = write_roles(str(tmp_path / "both"), pairs, (*fields[:2], SOURCE), shapes=())
-    with pytest.raises(UsageError, match="no mirror images of source are there, and all images"):
-        load(both, flip=0.5)
+    again = write_roles(str(tmp_path / "again"), SAMPLES, (SOURCE,))  # in place of the first
+    for place, joined in ((both, None), (made, again)):
+        with pytest.raises(UsageError, match="no mirror images of source are there, and all im"):
+            load(place, flip=0.5, join=joined)
+    with pytest.raises(UsageError, match="no mirror images of latent are there"):
+        load(write_roles(str(tmp_path / "plain"), SAMPLES, (LATENT,)), join=sources, flip=0.5)
 
 
 @pytest.fixture(scope="module")

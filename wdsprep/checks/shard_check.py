@@ -23,7 +23,15 @@ from wdsprep.dataset.npy_arrays import (
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_table import ROW, Columns, TableWriter
-from wdsprep.dataset.samples import TARGET, image_name, is_mask, parse_json, role_of, roles_of
+from wdsprep.dataset.samples import (
+    MIRRORED,
+    TARGET,
+    image_name,
+    is_mask,
+    parse_json,
+    role_of,
+    roles_of,
+)
 from wdsprep.dataset.settings import Settings, is_scored
 from wdsprep.dataset.shapes import (
     bucket_of,
@@ -102,13 +110,15 @@ class SampleRules:
         self._settings, self._facts = settings, facts or {}
         fields = fields_of(settings.get("layout", ()))
         self._fields = {field.name: field for field in fields}
-        in_roles = [number for number, field in enumerate(fields) if field.is_of_role]
-        self._roles = tuple(fields[number].name.removesuffix(".npy") for number in in_roles)
+        self._roles = tuple(dict.fromkeys(field.role for field in fields if field.role))
+        self._mirrored = {field.role for field in fields if field.role and field.mirrors}
+        in_roles = [number for number, field in enumerate(fields) if field.role]
         self._first_in_roles = in_roles[0] if in_roles else -1
-        others = [field.name for field in fields if not field.is_of_role]
+        others = [field.name for field in fields if not field.role]
         self._order = (*others, *(() if facts is None else ("json", "txt")))
-        self._in_roles: list[str] = []
-        """The names of the images in roles that the present sample has so far."""
+        self._in_roles: dict[str, Field | None] = {}
+        """What the present sample has of images in roles so far, by the names of members: images,
+        or arrays of them and of their mirror images."""
 
     @property
     def members(self) -> int:
@@ -118,32 +128,45 @@ class SampleRules:
     def begin(self, number: int) -> None:
         """Go on to the sample with this number in its shard."""
         del number  # all samples have the same rules
-        self._in_roles = []
+        self._in_roles = {}
 
     def check_place(self, number: int, field: str) -> str:
         """Check that a field may be the member with this number of its sample."""
         place, name = number - len(self._in_roles), field.removesuffix(".npy")
-        if place == self._first_in_roles and name != field and self._is_next_in_roles(name):
-            self._in_roles.append(name)
+        last = next(reversed(self._in_roles), "")
+        has_mirror = last.endswith(MIRRORED) or role_of(last)[0] not in self._mirrored
+        if place == self._first_in_roles and has_mirror and name != field:
+            is_in_role = self._is_next_in_roles(name)
+        else:
+            is_in_role = not has_mirror and field == f"{last}{MIRRORED}.npy"
+        if is_in_role:
+            self._in_roles[name] = None
             return ""
-        wanted = self._order[place]
+        wanted = self._order[place] if has_mirror else f"{last}{MIRRORED}.npy"
         return "" if field == wanted else f"{field} is in the place of {wanted}"
 
     def _is_next_in_roles(self, name: str) -> bool:
         """Return whether this may be the next image in a role: those of one have no gaps."""
-        last, count = role_of(self._in_roles[-1]) if self._in_roles else ("", 0)
+        images = self._images_in_roles
+        last, count = role_of(images[-1]) if images else ("", 0)
         later = self._roles[self._roles.index(last) + 1 :] if last else self._roles
         return name in (*later, *([image_name(last, count + 1)] if last else []))
+
+    @property
+    def _images_in_roles(self) -> list[str]:
+        """Return the names of the images in roles that the present sample has so far."""
+        return [name for name in self._in_roles if not name.endswith(MIRRORED)]
 
     def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
         """Check the content of a member that is neither json nor txt."""
         data = view(start, nbytes)
-        if field.removesuffix(".npy") in self._in_roles:
-            try:
-                self._fields[field] = field_of(field, data)  # which json has to confirm
-            except FormatError as error:
-                return str(error)
-        return array_problem(self._fields[field], data, nbytes)
+        if (name := field.removesuffix(".npy")) not in self._in_roles:
+            return array_problem(self._fields[field], data, nbytes)
+        try:
+            array = self._in_roles[name] = field_of(field, data)  # which json has to confirm
+        except FormatError as error:
+            return str(error)
+        return array_problem(array, data, nbytes)
 
     def check_facts(self, facts: Mapping[str, Any]) -> str:
         """Check the facts in the json of a sample."""
@@ -158,7 +181,8 @@ class SampleRules:
             return f"it has no {' and no '.join(self._roles)}"
         if wrong := self._wrong_role_facts(facts, {"width": int, "height": int}):
             return wrong
-        sizes = {name: (facts[f"{name}_width"], facts[f"{name}_height"]) for name in self._in_roles}
+        images = self._images_in_roles
+        sizes = {name: (facts[f"{name}_width"], facts[f"{name}_height"]) for name in images}
         for name, size in sizes.items():
             is_free = self._settings["role_sizes"][role_of(name)[0]] in (PIPELINE, SHAPES)
             if not is_free and size != cut_size(facts):
@@ -169,13 +193,14 @@ class SampleRules:
             return str(error)
         for field in fields:
             wanted = replace(field, is_of_role=False)
-            if field.is_of_role and self._fields[field.name] != wanted:
+            if field.role and self._in_roles.get(field.name.removesuffix(".npy")) != wanted:
                 return f"{field.name} is not the array of {field} that it should be"
         return ""
 
     def _wrong_role_facts(self, facts: Mapping[str, Any], types: Mapping[str, type]) -> str:
         """Return what is wrong with the facts of images in roles, of which these are the types."""
-        wanted = {f"{name}_{fact}": kind for name in self._in_roles for fact, kind in types.items()}
+        images = self._images_in_roles
+        wanted = {f"{name}_{fact}": kind for name in images for fact, kind in types.items()}
         stated = {name for name in facts if name.endswith("_width")}
         if other := sorted(stated - {"original_width", "scaled_width"} - wanted.keys()):
             return f"json states {other[0]}, of an image that is not there"
@@ -200,7 +225,7 @@ class ImageRules(SampleRules):
         name, _, kind = field.partition(".")
         kinds = ("png",) if is_mask(name) else IMAGES
         if place == 1 and kind in kinds and self._is_next_in_roles(name):
-            self._in_roles.append(name)
+            self._in_roles[name] = None
             return ""
         if field in IMAGES if number == 0 else field == ("", "json", "txt")[place]:
             return ""

@@ -7,9 +7,10 @@ same distance from the start of its sample: the *layout*, which stands in the ma
 The last array may be *variable*: as long as its caption is, up to the length in the layout. All
 headers that it may have are equally long, so it begins where it would if its length were fixed.
 
-Where samples have images in roles, the layout has the array of each role once, marked as such. Its
-shape there is that of a square image. How large the images of a sample are, and how many it has in
-each role, decides its arrays (`wdsprep.dataset.shapes.fields_in_shape`).
+Where samples have images in roles, the layout has the array of each role once, marked as such, and
+behind it that of its mirror image if there is one. Shapes there are those of a square image. How
+large the images of a sample are, and how many it has in each role, decides its arrays
+(`wdsprep.dataset.shapes.fields_in_shape`).
 
 An array of latents holds the output of a VAE as a denoiser takes it: cells folded into channels,
 shifted and scaled. The settings of a dataset say how: `patch` cells a side (1 where they do not
@@ -26,6 +27,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
+from wdsprep.dataset.samples import MIRRORED
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.errors import FormatError
 from wdsprep.text import plural
@@ -34,7 +36,7 @@ MAGIC = b"\x93NUMPY\x01\x00"
 ALIGNMENT = 64
 LATENT, EMB, POOLED, TOKENS = "latent.npy", "emb.npy", "pooled.npy", "tokens.npy"
 """Arrays of a latent sample: of its image, and of its caption."""
-FLIPPED = "latent_flipped.npy"
+FLIPPED = f"latent{MIRRORED}.npy"
 """The latents of the mirrored image, where that was asked for."""
 OF_SIZES = ("time_ids.npy", "original_size.npy", "target_size.npy", "crop_coords.npy")
 """Arrays that are made of an image's sizes; all others but latents are made of its caption."""
@@ -71,6 +73,25 @@ class Field:
         has_rows = len(self.shape) in (2, 3) and min(self.shape) > 0
         if not has_rows or len(self.header_for(1)) != len(self.header):
             raise FormatError(f"{self.name} of shape {self.shape} cannot be of variable length")
+
+    @property
+    def role(self) -> str:
+        """Return the role of the images that the array is of, or "" if it has none."""
+        return self.name.partition(".")[0].partition("_")[0] if self.is_of_role else ""
+
+    @property
+    def holds_latents(self) -> bool:
+        """Return whether the array is what a VAE makes of an image."""
+        return self.name in (LATENT, FLIPPED) or (self.is_of_role and self.dtype != "|u1")
+
+    @property
+    def mirrors(self) -> str:
+        """Return the name of the array whose mirror image this one is of, or "" if it is of none.
+
+        Batches have it in the place of that array for some samples.
+        """
+        stem = self.name.removesuffix(f"{MIRRORED}.npy")
+        return f"{stem}.npy" if self.holds_latents and stem != self.name else ""
 
     @cached_property
     def header(self) -> bytes:
@@ -122,6 +143,11 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
     nbytes = len(MAGIC) + 2 + len(text) + 1
     text += " " * (-nbytes % ALIGNMENT) + "\n"
     return MAGIC + len(text).to_bytes(2, "little") + text.encode("latin-1")
+
+
+def mirrored_name(name: str) -> str:
+    """Return the name of the array that has the mirror images of what this one has."""
+    return f"{name.removesuffix('.npy')}{MIRRORED}.npy"
 
 
 def text_fields(fields: Iterable[Field]) -> tuple[Field, ...]:

@@ -59,6 +59,8 @@ ROLE_IMAGE = rf"{ROLE}(_[1-9][0-9]?)?"
 """What the name of an image in a role matches."""
 TARGET = "target"
 """The name of the image to train on, where a user or a setting names images of each sample."""
+MIRRORED = "_flipped"
+"""What ends the name of the latents of a mirror image."""
 _ARRAY = re.compile(rf"({ROLE_IMAGE})\.npy")
 MAPPING = (dict, Mapping)  # the first is told sooner, and is what nearly all are
 _NUMBERED = re.compile(r"\[(\d+)\]")

@@ -199,9 +199,11 @@ def _check_layout(settings: Mapping[str, Any]) -> None:
         raise FormatError("a layout of no arrays, or with one twice")
     if shapes_of(settings) and is_of_text(fields):
         raise FormatError("shapes, and no latents")
-    for field in fields:
+    for before, field in zip((None, *fields), fields, strict=False):
         if field.name in (LATENT, FLIPPED):
             _check_latents(field, settings)
+        if field.role and field.mirrors and (before is None or before.name != field.mirrors):
+            raise FormatError(f"{field.name}, and no {field.mirrors} before it")
     in_shapes = fields_by_shape(settings) if LATENT in names else {}
     for field in chain(fields, *in_shapes.values()):
         if prod(field.shape) * DTYPES[field.dtype] > MAX_ARRAY_NBYTES:

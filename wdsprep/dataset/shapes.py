@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import groupby
 from math import ceil
 from typing import Any
 
@@ -55,18 +56,24 @@ def fields_in_shape(
             raise FormatError(f"latents of {shape_name(size)} have no whole number of cells a side")
         return replace(field, shape=(*channels, *(cells for cells, _ in sides)))
 
-    found: list[Field] = []
-    for field in fields_of(settings["layout"]):
-        if field.is_of_role and role_sizes is not None:
-            role = field.name.removesuffix(".npy")
+    arrays: list[Field] = []
+    for role, lines in groupby(fields_of(settings["layout"]), lambda field: field.role):
+        if role and role_sizes is not None:
+            fields = [*lines]
             for name, size_in_role in role_sizes.items():
                 if role_of(name)[0] == role:
-                    found.append(replace(shaped(field, size_in_role), name=f"{name}.npy"))
-        elif size is not None and field.name in (LATENT, FLIPPED):
-            found.append(shaped(field, size))
+                    arrays += [
+                        replace(shaped(field, size_in_role), name=field.name.replace(role, name, 1))
+                        for field in fields
+                    ]
         else:
-            found.append(field)
-    return tuple(found)
+            arrays += [
+                shaped(field, size)
+                if size is not None and field.name in (LATENT, FLIPPED)
+                else field
+                for field in lines
+            ]
+    return tuple(arrays)
 
 
 def fields_by_shape(settings: Mapping[str, Any]) -> dict[str, tuple[Field, ...]]:

@@ -35,7 +35,7 @@ from functools import partial
 
 import torch
 
-from wdsprep.dataset.npy_arrays import FLIPPED, is_of_text
+from wdsprep.dataset.npy_arrays import is_of_text
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches, Rows
@@ -166,7 +166,7 @@ class Engine:
             encoder,
             self.batches,
             seed=self._seed,
-            flips=any(field.name == FLIPPED for field in encoder.fields),
+            flips=any(field.mirrors for field in encoder.fields),
             image_window=most_waiting if is_various or len(self._image_shapes) > 1 else 0,
             text_window=most_waiting if encoder.groups_texts and self.batches.text_size > 1 else 0,
         )

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, TOKENS, Field, layout, text_fields
+from wdsprep.dataset.npy_arrays import (
+    EMB,
+    FLIPPED,
+    LATENT,
+    TOKENS,
+    Field,
+    layout,
+    mirrored_name,
+    text_fields,
+)
 from wdsprep.dataset.samples import is_mask
 from wdsprep.dataset.settings import as_json
 from wdsprep.encoding import HALF, TF32
@@ -199,7 +208,10 @@ def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
 
 
 def _role_fields(model: Model, recipe: Recipe) -> Iterator[Field]:
-    """Yield the field of each role, for images in the shape of the square."""
+    """Yield the fields of each role, for images in the shape of the square.
+
+    Masks and pixels have no array of their mirror images: whoever loads them turns them.
+    """
     side, cells = recipe.resolution, recipe.resolution // model.factor
     for role, rule in recipe.rules.items():
         dtype, shape = "<f2", tuple[int, ...]((model.channels, cells, cells))
@@ -207,7 +219,10 @@ def _role_fields(model: Model, recipe: Recipe) -> Iterator[Field]:
             dtype, shape = "|u1", (3, side, side)
         elif is_mask(role):
             dtype, shape = "|u1", (side, side) if rule == FULL else (cells, cells)
-        yield Field(name=f"{role}.npy", dtype=dtype, shape=shape, is_of_role=True)
+        field = Field(name=f"{role}.npy", dtype=dtype, shape=shape, is_of_role=True)
+        yield field
+        if recipe.flip and field.holds_latents:
+            yield replace(field, name=mirrored_name(field.name))
 
 
 def _text_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:

@@ -127,14 +127,15 @@ class RecipeOptions(Options):
         "distribution, and its output is kept. none is [text alone](#text-alone)",
     )
     flip: bool = option_field(
-        "Keep latents of mirror images too, as latent_flipped.npy.",
+        "Keep latents of mirror images too, as latent_flipped.npy or source_flipped.npy.",
         MODEL,
         default=False,
-        page="keep latents of each image's mirror image too, in `latent_flipped.npy`, for "
-        "`wdsprep.load(..., flip=0.5)`. This doubles the VAE's work and the latents' bytes. To "
-        "mirror the latent itself is not the same: with the tiny VAE the two differ by 16 % of "
-        "the variance. Of 64 pictures, mirrored latents decode to 28.6 dB, latents of mirror "
-        "images to 29.4, as the latents of the pictures themselves do",
+        page="keep latents of each image's mirror image too, in `latent_flipped.npy` (of an image "
+        "in a role, in `source_flipped.npy`), for `wdsprep.load(..., flip=0.5)`. This doubles the "
+        "VAE's work and the latents' bytes. To mirror the latent itself is not the same: with the "
+        "tiny VAE the two differ by 16 % of the variance. Of 64 pictures, mirrored latents decode "
+        "to 28.6 dB, latents of mirror images to 29.4, as the latents of the pictures themselves "
+        "do",
     )
     roles: str | Sequence[str] = option_field(
         "Encode the images that samples have in these roles, the target among them, as in "
@@ -273,9 +274,10 @@ class Recipe(RecipeOptions):
     def _role_sizes(self) -> Iterator[tuple[str, ShapesGiven]]:
         """Yield each role that has a rule with that, a list of shapes as widths and heights."""
         given: Sequence[tuple[str, Any]] = self.role_size  # type: ignore[assignment]
-        if self.roles and self.flip:
+        if self.flip and not (self.has_target or self.references):
             raise UsageError(
-                "--flip mirrors targets alone, and --roles has more images: leave one out"
+                f"--flip is for latents, and --roles {','.join(self.roles)} makes none: leave it "
+                "out, as masks and pixels are mirrored when they are loaded"
             )
         names = [role for role, _ in given]
         for role, rule in given:

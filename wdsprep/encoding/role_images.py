@@ -63,7 +63,7 @@ class RoleCuts:
                 role: replace(cut, sizes=tuple((w, h) for w, h in sizes), max_crop=1.0)
                 for role, sizes in settings.get("role_shapes", {}).items()
             },
-            cells={line.name.removesuffix(".npy"): side // line.shape[-1] for line in arrays},
+            cells={line.role: side // line.shape[-1] for line in arrays},
             text_roles=text_roles,
             upscale=cut.upscale,
             oversampling=cut.oversampling,

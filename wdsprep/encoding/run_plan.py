@@ -174,6 +174,11 @@ def make_plan(
             "--roles is for latents, and for text that depends on images: leave it out with "
             "--latents none"
         )
+    if any(phase.recipe.flip for phase in phases) and any("text_roles" in of for of in settings):
+        raise UsageError(
+            f"--flip: the text of {model.name} depends on the images of a sample, and there is "
+            "none of their mirror images: leave --flip out, or give --text none"
+        )
     with ExitStack() as closing:
         sources, layout = _find_captions(phases, options, table, recipe, told)
         if layout:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from wdsprep.dataset.npy_arrays import FLIPPED, LATENT
+from wdsprep.dataset.npy_arrays import LATENT, mirrored_name
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
@@ -341,18 +341,19 @@ class Row:
     def take(self, result: "Arrays | Code") -> int:
         """Give the sample the arrays that were made of the row, or the code of its reject.
 
-        Return the bytes of the arrays, or 0 for a code. The latent of a mirrored row becomes
-        `latent_flipped.npy`, and that of an image in a role gets its name.
+        Return the bytes of the arrays, or 0 for a code. The latent of an image in a role gets its
+        name, and that of a mirrored row becomes `latent_flipped.npy` or `source_flipped.npy`.
         """
         sample = self.sample
         sample.missing -= 1
         if isinstance(result, Code):
             sample.refused[self.cut] = result
             return 0
+        name = f"{self.cut[1]}.npy" if isinstance(self.cut, tuple) else LATENT
         if self.is_mirrored:
-            result = {FLIPPED: result[LATENT]}
-        elif isinstance(self.cut, tuple):
-            result = {f"{self.cut[1]}.npy": result[LATENT]}
+            result = {mirrored_name(name): result[LATENT]}
+        elif self.is_reference:
+            result = {name: result[LATENT]}
         sample.arrays.setdefault(self.cut, {}).update(result)
         return sum([array.nbytes for array in result.values()])
 

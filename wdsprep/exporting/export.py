@@ -198,11 +198,7 @@ def _exportable(datasets: Sequence[_Dataset], *, tower: str, takes_images: bool)
         has_images=has_images,
         columns={name: holds for stated in settings for name, holds in columns_of(stated).items()},
         roles=tuple(chain.from_iterable(dataset.roles for dataset in with_arrays)),
-        references=tuple(
-            field.name.removesuffix(".npy")
-            for field in fields
-            if field.is_of_role and field.dtype != "|u1"
-        ),
+        references=tuple(dict.fromkeys(f.role for f in fields if f.role and f.holds_latents)),
     )
 
 

@@ -57,13 +57,15 @@ def _put_columns(plan: LoadPlan, batch: Batch, rows: range) -> None:
 
 
 def _flip(plan: LoadPlan, batch: Batch, rows: range) -> None:
-    """Give the rows that chance picks the latents of mirror images; mirror pixels and masks."""
+    """Give the rows that chance picks the latents of mirror images; mirror their other images."""
     hit = torch.tensor(plan.mirrored_rows(batch, rows), dtype=torch.int64)
-    if batch.flipped is not None:
-        latent = batch.out[batch_name(LATENT)] if batch.moments is None else batch.moments
-        latent[hit] = batch.flipped[hit]
+    for name, flipped in batch.flipped.items():
+        has_moments = name == batch_name(LATENT) and batch.moments is not None
+        straight = batch.moments if has_moments else batch.out[name]
+        straight[hit] = flipped[hit]  # type: ignore[index]
     for item in plan.datasets[batch.stream[0]].served:
-        if item.is_of_role and (name := batch_name(item.name)) in batch.out:
+        is_turned = item.role and not item.holds_latents
+        if is_turned and (name := batch_name(item.name)) in batch.out:
             batch.out[name][hit] = batch.out[name][hit].flip(-1)
 
 

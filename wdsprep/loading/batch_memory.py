@@ -135,13 +135,13 @@ class Batch:
 
     `first` is the place of the first row in the global batch. `views` has the bytes of each row
     of the tensors in `out`. `moments` is what latents are yet to be sampled from, and `flipped`
-    has the latents of mirror images, which some rows take. `variable` names the array of
-    variable length in `out`, if that array or its mask is wanted; `lengths` has the length of
-    each row, and `padded` the rows themselves. `choice` has the number of the caption of each
-    row, where chance picks captions. `joined_places` has, for each joined dataset, an array with
-    the shards and one with the numbers of the samples of all rows. `refused` has samples that
-    others replaced, by shard and index: what `encode` says of them, or None if the shard is
-    damaged.
+    has the latents of mirror images, by the names of those in whose place some rows take them.
+    `variable` names the array of variable length in `out`, if that array or its mask is wanted;
+    `lengths` has the length of each row, and `padded` the rows themselves. `choice` has the number
+    of the caption of each row, where chance picks captions. `joined_places` has, for each joined
+    dataset, an array with the shards and one with the numbers of the samples of all rows. `refused`
+    has samples that others replaced, by shard and index: what `encode` says of them, or None if the
+    shard is damaged.
     """
 
     step: int
@@ -153,7 +153,7 @@ class Batch:
     views: dict[str, Bytes] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     moments: torch.Tensor | None = None
-    flipped: torch.Tensor | None = None
+    flipped: dict[str, torch.Tensor] = field(default_factory=dict)
     variable: str = ""
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     padded: PaddedRows | None = None

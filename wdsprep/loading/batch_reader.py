@@ -25,9 +25,9 @@ import torch
 
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.damage import verify_step
-from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, Field, patched_shape
+from wdsprep.dataset.npy_arrays import LATENT, MASK, Field, patched_shape
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import facts_bytes, is_mask, parse_json, role_of
+from wdsprep.dataset.samples import MIRRORED, facts_bytes, is_mask, parse_json, role_of
 from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, scan
@@ -88,7 +88,6 @@ class Reader:
             for dataset in plan.datasets
         )
         self._slots = max(map(len, self.wanted))
-        self._flips = plan.flip > 0 and batch_name(LATENT) in plan.names
         self._memory = Memory(pin=plan.pinned, keep=keep)
         self._scratch = BlockPool(keep=SCRATCHES)  # that headers are read into
         self._substitutes = Substitutes(plan.datasets)
@@ -141,10 +140,17 @@ class Reader:
             batch.out[batch_name(LATENT)] = latents.view(batch.moments.dtype).view(count, *shape)
         if SHAPE in self.names:
             batch.out[SHAPE] = dataset.shape
-        if self._flips:
-            batch.flipped = batch.out[batch_name(FLIPPED)]
+        batch.flipped = {
+            batch_name(item.mirrors): batch.out[batch_name(item.name)]
+            for item in dataset.served
+            if self._is_for_flip(item)
+        }
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
+
+    def _is_for_flip(self, item: Field) -> bool:
+        """Return whether some rows take this array of mirror images in the place of another."""
+        return self.plan.flip > 0 and item.mirrors != "" and batch_name(item.mirrors) in self.names
 
     def _locate_joined(self, batch: Batch, rows: range) -> None:
         """Find the samples that are joined to these rows, and set their `joined_places`."""
@@ -162,7 +168,7 @@ class Reader:
     def _begin_array(self, batch: Batch, item: Field) -> None:
         name, dtype = batch_name(item.name), TENSORS[item.dtype]
         if not item.is_variable:
-            if name in self.names or (item.name == FLIPPED and self._flips):
+            if name in self.names or self._is_for_flip(item):
                 self._begin_tensor(batch, name, dtype, item.shape)
             return
         if name in self.names:
@@ -597,8 +603,11 @@ def _image_in(sample: TarSample, prefix: str) -> bytes | None:
 
 
 def _leave_out(batch: Batch, row: int, name: str) -> None:
-    """Put zeros in place of an image in a role that a sample lacks, and note that it does."""
-    role, number = role_of(name)
+    """Put zeros in place of an image in a role that a sample lacks, and note that it does.
+
+    `name` is that of the image, or of the latents of its mirror image.
+    """
+    role, number = role_of(name.removesuffix(MIRRORED))
     if name in batch.views:
         batch.views[name][row] = 0
     if presence_name(role) in batch.out:

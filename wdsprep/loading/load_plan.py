@@ -269,7 +269,8 @@ def choose_fields(datasets: tuple[Dataset, ...], options: LoadOptions) -> tuple[
         arrays |= dict.fromkeys(presence_name(role_of(name)[0]) for name in in_roles)
     if datasets[0].kind == "latents":
         shape = (SHAPE,) if any(dataset.size for dataset in datasets) else ()
-        straight = (name for name in arrays if name != batch_name(FLIPPED))
+        mirrored = {batch_name(field.name) for field in served if field.mirrors}
+        straight = (name for name in arrays if name not in mirrored)
         usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *COMMON_FIELDS}
     else:
         first = "pixels" if options.pixels else IMAGE_FIELDS[0]
@@ -326,7 +327,7 @@ def check_plan(plan: LoadPlan) -> None:
                 f"{dataset.store.url} has scores without embeddings, which are columns for "
                 "batches of other datasets: load images or latents, and give it to join="
             )
-        _check_flips(dataset, plan.names, flip=plan.flip)
+        _check_flips(dataset, plan)
         if not plan.raw:
             _check_kind(plan.datasets[0], dataset, pixels=plan.pixels)
             if not plan.order.homogeneous:
@@ -411,25 +412,38 @@ def _check_unique_arrays(plan: LoadPlan) -> None:
                 known |= dict.fromkeys(names, part.store.url)
 
 
-def _check_flips(dataset: Dataset, names: tuple[str, ...], *, flip: float) -> None:
-    if dataset.has_moments and batch_name(FLIPPED) in names:
+def _check_flips(dataset: Dataset, plan: LoadPlan) -> None:
+    """Raise UsageError if images of samples cannot be mirrored, all of a sample together."""
+    if dataset.has_moments and batch_name(FLIPPED) in plan.names:
         raise UsageError(
             f"{dataset.store.url} stores moments, from which only latent can be sampled: ask "
             "for latent in fields=, and give flip= for mirror images"
         )
-    if flip and FLIPPED not in {field.name for field in dataset.served}:
+    if not plan.flip:
+        return
+    mirrored = {field.mirrors for field in dataset.served if field.mirrors}
+    if not mirrored:
         raise UsageError(
             f"{dataset.store.url} has no latents of mirror images: leave out flip, or encode "
             "with --flip"
         )
-    in_roles = [field for field in dataset.served if field.is_of_role]
-    if dataset.images is None:  # else nothing is mirrored here
-        in_roles = [field for field in in_roles if field.dtype != "|u1"]
-    if flip and in_roles:
+    if dataset.images is None:
+        latents = (f.name for f in dataset.served if f.holds_latents and not f.mirrors)
+        fixed = [name for name in latents if name not in mirrored]
+    else:  # nothing that is joined is mirrored here
+        fixed = [field.name for field in dataset.served if field.role]
+    if fixed:
         raise UsageError(
-            f"{dataset.store.url}: no mirror images of {batch_name(in_roles[0].name)} are there, "
-            "and all images of a sample are mirrored or none: leave out flip"
+            f"{dataset.store.url}: no mirror images of {batch_name(fixed[0])} are there, and all "
+            "images of a sample are mirrored or none: leave out flip, or encode with --flip"
         )
+    for part in dataset.with_joined:
+        texts = {batch_name(field.name) for field in text_fields(part.fields)}
+        if "text_roles" in part.settings and texts.intersection(plan.names):
+            raise UsageError(
+                f"{part.store.url}: its text depends on the images of each sample, and there is "
+                "none of their mirror images: leave out flip"
+            )
 
 
 def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
@@ -457,7 +471,7 @@ def _check_same_arrays(plan: LoadPlan, dataset: Dataset) -> None:
     """
     first, names = plan.datasets[0], {*plan.names}
     if plan.flip:
-        names.add(batch_name(FLIPPED))
+        names |= {batch_name(f.name) for d in (dataset, first) for f in d.served if f.mirrors}
     arrays, others = (_tensor_shapes(d, names) for d in (dataset, first))
     if differing := sorted(n for n in {*arrays, *others} if arrays.get(n) != others.get(n)):
         raise UsageError(

@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wdsprep.dataset.damage import verify_step
-from wdsprep.dataset.npy_arrays import LATENT, MASK, Field, fields_of, text_fields
+from wdsprep.dataset.npy_arrays import (
+    LATENT,
+    MASK,
+    Field,
+    fields_of,
+    mirrored_name,
+    text_fields,
+)
 from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.settings import columns_of
@@ -152,15 +159,17 @@ class Dataset:
         """Return which dataset gives each array of a batch, and which one gives the texts.
 
         Arrays are found by name, and datasets by their numbers in `with_joined`. An array of a
-        later dataset replaces one of the same name. If captions are picked by chance, or if
-        dropped ones have an empty caption for each sample, each choice has its own dataset for
-        everything that is made of captions.
+        later dataset replaces one of the same name, with that of its mirror images. If captions
+        are picked by chance, or if dropped ones have an empty caption for each sample, each choice
+        has its own dataset for everything that is made of captions.
         """
         slots: dict[str, int] = {}
         of_texts = 0
         for slot, texts in enumerate(served_text_fields(self.with_joined, choice)):
             fields = self.with_joined[slot].fields
             left_out = {*text_fields(fields)} - {*texts}
+            for array in fields:
+                slots.pop(batch_name(mirrored_name(array.name)), None)
             slots |= {batch_name(field.name): slot for field in fields if field not in left_out}
             if texts:
                 of_texts = slot

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from wdsprep.dataset.aio import Bytes
-from wdsprep.dataset.npy_arrays import FLIPPED, Field
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.samples import role_of
 from wdsprep.loading.batch_memory import Batch, PaddedRows
 from wdsprep.loading.sample_layout import SampleLayout, batch_name
@@ -68,7 +68,8 @@ def find_wanted(
     """
     variable = (batch_name(field.name) for field in dataset.variable_fields(names))
     asked_for = {n for n in dataset.images_in_roles if presence_name(role_of(n)[0]) in names}
-    wanted = {*names, batch_name(FLIPPED), *variable, *asked_for}
+    mirrored = (batch_name(field.name) for field in dataset.served if field.mirrors)
+    wanted = {*names, *mirrored, *variable, *asked_for}
     texts = tuple(name for name in TEXT_FIELDS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
     by_choice = [dataset.array_sources(choice) for choice in choices]

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
 from wdsprep.dataset.samples import Sample
@@ -164,7 +163,7 @@ class BatchEncoder:
             )
         self.encoder = encoder
         self.part = Part.BOTH if encoder.has_text else Part.IMAGE
-        self.flips = kept and any(field.name == FLIPPED for field in encoder.fields)
+        self.flips = kept and any(field.mirrors for field in encoder.fields)
         is_cuda = encoder.device.type == "cuda"
         size = batch_size or auto_batch_size(encoder)
         if is_cuda and not batch_size:
