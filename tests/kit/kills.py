@@ -77,6 +77,9 @@ JOBS = {
         )
     ),
     "export": KilledJob(words=("export", "{source}/latents", "{out}/mds", "--to", "mds")),
+    "export pairs": KilledJob(
+        words=("export", "{source}/latents", "{out}/edits", "--to", "automodel")
+    ),
     "encode": KilledJob(
         words=(
             *("encode", "{source}/images", "{out}/latents-{{resolution}}"),
@@ -137,7 +140,10 @@ class Kills:
         options = ("--buckets", "32,64", "--samples-per-shard", str(SLICE))
         options += ("--role", f"source={self._root}/before")
         pack(write_files(self._root / "in", files), self._root / "source/images", *options)
-        encode_here(self._root / "source/images", self._root / "source/latents", resolution=32)
+        roles = {"roles": "target,source", "flip": True}
+        encode_here(
+            self._root / "source/images", self._root / "source/latents", resolution=32, **roles
+        )
         score_here(self._root / "source/images", self._root / "source/scores", language=True)
         small("clip", self._root / "clip")
         self._source = f"{self._place}/source"
