@@ -5,12 +5,11 @@ with rising numbers, as `layers.0.weight`. They follow each other with nothing b
 predictors do, unless the file's metadata names an `activation`: relu or gelu.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.models import weights
@@ -96,13 +95,12 @@ def _opened(head: Head) -> "tuple[Mapping[str, Tensor], str]":
     import torch
 
     kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    entries, start = weights.read_tensor_header(BytesIO(head.data))
-    metadata: Any = json.loads(head.data[8:start]).get("__metadata__") or {}
+    entries, start, facts = weights.read_tensor_header(BytesIO(head.data))
     tensors = {}
     for name, entry in entries.items():
         data = bytearray(head.data[start + entry.begin : start + entry.end])
         tensors[name] = torch.frombuffer(data, dtype=kinds[entry.dtype]).view(entry.shape)
-    activation = str(metadata.get("activation", "")) if isinstance(metadata, dict) else ""
+    activation = facts.get("activation", "")
     if activation not in ACTIVATIONS:
         raise UsageError(
             f"--head {head.place} names the activation {brief(activation)}: give a head with "

@@ -242,7 +242,7 @@ def _find_numbers(files: Sequence[Path], name: str) -> tuple[float, ...]:
 
 def _read_numbers(path: Path, name: str) -> tuple[float, ...] | None:
     with path.open("rb") as file:
-        tensors, start = read_tensor_header(file)
+        tensors, start, _ = read_tensor_header(file)
         if (entry := tensors.get(name)) is None:
             return None
         if entry.end - entry.begin > NORM_NBYTES:

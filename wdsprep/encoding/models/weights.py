@@ -97,11 +97,11 @@ class TensorEntry(NamedTuple):
     shape: tuple[int, ...] = ()
 
 
-def read_tensor_header(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int]:
-    """Return the tensors of a safetensors file by name, and the offset of their bytes.
+def read_tensor_header(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int, dict[str, str]]:
+    """Return the tensors of a safetensors file by name, the offset of their bytes, and its facts.
 
-    Raise ValueError if the header is invalid or claims more than the file has. It is parsed here,
-    without torch.
+    The facts are the texts in its metadata. Raise ValueError if the header is invalid or claims
+    more than the file has. It is parsed here, without torch.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -111,14 +111,16 @@ def read_tensor_header(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int]:
         raise ValueError("its header is longer than the file")
     try:
         listed = json.loads(file.read(nbytes))
-        entries = {
-            name: _check_entry(one, size - 8 - nbytes)
-            for name, one in listed.items()
-            if name != "__metadata__"
-        }
+        facts = listed.pop("__metadata__", None) or {}
+        left = size - 8 - nbytes
+        entries = {name: _check_entry(entry, left) for name, entry in listed.items()}
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"its header is invalid: {error}") from None
-    return entries, 8 + nbytes
+    if not isinstance(facts, dict) or not all(isinstance(fact, str) for fact in facts.values()):
+        raise ValueError("its metadata has other values than texts")
+    if sum(entry.end - entry.begin for entry in entries.values()) > left:
+        raise ValueError("tensors overlap")
+    return entries, 8 + nbytes, facts
 
 
 def tensors_in(path: Path) -> list[TensorEntry]:
@@ -131,9 +133,9 @@ def tensors_in(path: Path) -> list[TensorEntry]:
 
 def _check_entry(listed: Mapping[str, Any], nbytes: int) -> TensorEntry:
     dtype, shape, (begin, end) = listed["dtype"], listed["shape"], listed["data_offsets"]
-    if not all(isinstance(number, int) for number in (begin, end, *shape)):
+    if not all(isinstance(number, int) and number >= 0 for number in (begin, end, *shape)):
         raise ValueError("a tensor has an offset or a shape that is not a whole number")
-    if not 0 <= begin <= end <= nbytes or not 0 <= (numel := prod(shape)) <= 8 * (end - begin):
+    if not begin <= end <= nbytes or (numel := prod(shape)) > 8 * (end - begin):
         raise ValueError("a tensor is larger than its bytes")
     return TensorEntry(str(dtype), numel, begin, end, tuple(shape))
 
