@@ -175,7 +175,7 @@ def test_what_a_layout_does_not_take_is_one_line(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"latents": "moments"}, "has moments or imported latents.*--latents sample or mean"),
+        ({"latents": "moments"}, "has moments, or latents of an unknown.*--latents sample or mean"),
         ({"shapes": ((64, 64), (64, 48))}, "has the shape 64x48, for which sd-scripts has no buck"),
     ],
 )

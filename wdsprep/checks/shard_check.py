@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from wdsprep.dataset.npy_arrays import (
+    GIVEN,
     Field,
     field_of,
     fields_of,
@@ -184,7 +185,7 @@ class SampleRules:
         images = self._images_in_roles
         sizes = {name: (facts[f"{name}_width"], facts[f"{name}_height"]) for name in images}
         for name, size in sizes.items():
-            is_free = self._settings["role_sizes"][role_of(name)[0]] in (PIPELINE, SHAPES)
+            is_free = self._settings["role_sizes"][role_of(name)[0]] in (GIVEN, PIPELINE, SHAPES)
             if not is_free and size != cut_size(facts):
                 return f"{name} has another size than the target"
         try:

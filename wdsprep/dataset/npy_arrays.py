@@ -165,6 +165,10 @@ def empty_fields(settings: Mapping[str, Any]) -> tuple[Field, ...]:
     return text_fields(fields_of(settings["layout"])) if is_known else ()
 
 
+GIVEN = "given"
+"""How latents were made, or references cut, in settings of an imported dataset: nobody knows."""
+
+
 def is_imported(settings: Mapping[str, Any]) -> bool:
     """Return whether latents were imported from a cache, as their `source` says."""
     return "layout" in settings and "source" in settings

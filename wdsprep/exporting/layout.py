@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
+    GIVEN,
     Field,
     is_of_text,
     text_fields,
@@ -99,17 +100,18 @@ class Exportable:
 
         Raise UsageError if they are of another, or are not one latent of known scale a sample.
         """
-        pipeline = self.settings.get("pipeline", "StableDiffusionPipeline")
-        if pipeline not in families:
+        is_given = self.settings.get("latents") == GIVEN
+        pipeline = self.settings.get("pipeline", "" if is_given else "StableDiffusionPipeline")
+        if pipeline and pipeline not in families:
             names = ", ".join(name.removesuffix("Pipeline") for name in families)
             raise UsageError(
                 f"{self.url} was encoded with a {pipeline}, and --to {to} takes latents of "
                 f"{names}: give another --to"
             )
-        if self.has_moments or self.settings.get("latents") == "given":
+        if self.has_moments or not pipeline:
             raise UsageError(
-                f"{self.url} has moments or imported latents, and {reader} takes one latent "
-                "of known scale for each image: encode images with --latents sample or mean"
+                f"{self.url} has moments, or latents of an unknown model, and {reader} takes one "
+                "latent of known scale for each image: encode images with --latents sample or mean"
             )
         return families[pipeline]
 

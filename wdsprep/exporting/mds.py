@@ -22,6 +22,7 @@ from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
     EMB,
     FLIPPED,
+    GIVEN,
     LATENT,
     MASK,
     Field,
@@ -110,7 +111,7 @@ class MdsLayout(Layout):
     def check(self, dataset: Exportable) -> Layout:
         if not dataset.tower.isprintable():
             raise UsageError(f"--tower {dataset.tower!r}: give a name, such as t5")
-        if dataset.settings.get("latents") == "given":
+        if dataset.settings.get("latents") == GIVEN:
             raise UsageError(
                 f"{dataset.url} has imported latents of unknown scale, and --to mds needs latents "
                 "as the VAE gives them: encode the images, or give another --to"

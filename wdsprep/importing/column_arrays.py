@@ -38,6 +38,7 @@ hold its bits as uint16, as wdsprep does; no array of latents or text has whole 
 BITS = "uint16"
 MOST_EXPANDED = 16 << 20
 """The most bytes of a tensor that is larger than its file, since it repeats its values."""
+LATENT_SIDES = 3  # channels of rows of cells
 LEAST_STD = 1e-10  # its logarithm stands for no variance
 NOT_PLAIN = "it is not a plain tensor, and no other object is loaded, as it could run code"
 
@@ -109,21 +110,35 @@ def _check_dtype(name: str) -> None:
 
 
 def _parse_torch(data: bytes) -> RawArray:
+    return tensor_array(load_saved(data), max(len(data), MOST_EXPANDED))
+
+
+def load_saved(data: bytes) -> Any:
+    """Return what torch.save has written: tensors, plain values, or lists and dicts of these.
+
+    Raise ValueError if it has anything else.
+    """
     import torch
 
     _check_saved(data)
     try:
-        tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(NOT_PLAIN) from None
+
+
+def tensor_array(tensor: Any, most: int) -> RawArray:
+    """Return the array of a plain tensor. Raise ValueError if it has more than `most` bytes."""
+    import torch
+
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"it is {type(tensor).__name__}, not a tensor")
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         raise ValueError(f"it is a tensor of {tensor.layout} on {tensor.device}, not a plain one")
     _check_dtype(str(tensor.dtype).removeprefix("torch."))
     nbytes = tensor.numel() * tensor.element_size()
-    if nbytes > max(len(data), MOST_EXPANDED):
-        raise ValueError(f"{len(data):,} bytes do not hold {nbytes:,}")
+    if nbytes > most:
+        raise ValueError(f"it has {nbytes:,} bytes, of which the file holds {most:,} at most")
     tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:
         bits = tensor.view(torch.int16).numpy().tobytes()
@@ -149,9 +164,9 @@ def _check_saved(data: bytes) -> None:
 def to_stored(raw: RawArray, sides: int) -> RawArray:
     """Convert an array to the dtype in which wdsprep stores it.
 
-    Leading dimensions of 1, which batches have left, are dropped until `sides` dimensions are left.
-    Raise RejectedError if the array is empty or has no dimensions, or for a dtype that is not in
-    `STORED`.
+    Leading dimensions of 1, which batches have left, are dropped until `sides` dimensions are left;
+    so is that of the one frame after the channels of latents. Raise RejectedError if the array is
+    empty or has no dimensions, or for a dtype that is not in `STORED`.
     """
     _check_dtype(raw.dtype)
     shape = raw.shape
@@ -159,6 +174,8 @@ def to_stored(raw: RawArray, sides: int) -> RawArray:
         raise RejectedError(Code.OTHER_SHAPE, f"an array of shape {shape} holds nothing")
     while len(shape) > sides and shape[0] == 1:
         shape = shape[1:]
+    if len(shape) == sides + 1 and sides == LATENT_SIDES and shape[1] == 1:
+        shape = (shape[0], *shape[2:])
     dtype, data = STORED[raw.dtype], raw.data
     if raw.dtype in ("float64", "int64", "int16", "int8"):
         with np.errstate(over="ignore"):  # too large values become infinite: refused
@@ -175,6 +192,28 @@ def join_moments(first: RawArray, second: RawArray) -> RawArray:
         )
     channels, *sides = first.shape
     return RawArray(first.dtype, (2 * channels, *sides), first.data + second.data)
+
+
+def to_mask(raw: RawArray) -> RawArray:
+    """Return a stored mask of ones and zeros as bytes. Raise RejectedError for other values."""
+    flags = as_float32(raw)
+    if not ((flags == 0) | (flags == 1)).all():
+        raise RejectedError(Code.OTHER_SHAPE, "its mask has values other than 0 and 1")
+    return RawArray("|u1", raw.shape, flags.astype("|u1").tobytes())
+
+
+def keep_tokens(emb: RawArray, mask: RawArray) -> RawArray:
+    """Return the rows of an embedding that its mask counts, which are its first ones.
+
+    Raise RejectedError if the mask counts others, or more than there are.
+    """
+    count = mask.data.count(1)
+    if mask.data[:count] != b"\1" * count or count > emb.shape[0]:
+        raise RejectedError(
+            Code.OTHER_SHAPE, f"its mask counts other tokens than the first {count:,} of emb"
+        )
+    data = emb.data[: count * (len(emb.data) // emb.shape[0])]
+    return RawArray(emb.dtype, (count, *emb.shape[1:]), data)
 
 
 def std_to_logvar(raw: RawArray) -> RawArray:

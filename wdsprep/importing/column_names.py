@@ -9,9 +9,10 @@ from wdsprep.errors import SourceError, UsageError
 from wdsprep.text import check_one_of, list_columns
 
 LATENT, MEAN, LOGVAR, MEAN_STD = "latent", "mean", "logvar", "mean_std"
+REFERENCES = "source"
 EMB, POOLED, MASK = "emb", "pooled", "emb_mask"
 TEXT = (EMB, POOLED, MASK)
-ROLES = (LATENT, MEAN, LOGVAR, MEAN_STD, *TEXT)
+ROLES = (LATENT, MEAN, LOGVAR, MEAN_STD, REFERENCES, *TEXT)
 DTYPES = {
     "float16": 2,
     "float32": 4,
@@ -106,9 +107,11 @@ TRAINERS = (
     TrainerNames(
         trainer="others",
         patterns={
-            LATENT: r"(image_|vae_|img_)?latents?(\.npy|\.pth|\.pt)?",
-            EMB: r"(prompt|text|caption)_emb(ed(ding)?)?s?(\.npy|\.pth|\.pt)?|emb(\.npy)?",
-            POOLED: r"pooled(_prompt_embeds)?(\.npy|\.pth|\.pt)?",
+            LATENT: r"(image_|vae_|img_|target_)?latents?(\.npy|\.pth|\.pt)?",
+            REFERENCES: "latents_control|context_latents",
+            EMB: r"(prompt|text|caption)_emb(ed(ding)?)?s?(\.npy|\.pth|\.pt)?|emb(\.npy)?"
+            "|t5_vec|ctx_vec|varlen_(vl|llm)_embed",
+            POOLED: r"pooled(_prompt_embeds)?(\.npy|\.pth|\.pt)?|clip_l_pooler",
             MASK: r"(prompt_|text_|emb_)?(attention_)?mask(\.npy|\.pth|\.pt)?",
             MEAN: MEAN,
             LOGVAR: LOGVAR,
@@ -127,6 +130,8 @@ class ChosenColumns:
     columns: tuple[CachedColumn, ...]
     scale: float = 0.0
     shift: float = 0.0
+    is_asked: bool = False
+    """True if the user named the columns."""
 
     def of(self, role: str) -> CachedColumn | None:
         """Return the column with a role, or None if there is none."""
@@ -177,7 +182,7 @@ def choose_columns(
                 f"{what} has no column {column.name!r} (--columns): it has {list_columns(there)}"
             )
     if asked:
-        return ChosenColumns(columns=tuple(asked))
+        return ChosenColumns(columns=tuple(asked), is_asked=True)
     for roles in ((LATENT, MEAN, MEAN_STD), (EMB,)):
         for names in TRAINERS:
             found = dict(_match_columns(names, there, resolution, what))

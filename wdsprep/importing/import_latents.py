@@ -12,6 +12,7 @@ from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 from wdsprep.encoding.shape_lists import sizes_of
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.column_names import choose_columns, parse_columns
+from wdsprep.importing.edit_caches import find_edit_cache
 from wdsprep.importing.import_plan import (
     ImportPlan,
     empty_of,
@@ -75,9 +76,10 @@ def import_(options: ImportOptions) -> Outcome:
     asked = parse_columns(options.columns)
     sizes = sizes_of(options.shapes, resolution)
     source, latents = absolute(options.source), absolute(options.latents)  # workers run elsewhere
-    cache = find_cache(source)
+    cache = find_edit_cache(source) or find_cache(source)
     check_apart(cache.url, latents)
-    items = list(cache.items())
+    if not (items := list(cache.items())):
+        raise SourceError(f"{source} lists no samples: give a cache that has some")
     first = f"{cache.url}/{shown(items[0].name)}"
     chosen = choose_columns(cache.columns(items[0]), asked, resolution=resolution, what=first)
     plan = settle_plan(
@@ -96,6 +98,7 @@ def import_(options: ImportOptions) -> Outcome:
         scale=options.scale,
         shift=options.shift,
     )
+    settings |= cache.settings
     settings |= {"caption_col": options.caption_col} if options.caption_col else {}
     no_caption = empty_of(options.empty, plan.fields)
     settings |= empty_setting(options.empty, no_caption)

@@ -16,21 +16,25 @@ from functools import partial
 from typing import Any
 
 from wdsprep.dataset.npy_arrays import EMB as EMB_NPY
+from wdsprep.dataset.npy_arrays import GIVEN, Field, fields_of, is_finite, layout, text_fields
 from wdsprep.dataset.npy_arrays import LATENT as LATENT_NPY
 from wdsprep.dataset.npy_arrays import MASK as MASK_NPY
 from wdsprep.dataset.npy_arrays import POOLED as POOLED_NPY
-from wdsprep.dataset.npy_arrays import Field, fields_of, is_finite, layout, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.samples import TARGET, image_name, names_in_roles, roles_of
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import Size
 from wdsprep.errors import FormatError, SourceError, UsageError
 from wdsprep.importing.column_arrays import (
     BITS,
+    LATENT_SIDES,
     array_of,
     join_moments,
+    keep_tokens,
     npy_of,
     std_to_logvar,
+    to_mask,
     to_stored,
     zeros,
 )
@@ -43,17 +47,23 @@ from wdsprep.importing.column_names import (
     MEAN,
     MEAN_STD,
     POOLED,
+    REFERENCES,
     CachedColumn,
     ChosenColumns,
 )
 from wdsprep.importing.latent_caches import Row
-from wdsprep.sources.base import make_or_refuse
+from wdsprep.sources.base import check_names, make_or_refuse
 from wdsprep.sources.tables import RawArray
 from wdsprep.store import split_url
 
 LOOKED_AT = 64
 """The number of rows that decide."""
-SIDES = {LATENT: 3, MEAN: 3, LOGVAR: 3, MEAN_STD: 3, EMB: 2, POOLED: 1, MASK: 1}
+SIDES = {
+    **dict.fromkeys((LATENT, MEAN, LOGVAR, MEAN_STD, REFERENCES), LATENT_SIDES),
+    EMB: 2,
+    POOLED: 1,
+    MASK: 1,
+}
 """The number of dimensions of the arrays with a role, without the one of a batch."""
 MEMBERS = {EMB: EMB_NPY, POOLED: POOLED_NPY, MASK: MASK_NPY}
 
@@ -83,6 +93,8 @@ def members_of(
     """
     for field in fields:
         raw = arrays[field.name]
+        if field.is_variable and MASK_NPY in arrays:
+            raw = keep_tokens(raw, arrays[MASK_NPY])
         data = npy_of(field, raw)
         if not is_finite(field.dtype, raw.data):
             raise RejectedError(Code.NOT_FINITE, f"{field.name} has values that are not")
@@ -92,14 +104,19 @@ def members_of(
 def arrays_in(chosen: ChosenColumns, columns: Mapping[str, Any]) -> dict[str, RawArray]:
     """Return the arrays of a row, by the names that they have as members.
 
-    Raise RejectedError if the row lacks one, or has one that cannot be stored.
+    Raise RejectedError if the row lacks one, or has one that cannot be stored. It may have any
+    number of references.
     """
     found: dict[str, RawArray] = {}
+    references: list[RawArray] = []
     for column in chosen.columns:
-        value = columns.get(column.name)
-        if value is None:
-            raise RejectedError(Code.NO_ARRAY, f"it has no {column.name}")
-        found[column.role] = to_stored(array_of(column, value), SIDES[column.role])
+        arrays = [to_stored(array, SIDES[column.role]) for array in _arrays_of(column, columns)]
+        if column.role == REFERENCES:
+            references += arrays
+        else:
+            (found[column.role],) = arrays
+    if MASK in found:
+        found[MASK] = to_mask(found[MASK])
     members = {MEMBERS[role]: raw for role, raw in found.items() if role in MEMBERS}
     if LATENT in found:
         members[LATENT_NPY] = found[LATENT]
@@ -107,7 +124,21 @@ def arrays_in(chosen: ChosenColumns, columns: Mapping[str, Any]) -> dict[str, Ra
         members[LATENT_NPY] = std_to_logvar(found[MEAN_STD])
     elif MEAN in found:
         members[LATENT_NPY] = join_moments(found[MEAN], found[LOGVAR])
-    return members
+    names = [image_name(REFERENCES, number) for number in range(len(references))]
+    check_names(names)
+    return members | {f"{name}.npy": raw for name, raw in zip(names, references, strict=True)}
+
+
+def _arrays_of(column: CachedColumn, columns: Mapping[str, Any]) -> list[RawArray]:
+    """Return the array that a row has in a column, or the arrays if it may have any number.
+
+    Raise RejectedError if the row lacks the column.
+    """
+    value = columns.get(column.name)
+    if value is None:
+        raise RejectedError(Code.NO_ARRAY, f"it has no {column.name}")
+    are_several = column.role == REFERENCES and isinstance(value, list)
+    return [array_of(column, array) for array in (value if are_several else [value])]
 
 
 def settle_plan(
@@ -129,6 +160,8 @@ def settle_plan(
             f"{what} has mean or logvar without the other: give a column of latents, as --columns "
             "latent=NAME"
         )
+    if chosen.of(REFERENCES) and not chosen.of(LATENT):
+        raise UsageError(f"{what} has references (source): give their targets, as latent=NAME")
     sound: list[dict[str, RawArray]] = []
     looked, why = 0, ""
     bits: tuple[str, ...] = ()
@@ -154,6 +187,9 @@ def settle_plan(
     if sizes:  # the layout is that of the square
         side = resolution // _cell(sound, sizes, what)
         fields[0] = replace(fields[0], shape=(fields[0].shape[0], side, side))
+    has_references = any(f"{REFERENCES}.npy" in arrays for arrays in sound)
+    if chosen.of(REFERENCES) and (has_references or chosen.is_asked):
+        fields.insert(1, replace(fields[0], name=f"{REFERENCES}.npy", is_of_role=True))
     fields.sort(key=lambda field: field.is_variable)
     if fields[-1].is_variable:  # lengths tell what a mask does
         fields = [field for field in fields if field.name != MASK_NPY]
@@ -183,18 +219,36 @@ def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: 
     return max(whole, key=lambda cell: (found[cell], -cell))
 
 
-def size_of(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) -> Size:
+def size_of(raw: RawArray | None, settings: Mapping[str, Any]) -> Size:
     """Return the width and height in pixels of the image of a latent, or (0, 0) without latents."""
-    raw, (field, *_) = arrays.get(LATENT_NPY), fields_of(settings["layout"])
-    if raw is None or len(raw.shape) != SIDES[LATENT]:
+    field, *_ = fields_of(settings["layout"])
+    if raw is None or len(raw.shape) != LATENT_SIDES:
         return 0, 0
     cell = settings["resolution"] // field.shape[-1]
     return raw.shape[2] * cell, raw.shape[1] * cell
 
 
 def _bits(chosen: ChosenColumns, columns: Mapping[str, Any]) -> tuple[str, ...]:
-    arrays = ((column.name, array_of(column, columns[column.name])) for column in chosen.columns)
-    return tuple(name for name, array in arrays if array.dtype == BITS)
+    return tuple(
+        column.name
+        for column in chosen.columns
+        if any(array.dtype == BITS for array in _arrays_of(column, columns))
+    )
+
+
+def sizes_in_roles(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) -> dict[str, Size]:
+    """Return the width and height in pixels of each reference of a sample, by its name.
+
+    Raise RejectedError if the dataset has no place for references.
+    """
+    names = names_in_roles(arrays, [REFERENCES])
+    if names and not roles_of(settings):
+        raise RejectedError(
+            Code.OTHER_SHAPE,
+            "it has references, and the first samples have none: import them apart, or name all "
+            "columns, as --columns latent=NAME,source=NAME",
+        )
+    return {name: size_of(arrays[f"{name}.npy"], settings) for name in names}
 
 
 def _field(name: str, sound: Sequence[Mapping[str, RawArray]], text_length: int) -> Field:
@@ -203,7 +257,8 @@ def _field(name: str, sound: Sequence[Mapping[str, RawArray]], text_length: int)
     if name != MEMBERS[EMB] or len(first.shape) != SIDES[EMB]:
         return field
     lengths = {len(arrays[name].shape) and arrays[name].shape[0] for arrays in sound}
-    most = text_length or max(_mask_length(arrays) for arrays in sound)
+    masks = {arrays[MASK_NPY].shape[-1] for arrays in sound if MASK_NPY in arrays}
+    most = text_length or (masks.pop() if len(masks) == 1 else 0)
     if lengths == {most} or (len(lengths) == 1 and not most):
         return field
     if not most:
@@ -217,11 +272,6 @@ def _field(name: str, sound: Sequence[Mapping[str, RawArray]], text_length: int)
         )
     shape = (most, *first.shape[1:])
     return Field(name=name, dtype=first.dtype, shape=shape, is_variable=True)
-
-
-def _mask_length(arrays: Mapping[str, RawArray]) -> int:
-    mask = arrays.get(MASK_NPY)
-    return mask.shape[-1] if mask and mask.shape else 0
 
 
 def _check(fields: Sequence[Field], what: str) -> None:
@@ -285,7 +335,7 @@ def settings_of(
     chosen = plan.chosen
     names = {field.name for field in plan.fields}
     has_moments = chosen.of(MEAN) is not None or chosen.of(MEAN_STD) is not None
-    latents = "none" if LATENT_NPY not in names else "moments" if has_moments else "given"
+    latents = "none" if LATENT_NPY not in names else "moments" if has_moments else GIVEN
     settings = {
         "columns": {column.role: column.name for column in chosen.columns},
         "latents": latents,
@@ -294,6 +344,8 @@ def settings_of(
         "source": kind,
         "text": "emb" if MEMBERS[EMB] in names else "none",
     }
+    if any(field.is_of_role for field in plan.fields):
+        settings |= {"roles": [TARGET, REFERENCES], "role_sizes": {REFERENCES: GIVEN}}
     if plan.sizes:
         settings["shapes"] = list(map(list, plan.sizes))
     if has_moments:

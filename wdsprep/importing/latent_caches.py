@@ -71,11 +71,19 @@ MakeValues = Callable[[], Values]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentCache:
-    """A cache of latents that another tool made. `kind` is mds, arrow, parquet or tars."""
+    """A cache of latents that another tool made. `kind` is mds, arrow, parquet or tars.
+
+    `edit_caches` has those of further kinds.
+    """
 
     url: str
     kind: str
     pattern: str = ""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Return the settings of the dataset that the cache tells of, such as its pipeline."""
+        return {}
 
     def items(self) -> Iterator[Item]:
         """Yield the files of the cache by name, or as the index of an MDS folder lists them."""
@@ -132,7 +140,7 @@ class LatentCache:
             return
         stem = stem_of(item.name).replace(".", "_")
         for number, make in enumerate(self._row_makers(item, wanted, facts)):
-            yield _row(f"{stem}-{number:07d}", f"{shown(item.name)}#{number}", make)
+            yield make_row(f"{stem}-{number:07d}", f"{shown(item.name)}#{number}", make)
 
     def _row_makers(self, item: Item, wanted: Sequence[str], facts: bool) -> Iterator[MakeValues]:
         if self.kind == "mds":
@@ -154,7 +162,8 @@ class LatentCache:
     def _tar_rows(self, tar: str, wanted: Sequence[str], facts: bool) -> Iterator[Row]:
         for found in self._tar_samples(tar, wanted, facts=facts):
             source = shown(f"{tar}/{found.key}" if found.key else tar)
-            yield _row(found.key or stem_of(tar), source, partial(_member_values, found, wanted))
+            values = partial(_member_values, found, wanted)
+            yield make_row(found.key or stem_of(tar), source, values)
 
     def _tar_samples(
         self, tar: str, wanted: Sequence[str], *, facts: bool = False
@@ -198,7 +207,8 @@ def find_cache(url: str) -> LatentCache:
     if isinstance(found, TableSource) or is_parquet:
         return LatentCache(url=found.url, kind="parquet", pattern=getattr(found, "pattern", ""))
     raise SourceError(
-        f"{url} holds no cached latents: give MDS shards, files of datasets, Parquet or tars"
+        f"{url} holds no cached latents: give MDS shards, files of datasets, Parquet, tars, or a "
+        "cache of musubi-tuner or Automodel"
     )
 
 
@@ -206,7 +216,7 @@ def _is_large(encoding: str) -> bool:
     return encoding.partition(":")[0] in ("ndarray", "bytes", "jpeg", "png", "pil")
 
 
-def _row(key: str, source: str, make: MakeValues) -> Row:
+def make_row(key: str, source: str, make: MakeValues) -> Row:
     """Return a row with the values that `make` returns, or with a refusal if they cannot be read.
 
     The key of the row is in one of the columns KEYS, or else it is `key`.

@@ -48,7 +48,7 @@ class ImportOptions(WorkerOptions, ListenedOptions):
     )
     columns: str = option_field(
         "Import these columns, such as latent=z,emb=t5; roles are latent, mean, logvar, "
-        "mean_std, emb, pooled and emb_mask. For bare bytes: latent=z:float16:4x32x32.",
+        "mean_std, source, emb, pooled and emb_mask. For bare bytes: latent=z:float16:4x32x32.",
         COLUMNS,
         default="",
         metavar="ROLE=NAME,...",

@@ -8,16 +8,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.npy_arrays import LATENT
 from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import facts_bytes
-from wdsprep.dataset.shapes import fields_by_shape, shape_name
+from wdsprep.dataset.shapes import fields_in_shape, shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, put_empty
-from wdsprep.importing.import_plan import arrays_in, members_of, size_of
+from wdsprep.importing.import_plan import arrays_in, members_of, size_of, sizes_in_roles
 from wdsprep.importing.latent_caches import Row
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress
@@ -35,7 +36,7 @@ class ImportWorker:
     def __init__(self, work: "ImportWork") -> None:
         self._work = work
         self._edition = Edition(store=open_store(work.latents), mark=work.edition)
-        self._shapes = fields_by_shape(work.settings)
+        self._shapes = {*map(shape_name, shapes_of(work.settings))}
         self._empty: Mapping[str, str] = {}
         if work.empty:
             fields = work.plan.fields
@@ -71,11 +72,14 @@ class ImportWorker:
     def _add(self, output: LatentShard, row: Row) -> None:
         plan = self._work.plan
         arrays = arrays_in(plan.chosen, row.columns)
-        size = size_of(arrays, self._work.settings)
+        settings = self._work.settings
+        size = size_of(arrays.get(LATENT), settings)
         shape = shape_name(size) if self._shapes else ""
         if shape and shape not in self._shapes:
             raise RejectedError(Code.OTHER_SHAPE, f"latents of {shape}, which is not in --shapes")
-        stored = [*members_of(self._shapes.get(shape, plan.fields), arrays)]
+        in_roles = sizes_in_roles(arrays, settings)
+        fields = fields_in_shape(settings, size if shape else None, in_roles)
+        stored = [*members_of(fields, arrays)]
         facts = plain_facts(
             {name: value for name, value in row.columns.items() if name not in plan.names}
         )
@@ -86,6 +90,8 @@ class ImportWorker:
             "key": row.key,
             "meta": facts,
             "source": row.source,
+            **{f"{name}_width": width for name, (width, _) in in_roles.items()},
+            **{f"{name}_height": height for name, (_, height) in in_roles.items()},
         }
         if any(size):
             said["crop"] = [0, 0, *size]

@@ -129,7 +129,7 @@ def _with_place(role: Role, source: str) -> Role:
 
     Raise UsageError if that folder lies in the source.
     """
-    if role.is_ending or not ("/" in role.where or _is_folder(role.where)):
+    if role.is_ending or not ("/" in role.where or is_folder(role.where)):
         return role
     place = shared_store(absolute(role.where)).url
     if lies_in(place, source):
@@ -149,16 +149,16 @@ def recognise_tables(url: str) -> TableFiles:
     kind = table_kind(url.partition("?")[0] if is_web(url) else url)
     if is_web(url) and kind:
         return TableFiles(url=url, pattern="", kinds=frozenset({kind}))
-    if kind in TABLES and not _is_folder(url):
+    if kind in TABLES and not is_folder(url):
         if not GLOB.search(url) and not _is_file(url):
             raise SourceError(f"{url} does not exist: check the path{did_you_mean_place(url)}")
-        folder, pattern = _split_pattern(url)
+        folder, pattern = split_pattern(url)
         return TableFiles(url=folder, pattern=pattern, kinds=frozenset({kind}))
-    if kind or is_web(url) or (not _is_folder(url) and _is_file(url)):
+    if kind or is_web(url) or (not is_folder(url) and _is_file(url)):
         raise SourceError(f"{url} is not a table: give .parquet, .csv, .tsv or .jsonl")
     folder, pattern = url, ""
-    if GLOB.search(url) and not _is_folder(url):
-        folder, pattern = _split_pattern(url)
+    if GLOB.search(url) and not is_folder(url):
+        folder, pattern = split_pattern(url)
     wanted = Pattern(pattern or "*")
     there = (
         entry.name for entry in shared_store(folder).list(wanted.start) if wanted.takes(entry.name)
@@ -186,8 +186,8 @@ def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -
     names. Raise UsageError if `url` is a single file of another format, or if the format needs a
     folder and `url` names files.
     """
-    is_folder = _is_folder(url)
-    if is_web(url) or (not is_folder and _is_file(url)):
+    in_folder = is_folder(url)
+    if is_web(url) or (not in_folder and _is_file(url)):
         ending = "tars" if is_tar(url) else table_kind(url.partition("?")[0])
         if ending != wanted:
             raise UsageError(
@@ -196,7 +196,7 @@ def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -
             )
     if is_web(url):
         return _web_source(url, columns, rows_per_item)
-    named = not is_folder and (is_tar(url) or table_kind(url) or GLOB.search(url))
+    named = not in_folder and (is_tar(url) or table_kind(url) or GLOB.search(url))
     if wanted in ("images", *SAVED):
         if named:
             raise UsageError(f"{url} is not a folder, as --input-format {wanted} needs: give one")
@@ -207,7 +207,7 @@ def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -
             if is_of_images
             else _saved_source(folder, wanted, columns)
         )
-    folder, pattern = _split_pattern(url) if named else (shared_store(url).url, "")
+    folder, pattern = split_pattern(url) if named else (shared_store(url).url, "")
     if wanted == "tars":
         return TarsSource(url=folder, pattern=pattern or ALL_TARS, columns=columns)
     return _table_source(folder, pattern, frozenset({wanted}), columns, rows_per_item)
@@ -216,7 +216,7 @@ def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -
 def _find_source(url: str, columns: Columns, rows_per_item: int) -> Source:
     if is_web(url):
         return _web_source(url, columns, rows_per_item)
-    if _is_folder(url):  # whatever characters are in its name
+    if is_folder(url):  # whatever characters are in its name
         return _folder_source(url, columns, rows_per_item)
     kind = table_kind(url)
     if extension(url) in IMAGES:
@@ -228,10 +228,10 @@ def _find_source(url: str, columns: Columns, rows_per_item: int) -> Source:
         what = "a pattern of images" if GLOB.search(url) else "one image"
         raise SourceError(f"{url} is {what}: give the folder that it is in")
     if not kind and (is_tar(url) or GLOB.search(url)):
-        folder, pattern = _split_pattern(url)
+        folder, pattern = split_pattern(url)
         return TarsSource(url=folder, pattern=pattern, columns=columns)
     if kind and GLOB.search(url):
-        folder, pattern = _split_pattern(url)
+        folder, pattern = split_pattern(url)
         return _table_source(folder, pattern, frozenset({kind}), columns, rows_per_item)
     if kind and _is_file(url):
         store, name = split_url(url)
@@ -255,7 +255,7 @@ def _web_source(url: str, columns: Columns, rows_per_item: int) -> Source:
     return _table_source(url, "", kinds, columns, rows_per_item)
 
 
-def _is_folder(url: str) -> bool:
+def is_folder(url: str) -> bool:
     return "://" not in url and expand_home(url).is_dir()
 
 
@@ -389,7 +389,7 @@ def _is_file(url: str) -> bool:
     return first is not None and first.name == name
 
 
-def _split_pattern(url: str) -> tuple[str, str]:
+def split_pattern(url: str) -> tuple[str, str]:
     """Split a URL into the folder above its first wildcard, and the pattern below it.
 
     Without a wildcard, the pattern is the file's name. Raise SourceError if the braces of the

@@ -21,7 +21,14 @@ REMEDIES: dict[str, str] = {
     "or the sizes of the images with --shapes",
     Code.NO_ARRAY: "give other columns with --columns",
 }
-FILES = {"mds": "MDS shard", "arrow": "Arrow file", "parquet": "Parquet file", "tars": "tar"}
+FILES = {
+    "mds": "MDS shard",
+    "arrow": "Arrow file",
+    "parquet": "Parquet file",
+    "tars": "tar",
+    "musubi": "group of samples",
+    "automodel": "list of samples",
+}
 
 
 class ImportOutput(CommandOutput[Outcome]):

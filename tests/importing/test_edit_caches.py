@@ -1,0 +1,553 @@
+"""Caches with files of their own for each sample become datasets of latents in roles: those that
+`export` writes, those that the trainers write, and those that somebody broke."""
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import wdsprep
+from tests.exporting.test_roles import EMB, LATENT, POOLED, SHAPES, SOURCE, edits, one_each, several
+from tests.kit.edit_trainers import automodel_batches, musubi_batches
+from tests.kit.encodes import latents_of
+from tests.kit.latent_sets import field
+from wdsprep.errors import SourceError, UsageError
+
+FIXED = field("emb", EMB.shape, EMB.dtype)
+CONTROL = "latents_control_0_1x8x8_bfloat16"
+
+
+def import_here(cache: Path, out: Path, **options: Any) -> Any:
+    """Import a cache, and let `verify` and the loader read the result."""
+    imported = wdsprep.import_(cache, out, resolution=64, **options)
+    assert not wdsprep.verify(str(out)).findings
+    loaded = [
+        key for batch in wdsprep.load(str(out), global_batch=1, epochs=1) for key in batch["key"]
+    ]
+    assert sorted(loaded) == sorted(latents_of(out))
+    return imported
+
+
+def rejects_of(out: Path) -> dict[str, tuple[str, str]]:
+    """The file that each reject names, with its code and what is wrong."""
+    texts = (path.read_text() for path in (out / "rejects").rglob("*.jsonl"))
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    return {line["source"]: (line["code"], line["detail"]) for line in lines}
+
+
+# --- what export writes
+@pytest.mark.parametrize(
+    ("to", "pipeline", "fields", "roles"),
+    [
+        ("musubi", "QwenImageEditPlus", (LATENT, SOURCE, EMB), several),
+        ("musubi", "Flux2Klein", (LATENT, SOURCE, FIXED), several),
+        ("musubi", "FluxKontext", (LATENT, SOURCE, POOLED, FIXED), one_each),
+        ("automodel", "QwenImageEditPlus", (LATENT, SOURCE, EMB), several),
+        (
+            "automodel",
+            "Flux2Klein",
+            (LATENT, SOURCE, field("emb_mask", (7,), "|u1"), FIXED),
+            several,
+        ),
+    ],
+)
+def test_what_was_exported_and_imported_is_equal(
+    to: str, pipeline: str, fields: Any, roles: Any, tmp_path: Path
+) -> None:
+    stated = {"pipeline": f"{pipeline}Pipeline", "roles": ["target", "source"]}
+    source = edits(tmp_path / "in", pipeline, fields, roles=roles, more=stated)
+    wdsprep.export(source, tmp_path / "cache", to=to)
+    out = tmp_path / "out"
+    imported = import_here(tmp_path / "cache", out, shapes=SHAPES, text_length=7)
+    assert (imported.samples, imported.manifest.rejects) == (17, {})
+    settings = imported.manifest.settings
+    assert (settings["roles"], settings["source"]) == (["target", "source"], to)
+    assert {line["name"] for line in settings["layout"]} == {item.name for item in fields}
+    ours, theirs = latents_of(Path(source)), latents_of(out)
+    assert ours.keys() == theirs.keys()
+    for key, sample in ours.items():
+        facts, found = sample.pop("json"), theirs[key].pop("json")
+        assert sample.pop("txt").strip() == theirs[key].pop("txt") == found["caption"]
+        sides = {n: v for n, v in facts.items() if n.startswith("source_") or n == "crop"}
+        assert sides == {n: v for n, v in found.items() if n in sides}
+        assert sample.keys() == theirs[key].keys()
+        for name, array in sample.items():
+            if name == "emb_mask.npy":  # the first tokens, of which the cache tells the number
+                array = np.arange(len(array)) < np.count_nonzero(array)
+            assert np.array_equal(array, theirs[key][name])
+    wdsprep.export(out, tmp_path / "again", to=to)
+    pattern = "*[0-9].pt" if to == "automodel" else "*x*.safetensors"
+    first, second = (
+        {p.name: torch.load(p)["target_latent"] if to == "automodel" else p.read_bytes()}
+        for place in ("cache", "again")
+        for p in sorted((tmp_path / place).rglob(pattern))[:1]
+    )
+    assert [*first] == [*second]
+    if to == "automodel":
+        assert sum(len(keys) for keys, _ in automodel_batches(tmp_path / "again")) == 17
+    else:
+        assert first == second
+
+
+def test_references_in_several_roles_become_those_of_one(tmp_path: Path) -> None:
+    """A cache does not say the roles of its references."""
+    fields = (LATENT, SOURCE, replace(SOURCE, name="style.npy"), EMB)
+    sizes = {"source": (64, 64), "style": (96, 64)}
+    source = edits(tmp_path / "in", "QwenImageEdit", fields, roles=lambda _: sizes)
+    wdsprep.export(source, tmp_path / "cache", to="musubi")
+    import_here(tmp_path / "cache", tmp_path / "out", shapes=SHAPES, text_length=7)
+    theirs = latents_of(tmp_path / "out")
+    for key, sample in latents_of(Path(source)).items():
+        assert np.array_equal(sample["source.npy"], theirs[key]["source.npy"])
+        assert np.array_equal(sample["style.npy"], theirs[key]["source_1.npy"])
+
+
+# --- what the trainers write
+def tensor(number: int, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.full(shape, float(number)).to(dtype)
+
+
+def write_musubi(
+    folder: Path,
+    name: str,
+    latents: dict[str, torch.Tensor],
+    *,
+    arch: str = "qie",
+    size: str = "0640x0480",
+    text: dict[str, torch.Tensor] | None = None,
+    full: str = "qwen_image",
+) -> Path:
+    """What `save_latent_cache_...` and `save_text_encoder_output_cache_...` write of an image of
+    any size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"architecture": full, "format_version": "1.0.1"}
+    width, height = size.split("x")
+    path = folder / f"{name}_{size}_{arch}.safetensors"
+    save_file(latents, path, {**facts, "width": str(int(width)), "height": str(int(height))})
+    text = {"varlen_vl_embed_bfloat16": tensor(3, 5, 16)} if text is None else text
+    if text:
+        caption = {"caption1": "007" if name == "a.7" else f"make {name} blue"}
+        save_file(text, folder / f"{name}_{arch}_te.safetensors", {**facts, **caption})
+    return path
+
+
+def qie(number: int, references: int = 1) -> dict[str, torch.Tensor]:
+    controls = {
+        f"latents_control_{n}_1x8x{8 + 4 * n}_bfloat16": tensor(number + n, 16, 1, 8, 8 + 4 * n)
+        for n in range(references)
+    }
+    return {"latents_1x8x8_bfloat16": tensor(number, 16, 1, 8, 8), **controls}
+
+
+def test_caches_of_musubi_are_read_as_its_scripts_write_them(tmp_path: Path) -> None:
+    """With frames behind channels, and the size of the image that came in the name of its file."""
+    for number in range(12):
+        write_musubi(tmp_path / "c", f"a.{number}", qie(number, number % 3))
+    imported = import_here(tmp_path / "c", tmp_path / "out")
+    assert imported.manifest.settings["pipeline"] == "QwenImageEditPlusPipeline"
+    assert imported.manifest.settings["layout"][0]["dtype"] == "bfloat16"
+    samples = latents_of(tmp_path / "out")
+    assert samples.keys() == {f"a_{number}" for number in range(12)}
+    sample = samples["a_5"]
+    assert sample["source_1.npy"].shape == (16, 8, 12)
+    assert sample["json"]["source_1_width"] == 96
+    assert sample["json"]["meta"]["width"] == 640
+    assert (sample["txt"], samples["a_7"]["txt"]) == ("make a.5 blue", "007")
+    assert [*samples["a_3"]] == ["latent.npy", "emb.npy", "json", "txt"]
+    batches = musubi_batches(tmp_path / "back", "qie")
+    wdsprep.export(tmp_path / "out", tmp_path / "back", to="musubi")
+    assert sum(len(keys) for keys, _ in batches) == 12
+
+
+@pytest.mark.parametrize(
+    ("arch", "full", "latents", "text"),
+    [
+        (
+            "fk",
+            "flux_kontext",
+            {"latents_1x4x4_float32": (16, 4, 4), "latents_control_1x6x4_float32": (16, 6, 4)},
+            {"t5_vec_bfloat16": (6, 8), "clip_l_pooler_bfloat16": (4,)},
+        ),
+        (
+            "f2k9b",
+            "flux_2_klein_9b",
+            {"latents_4x4_float32": (128, 4, 4), "latents_control_0_6x4_float32": (128, 6, 4)},
+            {"ctx_vec_bfloat16": (6, 8)},
+        ),
+        (
+            "zi",
+            "z_image",
+            {"latents_1x4x4_float32": (16, 4, 4)},
+            {"varlen_llm_embed_bfloat16": (6, 8)},
+        ),
+    ],
+)
+def test_each_architecture_of_musubi_is_read(
+    arch: str, full: str, latents: Any, text: Any, tmp_path: Path
+) -> None:
+    def filled(shapes: dict[str, Any], number: int) -> dict[str, torch.Tensor]:
+        kinds = {True: torch.float32, False: torch.bfloat16}
+        return {n: tensor(number, *s, dtype=kinds["float32" in n]) for n, s in shapes.items()}
+
+    for number in range(3):
+        options = {"arch": arch, "full": full, "text": filled(text, number)}
+        write_musubi(tmp_path / "c", f"{number}", filled(latents, number), **options)
+    imported = import_here(tmp_path / "c", tmp_path / "out")
+    assert imported.samples == 3
+    for key, sample in latents_of(tmp_path / "out").items():
+        assert (sample["latent.npy"] == int(key)).all()
+        assert ("source.npy" in sample) == (arch != "zi")
+        assert ("pooled.npy" in sample) == (arch == "fk")
+
+
+def write_automodel(place: Path, samples: dict[str, Any], lists: int = 1) -> Path:
+    """What `QwenImageEditCacheEncoder` writes: files of samples, and lists of them."""
+    (place / "samples").mkdir(parents=True)
+    rows: list[dict[str, Any]] = []
+    for name, saved in samples.items():
+        torch.save(saved, place / f"samples/{name}.pt")
+        rows.append({"cache_file": f"samples/{name}.pt", "row_index": len(rows)})
+    names = [f"metadata_shard_{number:04d}.json" for number in range(lists)]
+    for number, name in enumerate(names):
+        (place / name).write_text(json.dumps(rows[number::lists]))
+    (place / "metadata.json").write_text(json.dumps({"shards": names, "row_limit": len(rows)}))
+    return place
+
+
+def saved_edit(number: int, *, references: int = 1, tokens: int = 6, **more: Any) -> dict[str, Any]:
+    mask = torch.ones(6, dtype=torch.long)
+    mask[tokens:] = 0
+    return {
+        "target_latent": tensor(number, 16, 8, 8),
+        "context_latents": [tensor(number + n, 16, 8, 8 + 4 * n) for n in range(references)],
+        "prompt_embeddings": tensor(number, 6, 8),
+        "prompt_attention_mask": mask,
+        "conditioning_tensors": {},
+        "metadata": {
+            "original_ids": {"id": f"x{number}", "row_index": number},
+            "manifest_metadata": {"dataset_name": "edits", "deep": [[]]},
+            "compound_bucket_signature": {"target": [16, 8, 8], "contexts": [[16, 8, 8]]},
+            "text_token_length": tokens,
+        },
+        **more,
+    }
+
+
+def test_caches_of_automodel_are_read_as_it_writes_them(tmp_path: Path) -> None:
+    """Masks are of long numbers, and it keeps no captions."""
+    saved = {f"sample_{n:08d}": saved_edit(n, references=1 + n % 2, tokens=3 + n) for n in range(4)}
+    imported = import_here(write_automodel(tmp_path / "c", saved, lists=2), tmp_path / "out")
+    assert (imported.samples, len(imported.manifest.receipts)) == (4, 2)
+    for key, sample in latents_of(tmp_path / "out").items():
+        number = int(key.removeprefix("sample_"))
+        assert sample["emb_mask.npy"].tolist() == [1] * (3 + number) + [0] * (3 - number)
+        assert ("source_1.npy" in sample) == bool(number % 2)
+        assert sample["json"]["meta"] == {
+            "dataset_name": "edits",
+            "id": f"x{number}",
+            "row_index": number,
+            "text_token_length": 3 + number,
+        }
+
+
+def test_text_of_several_lengths_ends_where_its_mask_does(tmp_path: Path) -> None:
+    saved = {f"s{n}": saved_edit(n, tokens=4) for n in range(3)}
+    saved["s3"] = saved_edit(3, prompt_embeddings=tensor(3, 4, 8))
+    saved["s3"]["prompt_attention_mask"] = torch.ones(4, dtype=torch.long)
+    saved["s4"] = saved_edit(4)
+    saved["s4"]["prompt_attention_mask"][0] = 0
+    cache, out = write_automodel(tmp_path / "c", saved), tmp_path / "out"
+    with pytest.raises(UsageError, match="is 4 to 6 tokens long: give --text-length"):
+        wdsprep.import_(cache, out, resolution=64)
+    import_here(cache, out, text_length=6)
+    assert {len(sample["emb.npy"]) for sample in latents_of(out).values()} == {4}
+    assert rejects_of(out)["samples/s4.pt"][0] == "other_shape"
+
+
+def test_a_cache_of_automodel_may_be_of_images_alone(tmp_path: Path) -> None:
+    """Its lists of these have whole paths."""
+    saved = {"latent": tensor(1, 4, 8, 8), "prompt_embeds": tensor(2, 5, 8), "prompt": "a cat"}
+    cache = write_automodel(tmp_path / "c", {"a": saved, "b": saved})
+    rows = [{"cache_file": f"{cache}/samples/{name}.pt"} for name in "ab"]
+    (cache / "metadata_shard_0000.json").write_text(json.dumps(rows))
+    imported = import_here(cache, tmp_path / "out")
+    assert "roles" not in imported.manifest.settings
+    assert latents_of(tmp_path / "out")["b"]["txt"] == "a cat"
+
+
+# --- what has no plain answer
+def test_units_stay_when_folders_are_added_and_each_has_a_number_of_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.importing.edit_caches.UNIT_SAMPLES", 2)
+    for name in "abc":
+        write_musubi(tmp_path / "c/m", name, qie(1))
+    import_here(tmp_path / "c", tmp_path / "out")
+    write_musubi(tmp_path / "c/l", "a", qie(2))
+    again = wdsprep.import_(tmp_path / "c", tmp_path / "out", resolution=64)
+    assert (again.units_before, again.manifest.samples) == (2, 4)
+    assert sorted(
+        str(p.relative_to(tmp_path / "out/64")) for p in (tmp_path / "out/64").rglob("*.tar")
+    ) == [
+        "l/000000.tar",
+        "m/000000.tar",
+        "m/000001.tar",
+    ]
+
+
+def test_an_image_that_was_cached_in_two_sizes_is_two_samples(tmp_path: Path) -> None:
+    for size in ("0640x0480", "0320x0320"):
+        write_musubi(tmp_path / "c", "a", qie(int(size[1:4])), size=size)
+    write_musubi(tmp_path / "c", "x.y", qie(1))
+    write_musubi(tmp_path / "c", "x_y", qie(2))
+    import_here(tmp_path / "c", tmp_path / "out")
+    assert latents_of(tmp_path / "out").keys() == {"a_0640x0480", "a_0320x0320", "x_y"}
+    ((source, (code, detail)),) = rejects_of(tmp_path / "out").items()
+    assert (source, code) == ("x_y_0640x0480_qie.safetensors", "bad_key")
+    assert detail.endswith("has the key x_y")
+
+
+def test_references_after_samples_without_any_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.importing.import_plan.LOOKED_AT", 2)
+    for number in range(3):
+        write_musubi(tmp_path / "c", f"{number}", qie(number, number // 2))
+    imported = import_here(tmp_path / "c", tmp_path / "out")
+    assert imported.manifest.rejects == {"other_shape": 1}
+    assert (
+        "name all columns, as --columns latent=NAME,source"
+        in rejects_of(tmp_path / "out")["2_0640x0480_qie.safetensors"][1]
+    )
+    columns = "latent=latents,source=latents_control,emb=varlen_vl_embed"
+    imported = import_here(tmp_path / "c", tmp_path / "all", columns=columns)
+    assert imported.manifest.settings["roles"] == ["target", "source"]
+    assert "source.npy" in latents_of(tmp_path / "all")["2"]
+    import_here(tmp_path / "c", tmp_path / "targets", columns="latent=latents")
+    assert [*latents_of(tmp_path / "targets")["2"]] == ["latent.npy", "json", "txt"]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (
+            lambda c: write_musubi(c, "b", qie(1), arch="qil"),
+            UsageError,
+            r"has caches of qi[le] and of qi[le]: give one, as '.*/\*_qi[le]\*.safetensors'",
+        ),
+        (
+            lambda c: (c / "metadata.json").write_text('{"shards": ["m.json"]}'),
+            SourceError,
+            "m.json is not there, as metadata.json says",
+        ),
+        (
+            lambda c: [
+                (c / "metadata.json").write_text('{"shards": ["m.json"]}'),
+                (c / "m.json").write_text('[{"cache_file": "a'),
+            ],
+            SourceError,
+            "m.json is no list of samples",
+        ),
+        (
+            lambda c: [
+                (c / "metadata.json").write_text('{"shards": ["m.json"]}'),
+                (c / "m.json").write_text('[{"cache_file": "a"}, {"cache_file": "./a"}]'),
+            ],
+            SourceError,
+            "m.json lists a file twice",
+        ),
+        (
+            lambda c: (c / "metadata.json").write_text('{"shards": []}'),
+            SourceError,
+            "lists no samples",
+        ),
+    ],
+)
+def test_a_cache_that_cannot_be_taken_is_one_line(
+    make: Callable[[Path], Any], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    write_musubi(tmp_path / "c", "a", qie(1))
+    make(tmp_path / "c")
+    with pytest.raises(error, match=said) as caught:
+        wdsprep.import_(tmp_path / "c", tmp_path / "out", resolution=64)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_of_two_architectures_is_chosen_by_a_pattern(tmp_path: Path) -> None:
+    write_musubi(tmp_path / "c", "a", qie(1))
+    write_musubi(tmp_path / "c", "b", qie(2), arch="qil")
+    import_here(Path(f"{tmp_path}/c/*_qie*.safetensors"), tmp_path / "out")
+    assert latents_of(tmp_path / "out").keys() == {"a"}
+
+
+# --- what somebody broke
+def with_header(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    """Change the header of a file, and keep the bytes of its tensors."""
+
+    def rewrite(path: Path) -> None:
+        data = path.read_bytes()
+        (nbytes,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + nbytes])
+        change(header)
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + nbytes :])
+
+    return rewrite
+
+
+def put(name: str, **facts: Any) -> Callable[[Path], Any]:
+    return with_header(lambda header: header[name].update(facts))
+
+
+def stored(latents: dict[str, torch.Tensor]) -> Callable[[Path], Any]:
+    return lambda path: save_file(latents, path)
+
+
+LATENTS = "latents_1x8x8_bfloat16"
+BROKEN_MUSUBI: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "cut": (lambda p: p.write_bytes(p.read_bytes()[:-9]), "unreadable", "larger than its bytes"),
+    "empty": (lambda p: p.write_bytes(b""), "unreadable", "is empty, or not there"),
+    "a-huge-header": (lambda p: p.write_bytes(b"\xff" * 400), "unreadable", "longer than the file"),
+    "deep": (
+        lambda p: p.write_bytes(struct.pack("<Q", 90_000) + b"[" * 90_000),
+        "unreadable",
+        "its header is invalid",
+    ),
+    "negative-sides": (put(LATENTS, shape=[-16, 1, -8, 8]), "unreadable", "not a whole number"),
+    "more-sides": (put(LATENTS, shape=[16, 2, 8, 8]), "unreadable", "2,048 bytes are not bfloat16"),
+    "overlapping": (put(CONTROL, data_offsets=[0, 2048]), "", ""),
+    "all-twice": (
+        with_header(lambda h: h.update({f"{n}0": h[CONTROL] for n in range(9)})),
+        "unreadable",
+        "tensors overlap",
+    ),
+    "no-texts": (
+        with_header(lambda h: h.update({"__metadata__": {"a": []}})),
+        "unreadable",
+        "other values than texts",
+    ),
+    "another-kind": (put(LATENTS, dtype="F8_E4M3"), "other_shape", "F8_E4M3 is no dtype"),
+    "no-latents": (stored({"x": tensor(1, 4)}), "no_array", "it has no latents"),
+    "another-dtype": (
+        stored({n: t.to(torch.float16) for n, t in qie(1).items()}),
+        "other_shape",
+        "latent.npy is <f2",
+    ),
+    "other-channels": (
+        stored({**qie(1), CONTROL: tensor(1, 8, 1, 8, 8)}),
+        "other_shape",
+        "source.npy is bfloat16 (8, 8, 8)",
+    ),
+    "frames": (stored({LATENTS: tensor(1, 16, 2, 8, 8)}), "other_shape", "(16, 2, 8, 8)"),
+    "a-gap": (
+        stored({**qie(1), "latents_control_2_1x8x8_bfloat16": tensor(1, 16, 1, 8, 8)}),
+        "no_role",
+        "source_1 is missing before source_2",
+    ),
+    "twice": (
+        stored({**qie(1), "latents_1x8x8_float16": tensor(1, 16, 1, 8, 8)}),
+        "unreadable",
+        "has latents twice",
+    ),
+    "infinite": (
+        stored({**qie(1), CONTROL: tensor(1, 16, 1, 8, 8) / 0}),
+        "not_finite",
+        "source.npy has values",
+    ),
+    "no-text": (
+        lambda p: (p.parent / "no-text_qie_te.safetensors").unlink(),
+        "no_array",
+        "it has no varlen_vl_embed",
+    ),
+    "text-alone": (lambda p: p.unlink(), "no_array", "it has no latents"),
+}
+"""What is done to a file, the code of its reject, and a part of what that says."""
+
+
+def test_a_broken_file_of_musubi_is_a_reject_that_names_it(tmp_path: Path) -> None:
+    for name in ("0", "1", *BROKEN_MUSUBI):
+        path = write_musubi(tmp_path / "c", name, qie(1))
+        if name in BROKEN_MUSUBI:
+            BROKEN_MUSUBI[name][0](path)
+    import_here(tmp_path / "c", tmp_path / "out")
+    check_rejects(tmp_path / "out", {name: row[1:] for name, row in BROKEN_MUSUBI.items()})
+
+
+def check_rejects(out: Path, wanted: dict[str, tuple[str, str]]) -> None:
+    """Every file that somebody broke is a reject with this code, or else a sample."""
+    found = {Path(source).stem.partition("_")[0]: why for source, why in rejects_of(out).items()}
+    assert {name: code for name, (code, _) in found.items()} == {
+        name: code for name, (code, _) in wanted.items() if code
+    }
+    for name, (_, detail) in found.items():
+        assert wanted[name][1] in detail
+        assert len(detail) < 300
+    assert latents_of(out).keys() == {"0", "1", *wanted} - found.keys()
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return print, ("this ran",)
+
+
+def all_tokens_but_one() -> dict[str, Any]:
+    saved = saved_edit(1)
+    saved["prompt_attention_mask"] = torch.full((6,), 2)
+    return saved
+
+
+def repeated() -> list[Any]:
+    """Each asks for 40 MB, of a file of a few kB."""
+    return [torch.zeros(1).expand(16, 800, 800)] * 3
+
+
+BROKEN_AUTOMODEL: dict[str, tuple[Any, str, str]] = {
+    "code": (saved_edit(1, metadata=Evil()), "unreadable", "it could run code"),
+    "a-list": ([tensor(1, 16, 8, 8)], "unreadable", "it is list, not a dict"),
+    "no-target": ({"context_latents": []}, "no_array", "it has no target_latent"),
+    "no-references": (saved_edit(1, references=0), "", ""),
+    "nothing-for-references": (saved_edit(1, context_latents=None), "unreadable", "NoneType"),
+    "words": (saved_edit(1, context_latents=["a"]), "unreadable", "it is str, not a tensor"),
+    "odd-names": (saved_edit(1, metadata={1: 2, "n": 1 << 2000, "deep": {}}), "", ""),
+    "expanded": (
+        saved_edit(1, context_latents=repeated()),
+        "unreadable",
+        "of which the file holds",
+    ),
+    "many": (
+        saved_edit(1, context_latents=[tensor(1, 16, 1, 1)] * 200),
+        "unreadable",
+        "more than 100 images",
+    ),
+    "another-mask": (all_tokens_but_one(), "other_shape", "other than 0 and 1"),
+    "wide-text": (saved_edit(1, prompt_embeddings=tensor(1, 6, 9)), "other_shape", "emb.npy is"),
+}
+
+
+def test_a_broken_file_of_automodel_is_a_reject_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = {name: row[0] for name, row in BROKEN_AUTOMODEL.items()}
+    cache = write_automodel(tmp_path / "c", {"0": saved_edit(0), "1": saved_edit(2), **saved})
+    import_here(cache, tmp_path / "out")
+    check_rejects(tmp_path / "out", {name: row[1:] for name, row in BROKEN_AUTOMODEL.items()})
+    assert "this ran" not in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_in_the_cache_is_a_reject(tmp_path: Path) -> None:
+    torch.save(saved_edit(1), tmp_path / "secret.pt")
+    cache = write_automodel(tmp_path / "c", {"a": saved_edit(0), "c": saved_edit(2)})
+    path, listed = cache / "metadata_shard_0000.json", ("samples/x.pt", "../secret.pt", "/etc/motd")
+    rows = [*json.loads(path.read_text()), *({"cache_file": name} for name in listed)]
+    path.write_text(json.dumps(rows))
+    import_here(cache, tmp_path / "out")
+    why = {name: ("unreadable", f"{name} is empty, or not there") for name in listed}
+    assert rejects_of(tmp_path / "out") == why
