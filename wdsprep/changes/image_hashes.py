@@ -166,11 +166,10 @@ def _looks(image: bytes) -> tuple[int, int, int, int]:
     """
     content = int.from_bytes(blake3(image).digest(8), "little", signed=True)
     try:
-        seen = perceptual_hash.look(image)
+        hashed, width, height = perceptual_hash.hash_image(image)
     except RejectedError:
         return NO_HASH, 0, 0, content
-    signed = seen.hash - (seen.hash >> 63 << 64)
-    return signed, seen.width, seen.height, content
+    return hashed - (hashed >> 63 << 64), width, height, content
 
 
 @dataclass(frozen=True, kw_only=True)

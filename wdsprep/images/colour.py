@@ -35,7 +35,7 @@ def make_plain(
     if image.mode == "1" or image.mode.startswith("I"):
         done.add("depth")
         opaque = _opaque_mask(image, clear) if image.mode == "I;16" else None
-        image = _eight_bits(image, header)
+        image = _to_eight_bits(image, header)
         if opaque is not None:
             image.putalpha(opaque)
             clear = None
@@ -84,12 +84,6 @@ def _opaque_mask(image: Image.Image, clear: object) -> Image.Image | None:
         for byte in (0, 1)
     ]
     return ImageChops.lighter(*differ)
-
-
-def _eight_bits(image: Image.Image, header: Header) -> Image.Image:
-    photometric = getattr(image, "tag_v2", {}).get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION)
-    inverted = image.mode != "1" and photometric == 0
-    return to_eight_bits(image, bits=header.depth, white_is_zero=inverted)
 
 
 def _srgb(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
@@ -161,29 +155,22 @@ def _is_identity(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
     return max(ImageChops.difference(moved, colours.convert("RGB")).tobytes()) <= _TOLERANCE
 
 
-def to_eight_bits(
-    image: Image.Image, *, bits: int = 16, white_is_zero: bool = False
-) -> Image.Image:
+def _to_eight_bits(image: Image.Image, header: Header) -> Image.Image:
     """Convert grey of 16, 12 or 1 bit to 8 bits.
 
-    `bits` is 12 if levels have 12 bits of the 16. With `white_is_zero` levels of 12 or 16 bits are
-    inverted. Pillow's own conversion of 16 bits clips at 255.
+    Levels of 12 or 16 bits are inverted if 0 is white, as in some TIFFs. Pillow's own conversion of
+    16 bits clips at 255.
     """
     if image.mode == "1":
         return image.convert("L")
     raw = image.tobytes()
     if image.mode == "I":  # 32-bit little-endian words that hold 16 bits
         raw = raw[1::4]
-    elif bits == 12:
-        raw = (
-            Image.frombytes("I;16", image.size, raw).point(lambda level: level * 16).tobytes()[1::2]
-        )
+    elif header.depth == 12:
+        levels = Image.frombytes("I;16", image.size, raw).point(lambda level: level * 16)
+        raw = levels.tobytes()[1::2]
     else:
         raw = raw[0::2] if image.mode == "I;16B" else raw[1::2]
     grey = Image.frombytes("L", image.size, raw)
-    return ImageChops.invert(grey) if white_is_zero else grey
-
-
-def onto_white(colours: Image.Image, alpha: Image.Image) -> Image.Image:
-    white = Image.new(colours.mode, colours.size, "white")
-    return Image.composite(colours, white, alpha)
+    photometric = getattr(image, "tag_v2", {}).get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION)
+    return ImageChops.invert(grey) if photometric == 0 else grey

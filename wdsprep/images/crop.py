@@ -29,7 +29,6 @@ import torch
 from torch.nn.functional import interpolate
 from torch.utils.dlpack import from_dlpack
 
-from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.shapes import Size
 from wdsprep.images import formats, headers
@@ -234,9 +233,7 @@ def reduction_factor(picture: Picture, fit: Fit, shapes: Shapes | SameCut) -> in
 
 
 def _cut_out(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> Crop:
-    scaled = (
-        _scale(pixels, fit) if reduction == WHOLE else _rescale(pixels, picture, fit, reduction)
-    )
+    scaled = _scale(pixels, picture, fit, reduction)
     middle = scaled[:, fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
     return Crop(pixels=copy_planes(middle), width=picture.width, height=picture.height, fit=fit)
 
@@ -252,42 +249,28 @@ def _decode(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
         headers.check_png(picture.data)
     width, height = picture.width, picture.height
     with formats.quiet:
-        image = formats.open_image(picture.data, kind)
-        if image.size != (width, height):  # or the limits were checked in vain
-            raise RejectedError(Code.CORRUPT, "two sizes in one file")
+        image = formats.open_image(picture.data, kind, (width, height))
         if reduction != WHOLE:
             image.draft(None, (width // reduction, height // reduction))
         loaded = formats.load(image, kind)
         return loaded if loaded.mode in ("L", "RGB") else loaded.convert("RGB")
 
 
-def _scale(pixels: torch.Tensor, fit: Fit) -> torch.Tensor:
+def _scale(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> torch.Tensor:
+    """Scale pixels to the size that a fit says.
+
+    Those that were decoded smaller are scaled by the factors of the true width and height, as their
+    sides were rounded up. torch rounds the scaled sides down, so these factors are a hair too
+    large.
+    """
     size = fit.scaled_height, fit.scaled_width
-    if pixels.shape[1:] == size:
+    how: dict[str, Any] = {"size": size}
+    if reduction == WHOLE and pixels.shape[1:] == size:
         return pixels
-    return interpolate(_batch(pixels), size=size, mode="bicubic", antialias=True)[0]
-
-
-def _rescale(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> torch.Tensor:
-    """Scale pixels that were decoded smaller, by the factors of the true width and height.
-
-    The sides of the pixels were rounded up. torch rounds the scaled sides down, so the factors are
-    a hair too large.
-    """
-    sides = (fit.scaled_height, picture.height), (fit.scaled_width, picture.width)
-    factors = tuple(scaled * reduction / true * (1 + 1e-9) for scaled, true in sides)
-    return interpolate(
-        _batch(pixels),
-        scale_factor=factors,
-        mode="bicubic",
-        antialias=True,
-        recompute_scale_factor=False,
-    )[0]
-
-
-def _batch(pixels: torch.Tensor) -> torch.Tensor:
-    """Return a batch of one image, with its channels last in memory.
-
-    After `pixels[None]`, torch would not recognise that the channels are last.
-    """
-    return pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
+    if reduction != WHOLE:
+        sides = zip(size, (picture.height, picture.width), strict=True)
+        factors = tuple(scaled * reduction / true * (1 + 1e-9) for scaled, true in sides)
+        how = {"scale_factor": factors, "recompute_scale_factor": False}
+    # After `pixels[None]` torch would not recognise that the channels are last in memory.
+    batch = pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
+    return interpolate(batch, mode="bicubic", antialias=True, **how)[0]

@@ -7,7 +7,6 @@ Pixels in no format, as MDS keeps images of Pillow, become a PNG, which loses no
 """
 
 import ctypes
-import io
 import logging
 import re
 import struct
@@ -232,16 +231,24 @@ class _Quiet:
 quiet = _Quiet()
 
 
-def open_image(data: bytes, kind: str) -> ImageFile:
+def open_image(data: bytes, kind: str, size: tuple[int, int] | None = None) -> ImageFile:
+    """Open an image of this format, and of this width and height if they are known.
+
+    Raise RejectedError if it is damaged, or if its plugin reads another size from it: the limits
+    would have been checked in vain.
+    """
     plugin = _PLUGINS.get(kind)
     if kind == "HEIF" and kind in Image.OPEN:  # pillow-heif, where the user registered it
         plugin = Image.OPEN[kind][0]
     if plugin is None:
         raise RejectedError(Code.UNSUPPORTED, "HEIC cannot be decoded here")
     try:
-        return plugin(BytesIO(data), "")
+        image = plugin(BytesIO(data), "")
     except DAMAGE as error:
         raise rejection(error, kind) from error
+    if size is not None and image.size != size:
+        raise RejectedError(Code.CORRUPT, "two sizes in one file")
+    return image
 
 
 def load(image: ImageFile, kind: str) -> Image.Image:
@@ -286,7 +293,7 @@ def png_of_pixels(data: bytes) -> bytes:
         what = f"mode {error}" if isinstance(error, KeyError) else str(error)
         raise RejectedError(Code.CORRUPT, f"no pixels of Pillow: {what}") from None
     image = Image.frombytes(mode, (width, height), data[start:])
-    out = io.BytesIO()
-    found = image.convert("RGB") if mode in AS_RGB else image
-    found.save(out, "PNG", compress_level=1)
+    out = BytesIO()
+    image = image.convert("RGB") if mode in AS_RGB else image
+    image.save(out, "PNG", compress_level=1)
     return out.getvalue()

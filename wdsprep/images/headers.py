@@ -12,7 +12,7 @@ neither browsers nor torchvision do: a picture kept must mean the same to whoeve
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
@@ -88,8 +88,13 @@ def read_jpeg(data: bytes) -> Header:
             frame = marker, data[start:at]
     if frame is None:
         raise RejectedError(*(damage or (Code.CORRUPT, "a scan without a frame header")))
-    turned, profile = orientation(exif) if exif else 1, _join_profile(chunks) if chunks else None
-    return _jpeg(*frame, turned, profile, adobe, damage)
+    return _read_frame(
+        *frame,
+        orientation=orientation(exif) if exif else 1,
+        profile=_join_profile(chunks) if chunks else None,
+        adobe=adobe,
+        damage=damage,
+    )
 
 
 def _past_tables(data: bytes, at: int) -> int:
@@ -106,14 +111,8 @@ def _past_tables(data: bytes, at: int) -> int:
     return at
 
 
-def _jpeg(
-    marker: int,
-    frame: bytes,
-    turned: int,
-    profile: bytes | None,
-    adobe: bool,
-    damage: tuple[Code, str] | None,
-) -> Header:
+def _read_frame(marker: int, frame: bytes, **facts: Any) -> Header:
+    """Return the header of a JPEG, given its frame header and the facts in other segments."""
     if len(frame) < 6 or len(frame) < 6 + 3 * frame[5]:
         raise RejectedError(Code.CORRUPT, "the frame header is too short")
     bits, height, width, layers = struct.unpack_from(">BHHB", frame)
@@ -129,12 +128,9 @@ def _jpeg(
         width=width,
         height=height,
         mode=mode,
-        orientation=turned,
-        profile=profile,
         lossy=True,
-        adobe=adobe,
         needs=(() if common else ("format",)) + (("cmyk",) if mode == "CMYK" else ()),
-        damage=damage,
+        **facts,
     )
 
 
@@ -157,11 +153,8 @@ def read_png(data: bytes) -> Header:
     width, height, depth, kind, _, _, _ = struct.unpack_from(">IIBBBBB", data, 16)
     if data[12:16] != b"IHDR" or not _crc_holds(data, 8, 13):
         raise RejectedError(Code.CORRUPT, "bad header checksum")
-    if (
-        depth not in _PNG_DEPTHS.get(kind, ())
-        or not 0 < width < 1 << 31
-        or not 0 < height < 1 << 31
-    ):
+    has_size = 0 < min(width, height) <= max(width, height) < 1 << 31
+    if depth not in _PNG_DEPTHS.get(kind, ()) or not has_size:
         raise RejectedError(Code.CORRUPT, f"{width} x {height} of depth {depth} and type {kind}")
     found, damage = _png_chunks(data)
     if damage is None and (b"IDAT" not in found or (kind == 3 and b"PLTE" not in found)):
@@ -276,9 +269,9 @@ def read_webp(data: bytes) -> Header:
 def _webp_size(found: dict[bytes, bytes]) -> tuple[int, int]:
     extended, lossy, lossless = (found.get(name, b"") for name in (b"VP8X", b"VP8 ", b"VP8L"))
     if len(extended) >= 10:
-        return 1 + int.from_bytes(extended[4:7], "little"), 1 + int.from_bytes(
-            extended[7:10], "little"
-        )
+        sides = extended[4:7], extended[7:10]
+        width, height = (1 + int.from_bytes(side, "little") for side in sides)
+        return width, height
     if len(lossy) >= 10 and lossy[3:6] == b"\x9d\x01\x2a":
         width, height = struct.unpack_from("<HH", lossy, 6)
         if width & 0x3FFF and height & 0x3FFF:

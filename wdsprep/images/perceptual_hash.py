@@ -19,7 +19,6 @@ when crops of more than 2 % matter: of 5 %, it knows 69.7 %.
 """
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import numpy
@@ -41,17 +40,11 @@ _LEAST_DETAIL = 2  # levels that cells differ by: their standard deviation
 Cells = NDArray[numpy.int64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """The look of a picture: its hash, if it shows anything, and its size."""
+def hash_image(data: bytes) -> tuple[int, int, int]:
+    """Return the hash, the width and the height of an upright image.
 
-    hash: int
-    width: int
-    height: int
-
-
-def look(data: bytes) -> Look:
-    """Return the look of an upright image. Raise RejectedError if it is damaged."""
+    Raise RejectedError if the image is damaged.
+    """
     kind = formats.identify(data)
     with formats.quiet:
         image = formats.open_image(data, kind)
@@ -64,10 +57,10 @@ def look(data: bytes) -> Look:
     if kind != "JPEG":
         scale = max(1, min(width, height) // (2 * _LEAST_SIDE))
         grey = grey.reduce(scale)
-    return Look(hash=hash_of(cells_of(grey, width, height, scale)), width=width, height=height)
+    return _hash_of(_cells_of(grey, width, height, scale)), width, height
 
 
-def cells_of(grey: Image.Image, width: int, height: int, scale: int) -> Cells:
+def _cells_of(grey: Image.Image, width: int, height: int, scale: int) -> Cells:
     """Return the mean grey of each cell of a picture, in sixteenths of a level.
 
     `width` and `height` are those of the picture. A pixel of `grey` stands for `scale` pixels of it
@@ -91,11 +84,11 @@ def _shares(length: int, scale: int) -> NDArray[numpy.float64]:
     cells = numpy.arange(_CELLS + 1)[:, None] * length
     ends = numpy.minimum(pixels[1:], cells[1:])
     shares = numpy.maximum(ends - numpy.maximum(pixels[:-1], cells[:-1]), 0)
-    found: NDArray[numpy.float64] = shares.astype(numpy.float64)
-    return found
+    as_floats: NDArray[numpy.float64] = shares.astype(numpy.float64)
+    return as_floats
 
 
-def hash_of(cells: Cells) -> int:
+def _hash_of(cells: Cells) -> int:
     mean = int(cells.sum()) // cells.size
     if int(((cells - mean) ** 2).sum()) < cells.size * (_LEAST_DETAIL * _FINE) ** 2:
         return NO_HASH

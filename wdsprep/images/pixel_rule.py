@@ -21,17 +21,8 @@ from wdsprep.images.headers import Header
 from wdsprep.images.options import Limits, Recode
 
 CHANGES = (
-    "format",
-    "animation",
-    "orientation",
-    "depth",
-    "palette",
-    "grey",
-    "cmyk",
-    "icc",
-    "alpha",
-    "resize",
-    "recode",
+    *("format", "animation", "orientation", "depth", "palette", "grey", "cmyk", "icc", "alpha"),
+    *("resize", "recode"),
 )
 
 _HEADERS = {"JPEG": headers.read_jpeg, "PNG": headers.read_png, "WEBP": headers.read_webp}
@@ -93,7 +84,8 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
         headers.check_png(data)
     if recode or not _can_stay(header, limits):
         with formats.quiet:
-            image = formats.load(_open_checked(data, header), kind)
+            opened = formats.open_image(data, kind, (header.width, header.height))
+            image = formats.load(opened, kind)
             return _convert(image, header, limits, recode)
     if full:
         _check_pixels(data, header)
@@ -129,16 +121,6 @@ def _check_limits(width: int, height: int, limits: Limits) -> None:
         raise RejectedError(Code.ASPECT_RATIO, f"{width} x {height}")
 
 
-def _check_alpha(alpha: Image.Image, limits: Limits) -> None:
-    """Raise RejectedError if too large a part of an image is transparent.
-
-    A pixel that is half transparent counts as half a pixel.
-    """
-    share = 1 - ImageStat.Stat(alpha).mean[0] / 255
-    if share > limits.max_alpha:
-        raise RejectedError(Code.TRANSPARENT, f"{share:.0%} of it")
-
-
 def _check_pixels(data: bytes, header: Header) -> None:
     """Decode an image, and raise RejectedError if it is damaged.
 
@@ -149,17 +131,10 @@ def _check_pixels(data: bytes, header: Header) -> None:
     there, and Pillow does not pass that on.
     """
     with formats.quiet:
-        image = _open_checked(data, header)
+        image = formats.open_image(data, header.format, (header.width, header.height))
         if header.format == "JPEG":
             image.draft("L", (max(1, header.width // 8), max(1, header.height // 8)))
         formats.load(image, header.format)
-
-
-def _open_checked(data: bytes, header: Header) -> ImageFile:
-    image = formats.open_image(data, header.format)
-    if image.size != (header.width, header.height):  # or the limits were checked in vain
-        raise RejectedError(Code.CORRUPT, "two sizes in one file")
-    return image
 
 
 def _convert_other(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
@@ -193,6 +168,7 @@ def _other_header(image: ImageFile, kind: str) -> Header:
     if image.mode in ("F", "LAB") or (image.mode == "I" and kind != "PPM"):
         raise RejectedError(Code.UNSUPPORTED, f"{kind}: pixels of kind {image.mode}")
     needs, depth, turned = ["format"], 8, 1
+    profile = image.info.get("icc_profile")
     lossy = kind in ("AVIF", "HEIF", "JPEG2000")
     try:
         if getattr(image, "is_animated", False):
@@ -212,15 +188,10 @@ def _other_header(image: ImageFile, kind: str) -> Header:
         height=image.height,
         depth=depth,
         orientation=turned,
-        profile=_profile(image),
+        profile=profile if isinstance(profile, bytes) else None,
         lossy=lossy,
         needs=(*needs, "depth") if depth > 8 else tuple(needs),
     )
-
-
-def _profile(image: Image.Image) -> bytes | None:
-    profile = image.info.get("icc_profile")
-    return profile if isinstance(profile, bytes) else None
 
 
 def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode | None) -> Picture:
@@ -232,15 +203,16 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
         image = _grey_of_mask(image, alpha, done)
         done |= set() if header.format == "PNG" else {"format"}
     elif alpha is not None:
-        _check_alpha(alpha, limits)
-        image = colour.onto_white(image, alpha)
+        share = 1 - ImageStat.Stat(alpha).mean[0] / 255  # half transparent is half a pixel
+        if share > limits.max_alpha:
+            raise RejectedError(Code.TRANSPARENT, f"{share:.0%} of it")
+        image = Image.composite(image, Image.new(image.mode, image.size, "white"), alpha)
     original_width, original_height = image.size
     if recode:
         done.add("recode")
         shrunk = _shrink(image, recode.max_side, limits.min_side)
-        if shrunk is not image:
-            done.add("resize")
-            image = shrunk
+        done |= set() if shrunk is image else {"resize"}
+        image = shrunk
     extension, data = _encode(image, header.lossy, recode)
     return Picture(
         data=data,

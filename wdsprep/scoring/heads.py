@@ -55,9 +55,8 @@ class LinearHead:
     """A head that computes numbers from embeddings, in fp32."""
 
     def __init__(self, head: Head, device: "torch.device | str" = "cpu") -> None:
-        self.column = head.column
         try:
-            tensors, self._activation = _opened(head)
+            tensors, self._activation = _read_tensors(head)
             layers = _layers(head.place, tensors)
         except UsageError:
             raise
@@ -66,28 +65,24 @@ class LinearHead:
                 f"--head {head.place} is not a safetensors file of floats ({cause_of(error)})"
             ) from error
         self._layers = [(weight.to(device), bias.to(device)) for weight, bias in layers]
-        outputs = len(self._layers[-1][0])
-        if outputs != 1:
+        self.width = self._layers[0][0].shape[1]
+        """The width of the embeddings that the head takes."""
+        if (outputs := len(self._layers[-1][0])) != 1:
             raise UsageError(f"--head {head.place} has {outputs} outputs: give a head with one")
-
-    @property
-    def width(self) -> int:
-        """Return the width of the embeddings that the head takes."""
-        return int(self._layers[0][0].shape[1])
 
     def scores(self, embeddings: "Tensor") -> "Tensor":
         """Return a number for each embedding."""
         from torch.nn import functional
 
-        found = embeddings.float()
+        values = embeddings.float()
         for number, (weight, bias) in enumerate(self._layers):
             if number and self._activation:
-                found = getattr(functional, self._activation)(found)
-            found = functional.linear(found, weight, bias)
-        return found[:, 0]
+                values = getattr(functional, self._activation)(values)
+            values = functional.linear(values, weight, bias)
+        return values[:, 0]
 
 
-def _opened(head: Head) -> "tuple[Mapping[str, Tensor], str]":
+def _read_tensors(head: Head) -> "tuple[Mapping[str, Tensor], str]":
     """Return the tensors in the file of a head, and the activation that its metadata names, or "".
 
     Raise UsageError if the activation is unknown, and any other error if the file is damaged.
@@ -117,31 +112,22 @@ def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, 
     """
     import torch
 
-    weights = sorted((name for name in tensors if name.endswith("weight")), key=_numbers)
-    known = {*weights, *(_bias(name) for name in weights)}
-    width = None
-    found = []
-    for name in weights:
-        weight = tensors[name].float()
-        bias = tensors[_bias(name)].float() if _bias(name) in tensors else None
-        fits = weight.ndim == 2 and weight.numel() and width in (None, weight.shape[1])
-        if not fits or (bias is not None and bias.shape != weight.shape[:1]):
+    left, width = {name: tensor.float() for name, tensor in tensors.items()}, 0
+    layers: list[tuple[Tensor, Tensor]] = []
+    names = [name for name in tensors if name.endswith("weight")]
+    for name in sorted(names, key=lambda name: [*map(int, NUMBER.findall(name))]):
+        weight = left.pop(name)
+        bias = left.pop(f"{name.removesuffix('weight')}bias", torch.zeros(weight.shape[:1]))
+        fits = weight.ndim == 2 and weight.numel() and width in (0, weight.shape[1])
+        if not fits or bias.shape != weight.shape[:1]:
             raise UsageError(
                 f"--head {place} has {name}, which is not a linear layer that fits the one before"
             )
-        if not torch.isfinite(weight).all() or (bias is not None and not bias.isfinite().all()):
+        if not (weight.isfinite().all() and bias.isfinite().all()):
             raise UsageError(f"--head {place} has values in {name} that are not finite")
         width = weight.shape[0]
-        found.append((weight, torch.zeros(width) if bias is None else bias))
-    if not found or not known.issuperset(tensors):
-        strange = sorted({*tensors} - known) or ["nothing"]
-        raise UsageError(f"--head {place} holds {strange[0]}: give a head of linear layers alone")
-    return found
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(map(int, NUMBER.findall(name)))
-
-
-def _bias(weight: str) -> str:
-    return f"{weight.removesuffix('weight')}bias"
+        layers.append((weight, bias))
+    if left or not layers:
+        strange = min(left, default="nothing")
+        raise UsageError(f"--head {place} holds {strange}: give a head of linear layers alone")
+    return layers

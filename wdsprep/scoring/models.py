@@ -6,12 +6,13 @@ code that comes with a model is run. This module does not import torch.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, LATENT_COLUMNS
+from wdsprep.dataset.settings import NUMBER
 from wdsprep.encoding.models.config_files import (
     Config,
     check_part,
@@ -26,6 +27,7 @@ from wdsprep.encoding.models.model_files import (
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
+    check_there,
     fetch_files,
     find_cached,
     find_on_node,
@@ -53,20 +55,8 @@ CLASSIFIER, DUAL, ENCODER = "classifier", "dual encoder", "encoder"
 MOST_LABELS = 64
 """The most labels that a model may have without the user saying which are wanted."""
 RESERVED = frozenset(
-    {
-        "emb",
-        "image",
-        "json",
-        "latent",
-        "made",
-        "emb_mask",
-        "pixels",
-        "pooled",
-        "samples",
-        "shape",
-        "txt",
-    }
-    | {*IMAGE_COLUMNS, *LATENT_COLUMNS}
+    {"emb", "emb_mask", "image", "json", "latent", "made", "pixels", "pooled", "samples", "shape"}
+    | {"txt", *IMAGE_COLUMNS, *LATENT_COLUMNS}
 )
 """Names that the json of images, tables or batches use already."""
 ANOTHER = "which wdsprep never does: choose another --model"
@@ -91,10 +81,9 @@ class ScoreModel(LocalModel):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        own = tuple(self.labels.values())
-        if self.role == DUAL:
-            own = (self.column("similarity"),)
-        return (*own, *(head.column for head in self.heads))
+        is_dual = self.role == DUAL
+        of_outputs = (self.column("similarity"),) if is_dual else self.labels.values()
+        return (*of_outputs, *(head.column for head in self.heads))
 
     @property
     def member(self) -> str:
@@ -112,9 +101,22 @@ def find_score_model(
 
     Files that are missing are downloaded from the hub. Raise UsageError if the model cannot score.
     """
+    place = _find_files(name, told)
+    try:
+        return _read_model(prefix, name, place)
+    except OSError as error:
+        raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
+
+
+def _find_files(name: str, told: Callable[[str], None]) -> ModelFiles:
+    """Return the folder of a model, or its repository on the hub, or the hub's cache if it will do.
+
+    A copy in the cache will do if it has a config, weights and a processor, and is of the commit
+    that is asked for, or if the hub does not give the model.
+    """
     folder = expand_home(name)
     if name not in PRESETS and folder.is_dir():
-        return _load(prefix, name, Folder(folder.absolute(), name))
+        return Folder(folder.absolute(), name)
     place, _, revision = name.partition("@")
     repo = PRESETS.get(place, place)
     if is_local(repo):
@@ -124,34 +126,22 @@ def find_score_model(
             f"OWNER/NAME or OWNER/NAME@REVISION, or {', '.join(PRESETS)}"
         )
     cached = find_cached(name, repo, revision)
-    whole = cached if cached and _is_whole(cached.names()) else None
+    names = cached.names() if cached else frozenset()
+    has_all = {CONFIG, *weight_files(names, "model")} <= names and bool(names & {*PROCESSORS})
+    whole = cached if has_all else None
     if whole and COMMIT.fullmatch(revision):
-        return _load(prefix, name, whole)
+        return whole
     try:
-        files = ask_hub_or_keep(name, repo, revision, told, whole)
+        return ask_hub_or_keep(name, repo, revision, told, whole)
     except UnreachableError as error:
         raise WorkError(
             f"{name} is not on this machine and the hub cannot be reached ({error}): run "
             f"`hf download {repo}` on a machine with a network and copy its cache here, or give a "
             "folder"
         ) from None
-    return _load(prefix, name, files)
 
 
-def _is_whole(names: frozenset[str]) -> bool:
-    """Return whether files of these names are all of a model: config, weights and a processor."""
-    needed = {CONFIG, *weight_files(names, "model")}
-    return needed <= names and bool(names & {*PROCESSORS})
-
-
-def _load(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
-    try:
-        return _read(prefix, name, place)
-    except OSError as error:
-        raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
-
-
-def _read(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
+def _read_model(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
     """Return the model in a folder or a repository.
 
     The configs are checked first, so that the weights of an unsuitable model are not downloaded.
@@ -189,29 +179,22 @@ def _find_weights(what: str, names: frozenset[str]) -> list[str]:
     Raise UsageError if the names of the files show that the model cannot be used: it needs a
     config, an image processor and weights in safetensors, and must not be an adapter.
     """
-    if CONFIG not in names:
-        raise UsageError(
-            f"{what} has no {CONFIG}, so it is not a model of transformers: choose another --model"
-        )
-    if not names & {*PROCESSORS}:
-        raise UsageError(
-            f"{what} has no image processor ({PROCESSORS[0]}), which says how images are prepared: "
-            "copy the file there, or choose another --model"
-        )
-    if ADAPTER in names:
-        raise UsageError(
-            f"{what} has {ADAPTER}, so its weights lie elsewhere: merge them, or choose another "
-            "--model"
-        )
     weights = weight_files(names, "model")
-    if missing := [name for name in weights if name not in names]:
-        if pickled := sorted(n for n in names if n.endswith(PICKLES) and "/" not in n):
-            raise UsageError(
-                f"{what} has only pickled weights ({pickled[0]}), which can run code when they are "
-                "opened: convert it to safetensors, or pass another --model"
-            )
-        raise UsageError(f"{what} lacks {missing[0]}: choose another --model")
-    return weights
+    missing = [name for name in weights if name not in names]
+    pickled = sorted(name for name in names if name.endswith(PICKLES) and "/" not in name)
+    if CONFIG not in names:
+        why = f"has no {CONFIG}, so it is not a model of transformers: choose another --model"
+    elif not names & {*PROCESSORS}:
+        why = (
+            f"has no image processor ({PROCESSORS[0]}), which says how images are prepared: copy "
+            "the file there, or choose another --model"
+        )
+    elif ADAPTER in names:
+        why = f"has {ADAPTER}, so its weights lie elsewhere: merge them, or choose another --model"
+    else:
+        check_there(what, missing[:1], pickled)
+        return weights
+    raise UsageError(f"{what} {why}")
 
 
 def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
@@ -220,9 +203,9 @@ def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
         check_sides(Config.read(folder / PROCESSORS[0]))
     if PROCESSORS[1] in names:
         config = Config.read(folder / PROCESSORS[1])
-        own = config.get("image_processor")
-        if isinstance(own, dict):
-            check_sides(replace(config, values=own))
+        values = config.get("image_processor")
+        if isinstance(values, dict):
+            check_sides(replace(config, values=values))
         elif PROCESSORS[0] not in names:
             raise UsageError(
                 f"{what} has no image processor in {PROCESSORS[1]}: choose another --model"
@@ -251,12 +234,12 @@ def _role_of(what: str, config: Config) -> str:
 
 def _labels_of(what: str, config: Config) -> tuple[dict[int, str], str]:
     """Return the labels of a classifier by number, and the function that makes probabilities."""
-    listed = config.get("id2label", {})
-    count = config.whole("num_labels", len(listed) or 2)
-    if not isinstance(listed, dict) or len(listed) != count:
-        listed = {number: f"LABEL_{number}" for number in range(count)}
+    by_number = config.get("id2label", {})
+    count = config.whole("num_labels", len(by_number) or 2)
+    if not isinstance(by_number, dict) or len(by_number) != count:
+        by_number = {number: f"LABEL_{number}" for number in range(count)}
     try:
-        labels = {int(number): str(label) for number, label in listed.items()}
+        labels = {int(number): str(label) for number, label in by_number.items()}
     except ValueError:
         labels = {}
     if sorted(labels) != list(range(count)):
@@ -320,31 +303,30 @@ def _check_labels(model: ScoreModel) -> None:
         )
 
 
-def check_names(columns: Sequence[str], in_roles: Collection[str]) -> None:
-    """Raise UsageError if a column has a name that samples or batches use already.
+def score_columns(
+    models: Sequence[ScoreModel], of_captions: Mapping[str, str], in_roles: Collection[str]
+) -> dict[str, str]:
+    """Return the type of each column of models and of captions.
 
-    `in_roles` are the names of columns of images in roles.
-    """
-    reserved = RESERVED.union(in_roles)
-    if taken := [name for name in columns if name.lower() in reserved]:
-        raise UsageError(
-            f"a column cannot be named {taken[0]}, as samples use that name already: give --label "
-            "LABEL=COLUMN, or --model NAME=MODEL"
-        )
-
-
-def check_columns(columns: Iterable[str]) -> None:
-    """Raise UsageError if two models give a column or an array of the same name.
-
+    Raise UsageError if two models give a column or an array of the same name, or if a column has a
+    name that samples or batches use already: `in_roles` are those of columns of images in roles.
     SQL takes names that differ in capital letters alone as the same.
     """
-    names = [*columns]
+    columns = [name for model in models for name in model.columns]
+    names = [*columns, *of_captions, *(model.member for model in models if model.embedding)]
     seen = Counter(map(str.lower, names))
     if twice := [name for name in names if seen[name.lower()] > 1]:
         raise UsageError(
             f"two models give the column {brief(twice[0])}: give --model another NAME=, or "
             "--label LABEL=COLUMN"
         )
+    reserved = RESERVED.union(in_roles)
+    if taken := [name for name in columns if name.lower() in reserved]:
+        raise UsageError(
+            f"a column cannot be named {taken[0]}, as samples use that name already: give --label "
+            "LABEL=COLUMN, or --model NAME=MODEL"
+        )
+    return {**dict.fromkeys(columns, NUMBER), **of_captions}
 
 
 def check_here(model: ScoreModel) -> ScoreModel:
@@ -353,8 +335,8 @@ def check_here(model: ScoreModel) -> ScoreModel:
     A model of the hub is looked up in the cache of the node, and downloaded if it is missing. Raise
     WorkError if the node has no such model, or one with other weights.
     """
-    place = model.name.partition("@")[0]
-    folder = find_on_node(model, PRESETS.get(place, place))
+    repo = model.name.partition("@")[0]
+    folder = find_on_node(model, PRESETS.get(repo, repo))
     check_digest(model, folder)
     return replace(model, folder=str(folder))
 

@@ -30,7 +30,7 @@ from wdsprep.encoding.models.encoder import fits, whole_fp32
 from wdsprep.encoding.models.load_networks import (
     explain_load_errors,
     load_tokenizer,
-    load_weights,
+    load_tower,
     silence_libraries,
 )
 from wdsprep.errors import UsageError
@@ -50,24 +50,12 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 Prepared = Mapping[str, Tensor]
-
-
 """An image as a processor gives it, without the dimension of a batch."""
-
-
 BACKENDS = {"auto": None, "fast": "torchvision", "slow": "pil"}
-
-
 PROBES = ((96, 64), (372, 588), (130, 60))
-
-
 """The heights and widths of the images on which models are tried: smaller and larger than the
 input of most networks."""
-
-
 METHOD_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError)
-
-
 """The errors of a processor that does not take pixels in one of these forms."""
 
 
@@ -99,7 +87,12 @@ def make_probes() -> list[DecodedImage]:
 
 
 class ImageProcessor:
-    """The image processor of a model. Two models whose processors are equal share one."""
+    """The image processor of a model. Two models whose processors are equal share one.
+
+    `scale` scales an image, or prepares it as a whole: several threads may call it at once.
+    `finish` takes what it has returned of images, does all that is left to do for them together,
+    and returns the inputs of the network. Which methods these are is tried when it is loaded.
+    """
 
     def __init__(self, model: ScoreModel) -> None:
         from transformers import AutoImageProcessor
@@ -114,8 +107,8 @@ class ImageProcessor:
                 trust_remote_code=False,
             )
         self.is_fast = "TorchvisionBackend" in {base.__name__ for base in type(self._own).__mro__}
-        self._scale: Callable[[DecodedImage], Any] = self._prepare_image
-        self._finish: Callable[[Sequence[Any]], list[Prepared]] = list
+        self.scale: Callable[[DecodedImage], Any] = self._prepare_image
+        self.finish: Callable[[Sequence[Any]], list[Prepared]] = list
         if model.processor != "auto" and self.is_fast != (model.processor == "fast"):
             raise UsageError(
                 f"{model.name} has no {model.processor} image processor: leave --processor out"
@@ -131,20 +124,6 @@ class ImageProcessor:
     def __str__(self) -> str:
         """Return its name and kind, as settings have them."""
         return f"{type(self._own).__name__} ({'fast' if self.is_fast else 'slow'})"
-
-    def scale(self, image: DecodedImage) -> Any:
-        """Scale an image, or prepare it as a whole, and return what `finish` takes.
-
-        `choose_method` decides which of the two is done. Several threads may call this at once.
-        """
-        return self._scale(image)
-
-    def finish(self, scaled: Sequence[Any]) -> list[Prepared]:
-        """Return the inputs of the network for what `scale` has returned of images.
-
-        Whatever is left to do is done here, for all images at once.
-        """
-        return self._finish(scaled) if scaled else []
 
     def prepare(self, images: Iterable[DecodedImage]) -> list[Prepared]:
         """Return the inputs of the network for images."""
@@ -168,20 +147,20 @@ class ImageProcessor:
         )
         for scale, finish in methods:
             try:
-                found = finish([scale(image) for image in images])
+                inputs = finish([scale(image) for image in images])
             except METHOD_ERRORS:
                 continue
-            if all(map(_are_equal, wanted, found)):
-                self._scale, self._finish = scale, finish
+            if all(map(_are_equal, wanted, inputs)):
+                self.scale, self.finish = scale, finish
                 return
 
     def _scale_channels(self, image: DecodedImage) -> Tensor:
         own = self._own
-        decided = f"{type(own).resize} {own.size} {own.resample}"
-        if decided not in image.scaled:
+        scaling = f"{type(own).resize} {own.size} {own.resample}"
+        if scaling not in image.scaled:
             scaled = own.resize(image.pixels, size=own.size, resample=own.resample)
-            image.scaled[decided] = copy_planes(scaled)
-        return image.scaled[decided]
+            image.scaled[scaling] = copy_planes(scaled)
+        return image.scaled[scaling]
 
     def _finish_planes(self, planes: Sequence[Tensor]) -> list[Prepared]:
         return self._call(list(planes), input_data_format="channels_first", do_resize=False)
@@ -193,8 +172,10 @@ class ImageProcessor:
         return self._call([image.image])[0]
 
     def _call(self, images: list[Any], **more: Any) -> list[Prepared]:
-        made = self._own(images=images, return_tensors="pt", **more)
-        named = {name: value for name, value in made.items() if isinstance(value, Tensor)}
+        if not images:
+            return []
+        outputs = self._own(images=images, return_tensors="pt", **more)
+        named = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
         return [
             {name: value[number] for name, value in named.items()} for number in range(len(images))
         ]
@@ -217,21 +198,15 @@ class ScoringNetwork:
         self._tokenizer: Any = None
         self.token_names: tuple[str, ...] = ()
         if model.role == DUAL:
-            with explain_load_errors(Path(model.folder), "a tokenizer"):
-                self._tokenizer = self._load_tokenizer()
-                self.token_names = tuple(self.tokens([""]))
+            self._load_tokenizer()
 
     def _load(self, dtype: str) -> Any:
         import transformers
 
-        is_classifier = self.model.role == CLASSIFIER
-        kind = (
-            transformers.AutoModelForImageClassification
-            if is_classifier
-            else transformers.AutoModel
-        )
-        options = {"dtype": torch.float32, "trust_remote_code": False}
-        network = load_weights(kind, self.model, "", options)
+        kind: Any = transformers.AutoModel
+        if self.model.role == CLASSIFIER:
+            kind = transformers.AutoModelForImageClassification
+        network = load_tower(kind, self.model, "", torch.float32)
         if wrong := next((n for n, p in network.named_parameters() if not p.isfinite().all()), ""):
             raise UsageError(
                 f"{self.model.name} cannot be used, as its weights are not finite, such as those "
@@ -239,39 +214,32 @@ class ScoringNetwork:
             )
         return network.to(self._device, DTYPES[dtype]).eval().requires_grad_(False)
 
-    def _load_tokenizer(self) -> Any:
+    def _load_tokenizer(self) -> None:
         from transformers import AutoTokenizer
 
-        made = load_tokenizer(self.model, AutoTokenizer, "")
-        text = self._networks.get().config.get_text_config()
-        most = getattr(text, "max_position_embeddings", None) or made.model_max_length
-        self._length = int(min(made.model_max_length, most, LONGEST))
-        return made
+        with explain_load_errors(Path(self.model.folder), "a tokenizer"):
+            self._tokenizer = load_tokenizer(self.model, AutoTokenizer, "")
+            usual = self._tokenizer.model_max_length
+            text = self._networks.get().config.get_text_config()
+            most = getattr(text, "max_position_embeddings", None) or usual
+            self._length = int(min(usual, most, LONGEST))
+            self.token_names = tuple(self.tokens([""]))
 
     def tokens(self, captions: Sequence[str]) -> dict[str, Tensor]:
         """Return what the network reads of captions; nothing if it reads none."""
         if self._tokenizer is None:
             return {}
-        made = self._tokenizer(
-            list(captions),
-            padding="max_length",
-            truncation=True,
-            max_length=self._length,
-            return_tensors="pt",
-        )
-        return dict(made)
+        how = {"padding": "max_length", "truncation": True, "max_length": self._length}
+        return dict(self._tokenizer(list(captions), return_tensors="pt", **how))
 
     def run(
         self, inputs: Mapping[str, Tensor], *, exact: bool
     ) -> tuple[list[Tensor], Tensor | None]:
         """Return the columns of a batch in fp32, and the embeddings unless it is a classifier."""
         network = self._networks.get(exact=exact)
-        output = network(
-            **{
-                name: each.to(network.dtype) if each.is_floating_point() else each
-                for name, each in inputs.items()
-            }
-        )
+        floats = {n: tensor for n, tensor in inputs.items() if tensor.is_floating_point()}
+        converted = {name: tensor.to(network.dtype) for name, tensor in floats.items()}
+        output = network(**{**inputs, **converted})
         if self.model.role == CLASSIFIER:
             made = ACTIVATIONS[self.model.activation](output.logits.float())
             return [made[:, number] for number in self.model.labels], None
@@ -281,18 +249,13 @@ class ScoringNetwork:
             texts = functional.normalize(output.text_embeds.float(), dim=-1)
             columns.append((embeddings * texts).sum(-1))
         else:
-            embeddings = self._pooled(output)
+            if (pooled := getattr(output, "pooler_output", None)) is None:
+                raise UsageError(
+                    f"{self.model.name} gives no pooled output, so there is no embedding of an "
+                    "image: choose another --model"
+                )
+            embeddings = pooled.flatten(1).float()
         return [*columns, *(head.scores(embeddings) for head in self._heads)], embeddings
-
-    def _pooled(self, output: Any) -> Tensor:
-        pooled = getattr(output, "pooler_output", None)
-        if pooled is None:
-            raise UsageError(
-                f"{self.model.name} gives no pooled output, so there is no embedding of an image: "
-                "choose another --model"
-            )
-        made: Tensor = pooled.flatten(1).float()
-        return made
 
 
 class ScoreEncoder:
@@ -311,17 +274,16 @@ class ScoreEncoder:
         shared: dict[str, ImageProcessor] = {}
         self.networks: list[ScoringNetwork] = []
         for model in models:
-            own = ImageProcessor(model)
-            processor = shared.setdefault(own.identity, own)
+            processor = ImageProcessor(model)
+            processor = shared.setdefault(processor.identity, processor)
             self.networks.append(ScoringNetwork(model, self.device, dtype, processor))
         self.processors = tuple(shared.values())
         self.blank = [processor.blank for processor in self.processors]
-        sides = [own.shape[-1] for prepared in self.blank for own in prepared.values()]
+        sides = [tensor.shape[-1] for prepared in self.blank for tensor in prepared.values()]
         self.resolution = max(sides, default=1)
-        self.fields: tuple[Field, ...] = ()
-        if models:
-            columns = sum(len(model.columns) for model in models)
-            self.fields = (Field(name=NUMBERS, dtype="<f4", shape=(columns,)),)
+        columns = sum(len(model.columns) for model in models)
+        numbers = Field(name=NUMBERS, dtype="<f4", shape=(columns,))
+        self.fields: tuple[Field, ...] = (numbers,) if models else ()
 
     def inputs_of(
         self, images: Sequence[Sequence[Prepared]], captions: Sequence[str]
@@ -347,9 +309,9 @@ class ScoreEncoder:
         is_whole = exact or self._is_fp32
         with whole_fp32() if is_whole else contextlib.nullcontext(), torch.inference_mode():
             for network in self.networks:
-                own = images[self.processors.index(network.processor)]
+                prepared = images[self.processors.index(network.processor)]
                 tokens = {name: next(left) for name in network.token_names}
-                columns, embeddings = network.run({**own, **tokens}, exact=exact)
+                columns, embeddings = network.run({**prepared, **tokens}, exact=exact)
                 numbers += columns
                 if network.model.embedding and embeddings is not None:
                     dtype = DTYPES[network.model.embedding]
@@ -369,18 +331,16 @@ class ScoreEncoder:
         (network,) = self.networks
         name = network.model.name
         with explain_load_errors(Path(network.model.folder), network.kind):
-            one, two, three = network.processor.prepare(images)
-            shapes = [{part: own.shape for part, own in each.items()} for each in (one, two, three)]
+            one, two, three = prepared = network.processor.prepare(images)
+            shapes = [{part: row.shape for part, row in image.items()} for image in prepared]
             if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
                 raise UsageError(
                     f"the processor of {name} makes images of different sizes, which do not fit "
                     "into one batch: choose another --model"
                 )
-            batches = ([one, two], ["a", "a"]), ([three, two], ["b c d", "a"])
-            first, other = (
-                self.encode_images(*map(_stack, self.inputs_of([[own] for own in pair], captions)))
-                for pair, captions in batches
-            )
+            batches = ([[one], [two]], ["a", "a"]), ([[three], [two]], ["b c d", "a"])
+            inputs = ([torch.stack([*rows]) for rows in self.inputs_of(*own)] for own in batches)
+            first, other = (self.encode_images(*stacked) for stacked in inputs)
         if not (first.ok[1] and other.ok[1]):
             raise UsageError(f"{name} gives values that are not finite: try --dtype fp32")
         for part, made in first.arrays.items():
@@ -406,16 +366,11 @@ class ScoreEncoder:
         raise ValueError("nothing is made of captions alone here")
 
 
-def _stack(rows: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(rows))
-
-
 def check_heads(model: ScoreModel, width: int) -> None:
     """Raise UsageError if a head of a model is for embeddings of another width."""
     for head in model.heads:
-        own = LinearHead(head).width
-        if own != width:
+        if (taken := LinearHead(head).width) != width:
             raise UsageError(
-                f"--head {head.place} is for embeddings of {plural(own, 'number')}, and those of "
+                f"--head {head.place} is for embeddings of {plural(taken, 'number')}, and those of "
                 f"{model.name} have {width}: choose the --model that it was made for"
             )

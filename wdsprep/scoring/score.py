@@ -8,7 +8,7 @@ a `ScoreWork`, and load what they need when they open it.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.sample_table import role_columns
-from wdsprep.dataset.settings import NUMBER, SCORES, TEXT, Settings, columns_of
+from wdsprep.dataset.settings import SCORES, TEXT, Settings, columns_of
 from wdsprep.dataset.shard_reader import ScoreReader
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.image_shards import (
@@ -52,10 +52,9 @@ from wdsprep.scoring.languages import COLUMNS, language_library
 from wdsprep.scoring.models import (
     CLASSIFIER,
     ScoreModel,
-    check_columns,
     check_here,
-    check_names,
     find_score_model,
+    score_columns,
     settings_of,
     with_labels,
 )
@@ -198,11 +197,15 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     images, out = absolute(options.images), absolute(options.out)
     source = find_image_shards(images, options.resolution)
     check_apart(source.url if is_glob(images) else images, out)
-    by = settle_runner(options.part(EncodeWorkerOptions), listener.on_message, doing="scoring")
+    told = listener.on_message
+    by = settle_runner(options.part(EncodeWorkerOptions), told, doing="scoring")
     library = language_library() if options.language else ""
     check_has_image(images, source.roles, options.role)
-    models = [_in_role(model, options.role) for model in _models(options, listener.on_message)]
-    columns = _columns(models, has_captions=options.language, roles=source.roles)
+    models = [find_score_model(prefix, place, told) for prefix, place in options.model]
+    models = _with_heads(with_labels(models, options.label), options.head)
+    models = [_settle_model(model, options) for model in models]
+    of_captions = COLUMNS if options.language else {}
+    columns = score_columns(models, of_captions, role_columns(source.roles))
     worker_plan = plan_for_machines(by)
     usual = "fp32" if worker_plan.device == "cpu" else "fp16"
     dtype = usual if options.dtype == "auto" else options.dtype
@@ -249,25 +252,17 @@ def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
     )
 
 
-def _models(options: ScoreOptions, told: Callable[[str], None]) -> list[ScoreModel]:
-    """Return all models that the options name, with their columns and heads."""
-    models = [find_score_model(prefix, place, told) for prefix, place in options.model]
-    models = with_labels(models, options.label)
-    models = [replace(model, processor=options.processor) for model in models]
-    return [_kept(model, options.embedding) for model in _with_heads(models, options.head)]
-
-
 def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> list[ScoreModel]:
     """Read the heads, and return the models with each head on the model that it is for.
 
     That is the model that the head names, or the only one with embeddings. Raise UsageError if no
     model fits, or if several do.
     """
-    found = list(models)
+    with_heads = list(models)
     for column, prefix, place in wanted:
         able = [
             number
-            for number, model in enumerate(found)
+            for number, model in enumerate(models)
             if model.role != CLASSIFIER and prefix in ("", model.prefix)
         ]
         if len(able) != 1:
@@ -276,32 +271,28 @@ def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> l
             raise UsageError(
                 f"--head {column}={place} needs an embedding, and {what} an embedding: {which}"
             )
-        model = found[able[0]]
-        found[able[0]] = replace(model, heads=(*model.heads, read_head(column, place)))
-    return found
+        model = with_heads[able[0]]
+        with_heads[able[0]] = replace(model, heads=(*model.heads, read_head(column, place)))
+    return with_heads
 
 
-def _kept(model: ScoreModel, wanted: str) -> ScoreModel:
-    """Return the model with the dtype in which its embeddings are kept, or "" if they are not.
+def _settle_model(model: ScoreModel, options: ScoreOptions) -> ScoreModel:
+    """Return the model with its processor, and the dtype in which its embeddings are kept, or "".
 
-    `wanted` is the value of --embedding. Raise UsageError if nothing of the model would be kept.
+    If an image in a role is scored, the names of columns begin with its name. Raise UsageError if
+    nothing of the model would be kept.
     """
-    if model.role == CLASSIFIER or wanted == "none":
+    kept, role = options.embedding, options.role
+    if model.role == CLASSIFIER or kept == "none":
         kept = ""
-    elif wanted == "auto":
+    elif kept == "auto":
         kept = "" if model.columns else "fp32"
-    else:
-        kept = wanted
     if not (kept or model.columns):
         raise UsageError(
             f"nothing would be kept of {model.name}, which gives only an embedding: give "
             "--embedding fp16, or a --head"
         )
-    return replace(model, embedding=kept)
-
-
-def _in_role(model: ScoreModel, role: str) -> ScoreModel:
-    """Return the model with the name of an image in a role before those of its columns, if any."""
+    model = replace(model, processor=options.processor, embedding=kept)
     if not role:
         return model
     return replace(
@@ -310,20 +301,6 @@ def _in_role(model: ScoreModel, role: str) -> ScoreModel:
         labels={number: f"{role}_{column}" for number, column in model.labels.items()},
         heads=tuple(replace(head, column=f"{role}_{head.column}") for head in model.heads),
     )
-
-
-def _columns(
-    models: Sequence[ScoreModel], *, has_captions: bool, roles: Sequence[str]
-) -> dict[str, str]:
-    """Return the type of each column, or raise UsageError if a name is taken or occurs twice.
-
-    `roles` are those of the images, whose tables have columns for them.
-    """
-    names = [name for model in models for name in model.columns]
-    own = COLUMNS if has_captions else {}
-    check_columns([*names, *own, *(model.member for model in models if model.embedding)])
-    check_names(names, role_columns(roles))
-    return {**dict.fromkeys(names, NUMBER), **own}
 
 
 def _try(models: Sequence[ScoreModel]) -> tuple[list[tuple[ScoreModel, str]], list[Field]]:

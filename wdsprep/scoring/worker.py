@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from wdsprep.dataset.npy_arrays import NUMBERS
 from wdsprep.dataset.receipts import Receipt
@@ -29,10 +28,10 @@ from wdsprep.encoding.models.device import DeviceBatch, ImageBatch
 from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample, Row
 from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.encoding.worker_plan import EncodeTarget
-from wdsprep.images.crop import NO_PIXELS, Crop, decode_image
+from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, decode_image
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.run import RunProgress
-from wdsprep.scoring.languages import caption_columns, count_captions, plain_caption
+from wdsprep.scoring.languages import caption_columns, plain_caption
 from wdsprep.scoring.networks import DecodedImage, Prepared, ScoreEncoder
 from wdsprep.sources.base import Columns
 
@@ -148,7 +147,8 @@ class ScoreEngine(Engine):
         for sample in samples:
             try:
                 image = DecodedImage(decode_image(sample.sample.image, max_area=self.max_area))
-                scaled[sample] = image, [each.scale(image) for each in self._encoder.processors]
+                parts = [processor.scale(image) for processor in self._encoder.processors]
+                scaled[sample] = image, parts
             except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
                 sample.crops[0] = as_rejected(error, Code.UNREADABLE)
             sample.drop_image()
@@ -157,12 +157,12 @@ class ScoreEngine(Engine):
             for number, processor in enumerate(self._encoder.processors)
         ]
         for row, (sample, (image, _)) in enumerate(scaled.items()):
-            sample.crops[0] = self._check(image, [each[row] for each in prepared])
+            sample.crops[0] = self._check_sizes(image, [images[row] for images in prepared])
 
-    def _check(self, image: DecodedImage, inputs: Sequence[Prepared]) -> Crop | RejectedError:
+    def _check_sizes(self, image: DecodedImage, inputs: Sequence[Prepared]) -> CropResult:
         """Return an image with what processors made of it, or why it fits into no batch."""
-        for made, blank in zip(inputs, self._encoder.blank, strict=True):
-            if any(made[name].shape != blank[name].shape for name in blank):
+        for tensors, blank in zip(inputs, self._encoder.blank, strict=True):
+            if any(tensors[name].shape != blank[name].shape for name in blank):
                 return RejectedError(Code.UNREADABLE, "its processor makes another size of it")
         width, height = image.image.size
         return PreparedImage(
@@ -182,7 +182,8 @@ class ScoreShard(LatentShard):
 
     @property
     def progress(self) -> RunProgress:
-        codes = Counter(own.code.value for own in self._entries if isinstance(own, Reject))
+        rejects = (entry for entry in self._entries if isinstance(entry, Reject))
+        codes = Counter(reject.code.value for reject in rejects)
         return self.progress_with(len(self._entries) - codes.total(), 0, codes)
 
     def refuse(self, reject: Reject) -> None:
@@ -192,30 +193,27 @@ class ScoreShard(LatentShard):
         self._entries.append(scored)
 
     def finish(self, files: Files) -> Receipt:
-        columns, counts = columns_of(self.settings), Counter[str]()
-        if has_captions := bool(self.settings[SCORES]["language"]):
-            entries = (entry for entry in self._entries if not isinstance(entry, Reject))
-            counts = count_captions(entry.sample.caption for entry in entries)
+        columns, has_captions = columns_of(self.settings), self.settings[SCORES]["language"]
+        scored = [entry.sample for entry in self._entries if not isinstance(entry, Reject)]
+        counts = Counter(plain_caption(sample.caption) for sample in scored)
         for entry in self._entries:
             if isinstance(entry, Reject):
                 super().refuse(entry)
                 continue
-            numbers = map(short_number, entry.arrays.get(NUMBERS, ()))
+            sample, arrays = entry.sample, entry.arrays
+            # The shortest number that rounds to a value in fp32: 0.1, not 0.10000000149.
+            numbers = (float(str(value.numpy())) for value in arrays.get(NUMBERS, ()))
             facts: dict[str, Any] = dict(zip(columns, numbers, strict=False))  # captions' come last
             if has_captions:
-                facts |= caption_columns(entry.sample.caption)
-                facts["caption_repeats"] = counts[plain_caption(entry.sample.caption)]
+                facts |= caption_columns(sample.caption)
+                facts["caption_repeats"] = counts[plain_caption(sample.caption)]
+            facts |= {"key": entry.key, "source": sample.facts.get("source", sample.source)}
+            members = [(field.name, npy_of(field, arrays[field.name])) for field in self.fields]
             try:
-                self._write(entry, facts)
+                self.add_members(entry.key, members, facts)
             except RejectedError as refused:
-                super().refuse(refused.to_reject(entry.key, entry.sample.source))
+                super().refuse(refused.to_reject(entry.key, sample.source))
         return super().finish(files)
-
-    def _write(self, scored: EncodedSample, facts: dict[str, Any]) -> None:
-        source = scored.sample.facts.get("source", scored.sample.source)
-        facts |= {"key": scored.key, "source": source}
-        members = [(field.name, npy_of(field, scored.arrays[field.name])) for field in self.fields]
-        self.add_members(scored.key, members, facts)
 
 
 class ScoreWorker(EncodeWorker):
@@ -231,8 +229,3 @@ class ScoreWorker(EncodeWorker):
 
     def _part_of(self, _target: EncodeTarget) -> Part:
         return Part.of(self._encoder.fields) & Part.IMAGE  # captions are not encoded by themselves
-
-
-def short_number(value: Tensor) -> float:
-    """Return a value in fp32 as the shortest number that rounds to it: 0.1, not 0.10000000149."""
-    return float(str(value.numpy()))

@@ -26,6 +26,7 @@ from wdsprep.encoding.models.model_files import (
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
+    check_there,
     fetch_files,
     find_cached,
     find_on_node,
@@ -40,7 +41,7 @@ from wdsprep.encoding.models.pipeline_parts import (
     variant_of,
 )
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.models.vae_rules import NO_VAE, add_batch_norm, multiple_of, vae_rule
+from wdsprep.encoding.models.vae_rules import NO_VAE, VaeRule, add_batch_norm, multiple_of, vae_rule
 from wdsprep.encoding.models.weights import LocalModel, check_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.store import did_you_mean_place
@@ -61,32 +62,14 @@ ADAPTER = "adapter_config.json"
 """A file that names a base model, which transformers would load instead of the weights here."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Model(LocalModel):
-    """A model on this machine: its VAE, its text encoders, and what their configs say.
-
-    A latent is stored as (patchify(z) - shift) * scale, where z is what the VAE gives: one number
-    for all channels, or one for each stored channel.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Model(LocalModel, VaeRule):
+    """A model on this machine: its VAE with its rule, its text encoders, and its configs' facts."""
 
     vae: str
     """empty where `folder` is itself the VAE's"""
-    vae_kind: str
-    """the class; empty if no VAE is wanted, so that the fields after this have no meaning"""
-    channels: int
-    """the channels of a latent as it is stored"""
-    factor: int
-    """how many pixels of a side become one of a stored latent's"""
     multiple: int
     """what the sides of an image have to be a multiple of"""
-    scale: float | tuple[float, ...]
-    shift: float | tuple[float, ...]
-    patch: int
-    """the side of the squares of z that become channels of one place; 1 leaves z as it is"""
-    is_sampled: bool
-    """whether the VAE gives a distribution, and not the latent itself"""
-    fits_fp16: bool
-    """whether the VAE is an AutoencoderKL whose config does not warn that fp16 overflows"""
     note: str
     """what a user should know of it, or nothing"""
     clip_length: int = 0
@@ -140,7 +123,7 @@ def _find_files(
     if name not in PRESETS and folder.is_dir():
         return Folder(folder.absolute(), name)
     model, _, revision = name.partition("@")
-    repo = _repo_of(model)
+    repo = PRESETS[model].repo if model in PRESETS else model
     meant = "" if model in PRESETS else did_you_mean(model, PRESETS) or did_you_mean_place(name)
     if is_local(repo):
         raise UsageError(
@@ -169,10 +152,6 @@ def _find_files(
         raise UsageError(f"{error}{meant}") from None
 
 
-def _repo_of(name: str) -> str:
-    return PRESETS[name].repo if name in PRESETS else name
-
-
 def _explain_unreachable(reason: Exception, repo: str, text: str, *, has_vae: bool) -> str:
     names = [INDEX, "vae/*.json"]
     names += [f"vae/{VAE_WEIGHTS}.safetensors"] * has_vae
@@ -195,21 +174,14 @@ def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Mo
     parts = parts_of(place, text, has_vae=has_vae)
     if text != "none" and not parts.vae:
         raise UsageError(f"{what} is a VAE alone: add --text none, or pass a whole pipeline")
-    if parts.pickled:
-        raise UsageError(
-            f"{what} has only pickled weights ({parts.pickled[0]}), which can run code when they "
-            "are opened: convert it to safetensors, or pass another --model"
-        )
-    if parts.missing:
-        raise UsageError(f"{what} lacks {', '.join(parts.missing)}: choose another --model")
+    check_there(what, parts.missing, parts.pickled)
     jsons = {file for file in parts.files if file.endswith(".json")}
     of_vae = f"{parts.vae}/config.json" if parts.vae else "config.json"
     configs = place.fetch(sorted(jsons))
     _check_configs(place, configs, parts, jsons)
     config = Config.read(configs / of_vae) if of_vae in jsons else Config(configs)
-    rule = NO_VAE
-    if has_vae:
-        rule = vae_rule(what, config, parts.kind, has_unet="unet" in parts.index)
+    has_unet = "unet" in parts.index
+    rule = vae_rule(what, config, parts.kind, has_unet=has_unet) if has_vae else NO_VAE
     is_clip = text != "none" and parts.pipeline is None
     length, width = _read_clip(what, configs, text) if is_clip else (0, 0)
     facts = fetch_files(place, parts.files)
@@ -297,7 +269,8 @@ def check_weights(model: Model) -> Model:
     A model of the hub is looked up in the cache of the node, and downloaded if it is missing. Raise
     WorkError if the node has no such model, or one with other weights.
     """
-    repo = _repo_of(model.name.partition("@")[0])
+    repo = model.name.partition("@")[0]
+    repo = PRESETS[repo].repo if repo in PRESETS else repo
     folder = TINY if model.name == "tiny" else find_on_node(model, repo)
     check_digest(model, folder)
     return replace(model, folder=str(folder))

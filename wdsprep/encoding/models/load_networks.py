@@ -46,8 +46,8 @@ def load_vae(
     return load_weights(getattr(diffusers, model.vae_kind), model, model.vae, options, needed)
 
 
-def load_tower(kind: Any, model: Model, folder: str, dtype: Any) -> Any:
-    """Load a text encoder from its folder in a model."""
+def load_tower(kind: Any, model: LocalModel, folder: str, dtype: Any) -> Any:
+    """Load a network of transformers from its folder in a model."""
     return load_weights(kind, model, folder, {"dtype": dtype, "trust_remote_code": False})
 
 

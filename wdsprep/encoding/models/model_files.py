@@ -69,7 +69,7 @@ class Repository:
         The branch is asked for, not the commit, so that the cache knows the branch later, without a
         network. Raise WorkError if the hub cannot be reached, or if the branch has moved meanwhile.
         """
-        from huggingface_hub import hf_hub_download, snapshot_download
+        from huggingface_hub import constants, hf_hub_download, snapshot_download
 
         cached = find_cached(self.what, self.repo, self.revision)
         wanted = {name: self.sizes[name] for name in names}
@@ -79,11 +79,9 @@ class Repository:
         nbytes = sum(self.sizes[name] for name in missing)
         if nbytes > LARGE_NBYTES:
             self.tell(f"fetching {nbytes / 1e6:,.0f} MB of {self.repo} at {self.revision[:10]}")
+        arriving = Path(constants.HF_HUB_CACHE, f"models--{self.repo.replace('/', '--')}", "blobs")
         try:
-            with (
-                _explain_hub_errors(self.what, self.repo, self.branch),
-                awaiting(_blobs_of(self.repo)),
-            ):
+            with _explain_hub_errors(self.what, self.repo, self.branch), awaiting(arriving):
                 for name in missing:
                     if cached and (cached.path / name).is_file():  # of another size
                         hf_hub_download(self.repo, name, revision=self.branch, force_download=True)
@@ -104,13 +102,6 @@ ModelFiles = Folder | Repository
 """The files of a model, in a folder or on the hub."""
 
 
-def _blobs_of(repo: str) -> Path:
-    """Return the folder of the hub's cache in which files of a repository arrive."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "blobs")
-
-
 def fetch_files(place: ModelFiles, names: Sequence[str]) -> dict[str, Any]:
     """Download files if they are not here, and return them as the fields of a `LocalModel`."""
     folder = place.fetch(names)
@@ -121,6 +112,17 @@ def fetch_files(place: ModelFiles, names: Sequence[str]) -> dict[str, Any]:
         "sizes": tuple((folder / name).stat().st_size for name in names),
         "weights": weights_digest(folder, names),
     }
+
+
+def check_there(what: str, missing: Sequence[str], pickled: Sequence[str]) -> None:
+    """Raise UsageError if a model lacks files, or has only pickled weights in place of them."""
+    if missing and pickled:
+        raise UsageError(
+            f"{what} has only pickled weights ({pickled[0]}), which can run code when they are "
+            "opened: convert it to safetensors, or pass another --model"
+        )
+    if missing:
+        raise UsageError(f"{what} lacks {', '.join(missing)}: choose another --model")
 
 
 def find_missing(folder: Path, sizes: Mapping[str, int]) -> list[str]:

@@ -41,9 +41,13 @@ UNPACKED_FACTOR = 16
 """From this factor on a transformer makes a token of each place of a latent."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class VaeRule:
-    """The facts about a VAE that decide its latents, as its class and config tell."""
+    """The facts about a VAE that decide its latents, as its class and config tell.
+
+    A latent is stored as (patchify(z) - shift) * scale, where z is what the VAE gives: one number
+    for all channels, or one for each stored channel.
+    """
 
     vae_kind: str
     """the class; empty if no VAE is wanted, so that the fields after this have no meaning"""
@@ -54,8 +58,11 @@ class VaeRule:
     scale: float | tuple[float, ...]
     shift: float | tuple[float, ...] = 0.0
     patch: int = 1
+    """the side of the squares of z that become channels of one place; 1 leaves z as it is"""
     is_sampled: bool = True
+    """whether the VAE gives a distribution, and not the latent itself"""
     fits_fp16: bool = False
+    """whether the VAE is an AutoencoderKL whose config does not warn that fp16 overflows"""
 
     @property
     def own_factor(self) -> int:
