@@ -22,7 +22,6 @@ from tests.kit.model_files import VAE, flux_files, lay_out, sd_files, without
 from tests.kit.runs import wait_until
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.encoding.models import weights
 from wdsprep.encoding.models.find_model import (
     TINY,
     Model,
@@ -30,7 +29,7 @@ from wdsprep.encoding.models.find_model import (
     check_weights,
     find_model,
 )
-from wdsprep.encoding.models.weights import weights_digest
+from wdsprep.encoding.models.model_files import weights_digest
 from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
@@ -514,15 +513,15 @@ FILES = ("a.safetensors", "b/config.json")
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from wdsprep.encoding.models import weights
-weights.LARGE_NBYTES = 1
-hasher = weights.blake3
+from wdsprep.encoding.models import model_files
+model_files.LARGE_NBYTES = 1
+hasher = model_files.blake3
 def slow():
     print("computed")
     time.sleep(0.5)
     return hasher()
-weights.blake3 = slow
-print(weights.weights_digest(Path(sys.argv[1]), sys.argv[2:]))
+model_files.blake3 = slow
+print(model_files.weights_digest(Path(sys.argv[1]), sys.argv[2:]))
 """
 
 
@@ -530,7 +529,7 @@ print(weights.weights_digest(Path(sys.argv[1]), sys.argv[2:]))
 def digest_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where digests are kept, of files of any size."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(weights, "LARGE_NBYTES", 1)
+    monkeypatch.setattr(model_files, "LARGE_NBYTES", 1)
     return tmp_path / "cache/wdsprep/kept"
 
 

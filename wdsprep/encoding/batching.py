@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,15 +35,14 @@ from wdsprep.encoding.models.device import (
     DeviceBatch,
     ImageBatch,
     Launched,
-    Stats,
     TextBatch,
-    combine,
 )
+from wdsprep.encoding.progress import Stats, combine
 from wdsprep.encoding.sample_chain import Block, EncodingSample, Row
 
-GroupT = TypeVar("GroupT", bound=Hashable)
-Group = tuple[int, int, bool]
-"""What the images of a batch have in common: width, height, and whether they are references."""
+Groups = dict[Hashable, list[Row]]
+"""The rows that wait for batches, by what those of one batch have in common: of images width,
+height, and whether they are references; of captions the shape of their tokens."""
 SPARE_BATCHES = 4
 """The batches whose memory is kept for later ones of their shape."""
 
@@ -76,9 +75,10 @@ class Batcher:
         self._seed, self._flips = seed, flips
         self.image_window, self.text_window = image_window, text_window
         self._added = 0
-        self._images: dict[Hashable, list[Row]] = {}
+        self._images: Groups = {}
         self._captions: list[Row] = []
-        self._texts: dict[tuple[int, ...], list[Row]] = {}
+        self._without_tokens: list[Row] = []
+        self._texts: Groups = {}
         self._spare = deque[Tensor](maxlen=SPARE_BATCHES * self.inputs)
 
     def add(self, sample: EncodingSample) -> None:
@@ -109,51 +109,36 @@ class Batcher:
         first row is of `head`, the oldest block, or if that row has waited too long. Captions
         without tokens come without a batch.
         """
-        return self._next_texts(now=now, head=head) or self._next_images(now=now, head=head)
-
-    def _next_images(
-        self, *, now: bool, head: Block | None
-    ) -> tuple[list[Row], DeviceBatch | None] | None:
-        most = 2 * self.devices.size - 1 + self.image_window
-        taken = self._take_rows(self._images, self._size_of, most=most, now=now, head=head)
-        if taken is None:
-            return None
-        group, rows, size = taken
-        return rows, self.image_batch(rows, group, size)
-
-    def _size_of(self, group: Hashable) -> int:
-        return self.devices.size_of(cast("Group", group)[:2])
-
-    def _next_texts(
-        self, *, now: bool, head: Block | None
-    ) -> tuple[list[Row], DeviceBatch | None] | None:
-        size = self.devices.text_size
-        waiting = self._captions
+        at_once, waiting = self.devices.text_size, self._captions
         is_due = now or head is not None
-        if waiting and (is_due or self._added_since(waiting[0]) >= size - 1):
-            without_tokens = self._tokenize()
-            if without_tokens:
-                return without_tokens, None
-        taken = self._take_rows(
-            self._texts,
-            lambda shape: text_size(shape, size),
-            most=2 * size - 1 + self.text_window,
-            now=now,
-            head=head,
-        )
-        if taken is None:
-            return None
-        _, rows, size = taken
-        tokens = [row.sample.tokens for row in rows]
-        return rows, TextBatch.of(tokens, size, self.encoder.device)
+        if waiting and (is_due or self._added_since(waiting[0]) >= at_once - 1):
+            self._tokenize()
+        if without_tokens := self._without_tokens:
+            self._without_tokens = []
+            return without_tokens, None
+        most = 2 * at_once - 1 + self.text_window
+        if taken := self._take_rows(self._texts, self._text_size_of, most=most, now=now, head=head):
+            _, rows, size = taken
+            tokens = [row.sample.tokens for row in rows]
+            return rows, TextBatch.of(tokens, size, self.encoder.device)
+        most = 2 * self.devices.size - 1 + self.image_window
+        if taken := self._take_rows(self._images, self._size_of, most=most, now=now, head=head):
+            group, rows, size = taken
+            return rows, self.image_batch(rows, group, size)
+        return None
+
+    def _size_of(self, group: Any) -> int:
+        return self.devices.size_of(group[:2])
+
+    def _text_size_of(self, shape: tuple[int, ...]) -> int:
+        return text_size(shape, self.devices.text_size)
 
     def _added_since(self, row: Row) -> int:
         """Return how many samples have been added after that of a row."""
         return self._added - row.sample.number
 
-    def _tokenize(self) -> list[Row]:
-        """Tokenize the captions that wait, and return the rows of those without tokens."""
-        without_tokens = []
+    def _tokenize(self) -> None:
+        """Tokenize the captions that wait, and note the rows of those without tokens."""
         captions = [row.sample.sample.caption for row in self._captions]
         images = [row.sample.for_text for row in self._captions]
         made = self.encoder.tokens(captions, images)
@@ -162,19 +147,18 @@ class Batcher:
             if tokens.count:
                 self._texts.setdefault(tokens.shape, []).append(row)
             else:
-                without_tokens.append(row)
+                self._without_tokens.append(row)
         self._captions.clear()
-        return without_tokens
 
     def _take_rows(
         self,
-        groups: dict[GroupT, list[Row]],
-        size_of: Callable[[GroupT], int],
+        groups: Groups,
+        size_of: Callable[[Any], int],
         *,
         most: int,
         now: bool,
         head: Block | None,
-    ) -> tuple[GroupT, list[Row], int] | None:
+    ) -> tuple[Hashable, list[Row], int] | None:
         """Remove rows of one group; return it, the rows and the batch size, or None if none is due.
 
         They are of the group of the oldest row, if `most` samples were added after that row, if
@@ -203,9 +187,9 @@ class Batcher:
         """Return whether no further row of a group can come."""
         return False
 
-    def image_batch(self, rows: Sequence[Row], group: Hashable, size: int) -> ImageBatch:
+    def image_batch(self, rows: Sequence[Row], group: Any, size: int) -> ImageBatch:
         """Return the batch of these crops, padded to a size."""
-        width, height, is_reference = cast("Group", group)
+        width, height, is_reference = group
         pixels = self.host_memory((size, 3, height, width))
         if rows:
             torch.stack([row.pixels for row in rows], out=pixels[: len(rows)])

@@ -154,16 +154,15 @@ class ImageShards:
         """
         if not limit:
             return self.shards
-        found = []
+        first = []
         for shard in self.shards:
-            there = self.count(shard.item)
-            is_last = there >= limit
-            item = replace(shard.item, take=limit) if there > limit else shard.item
-            found.append(replace(shard, item=item))
-            if is_last:
+            count = self.count(shard.item)
+            item = replace(shard.item, take=limit) if count > limit else shard.item
+            first.append(replace(shard, item=item))
+            limit -= count
+            if limit <= 0:
                 break
-            limit -= there
-        return tuple(found)
+        return tuple(first)
 
 
 def find_image_shards(
@@ -265,7 +264,10 @@ def _find_tars(url: str, resolution: int) -> ImageShards:
         )
     shards: dict[str, ImageShard] = {}
     for item in source.items():
-        name = f"{resolution}/{_latent_name(source.url, item.name)}"
+        if shown(item.name) != item.name:  # receipts cannot hold it
+            tar = f"{source.url}/{shown(item.name)}"
+            raise SourceError(f"the name of the tar {tar} is not UTF-8: rename it")
+        name = f"{resolution}/{tar_stem(item.name)}"
         if name in shards:
             raise SourceError(
                 f"{shards[name].item.name} and {item.name} would both become {name}.tar: give the "
@@ -281,13 +283,6 @@ def _find_tars(url: str, resolution: int) -> ImageShards:
         max_area=0,
         count=source.count,
     )
-
-
-def _latent_name(url: str, name: str) -> str:
-    """Return the name for the latents of a tar; raise SourceError if receipts cannot hold it."""
-    if shown(name) != name:
-        raise SourceError(f"the name of the tar {url}/{shown(name)} is not UTF-8: rename it")
-    return tar_stem(name)
 
 
 def read_rows(
@@ -313,11 +308,9 @@ def read_rows(
         try:
             yield from islice(read_texts(source, store, shard), item.take or None)
         except NotFoundError as error:
-            what = "is not there, or its index is not"
-            raise HopelessError(_damage_message(store, shard, what)) from error
+            raise _damage(store, shard, "is not there, or its index is not") from error
         except FormatError as error:
-            what = _describe_damage(store, shard, str(error))
-            raise HopelessError(_damage_message(store, shard, what)) from error
+            raise _change(store, shard, str(error)) from error
         return
     digest = blake3()
     watch = None if shard.is_foreign else digest.update
@@ -325,13 +318,12 @@ def read_rows(
     rows = source.read_keyed(item, watch=watch, left_out=note)
     for key, row in islice(rows, item.take or None):
         if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
-            raise HopelessError(_damage_message(store, shard, "is not there"))
+            raise _damage(store, shard, "is not there")
         content.add(content.mark(row))
         yield key, row
     is_known = not (shard.is_foreign or item.take)
     if is_known and digest.hexdigest() != shard.digest:
-        what = _describe_damage(store, shard, "another BLAKE3")
-        raise HopelessError(_damage_message(store, shard, what))
+        raise _change(store, shard, "another BLAKE3")
 
 
 def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
@@ -367,25 +359,22 @@ def read_texts(
             raise FormatError(error.cause) from error
 
 
-def _describe_damage(store: Store, shard: ImageShard, why: str) -> str:
-    """Return a clause that says whether a damaged shard is truncated or was changed.
-
-    If it was changed, the clause has `why` in brackets.
-    """
+def _change(store: Store, shard: ImageShard, why: str) -> HopelessError:
+    """Return the error of a shard that is truncated, or was changed, as `why` says."""
     name, expected = shard.item.name, shard.item.nbytes
     nbytes = next((entry.nbytes for entry in store.list(name) if entry.name == name), 0)
+    how = f"is not what was packed ({why})"
     if nbytes < expected:
-        return f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
-    return f"is not what was packed ({why})"
+        how = f"is truncated (expected {human_bytes(expected)}, found {human_bytes(nbytes)})"
+    return _damage(store, shard, how)
 
 
-def _damage_message(store: Store, shard: ImageShard, how: str) -> str:
-    name = shard.item.name
-    if shard.is_foreign:
-        return f"{name} {how}"
-    try:
-        check_not_rewritten(store, name, shard.digest)
-    except FingerprintError as error:
-        return str(error)
-    next_step = repair_step(store.url, '"wdsprep pack"')
-    return f"{name} {how}: {next_step}"
+def _damage(store: Store, shard: ImageShard, how: str) -> HopelessError:
+    message = f"{shard.item.name} {how}"
+    if not shard.is_foreign:
+        message += ": " + repair_step(store.url, '"wdsprep pack"')
+        try:
+            check_not_rewritten(store, shard.item.name, shard.digest)
+        except FingerprintError as error:
+            message = str(error)
+    return HopelessError(message)

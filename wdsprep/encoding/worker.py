@@ -84,9 +84,9 @@ class _Dataset:
     def open_captions(self, shard: ImageShard) -> CaptionFinder:
         """Open the captions of an image shard; those of a table lie in the dataset."""
         if self.captions.digest:
-            from wdsprep.encoding.captions.unit_captions import LaidOutCaptions  # pyarrow
+            from wdsprep.encoding.captions.unit_captions import open_captions  # pyarrow
 
-            return LaidOutCaptions(self.store, shard, self.captions.digest).find
+            return open_captions(self.store, shard, self.captions.digest)
         if path := self.captions.field:
             return lambda _key, sample: caption_at(sample.facts, path)
         no_caption = "" if self.captions.name == EMPTY else None
@@ -282,7 +282,6 @@ class EncodeWorker:
         ]
 
     def _progress(self, unit: JointUnit, outputs: Mapping[int, LatentShard]) -> EncodeProgress:
-        stats = self._engine.stats
         parts = {n: outputs[n].progress if n in outputs else NOTHING_LEFT for n in unit.parts}
         return EncodeProgress(
             parts=parts,
@@ -292,13 +291,7 @@ class EncodeWorker:
             rejects=sum_counts(part.rejects for part in parts.values()),
             worker=self._name,
             device=device_name(self._encoder.device),
-            done=stats.samples,
-            busy_s=stats.busy_s,
-            text_s=stats.text_s,
-            launch_s=stats.launch_s,
-            wall_s=stats.wall_s,
-            batch_size=stats.batch_size,
-            exact=stats.exact,
+            stats=self._engine.stats,
         )
 
 

@@ -18,7 +18,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Refusal, RejectedError
 from wdsprep.dataset.samples import MAPPING, image_name, parse_json, parse_object
 from wdsprep.dataset.thread_map import map_ahead
-from wdsprep.encoding.models.weights import read_tensor_header
+from wdsprep.encoding.models.model_files import read_tensor_header
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.column_arrays import MOST_EXPANDED, load_saved, tensor_array
 from wdsprep.importing.column_names import REFERENCES

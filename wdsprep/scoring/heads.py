@@ -12,7 +12,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.encoding.models import weights
+from wdsprep.encoding.models import model_files
 from wdsprep.encoding.models.load_networks import cause_of
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.store import split_url
@@ -90,7 +90,7 @@ def _read_tensors(head: Head) -> "tuple[Mapping[str, Tensor], str]":
     import torch
 
     kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    entries, start, facts = weights.read_tensor_header(BytesIO(head.data))
+    entries, start, facts = model_files.read_tensor_header(BytesIO(head.data))
     tensors = {}
     for name, entry in entries.items():
         data = bytearray(head.data[start + entry.begin : start + entry.end])

@@ -24,9 +24,11 @@ from wdsprep.encoding.models.load_networks import explain_load_errors
 from wdsprep.encoding.models.model_files import (
     COMMIT,
     Folder,
+    LocalModel,
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
+    check_digest,
     check_there,
     fetch_files,
     find_cached,
@@ -34,7 +36,6 @@ from wdsprep.encoding.models.model_files import (
     is_local,
 )
 from wdsprep.encoding.models.pipeline_parts import weight_files
-from wdsprep.encoding.models.weights import LocalModel, check_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.scoring.heads import Head
 from wdsprep.scoring.options import NAME, PRESETS, WantedLabel

@@ -5,7 +5,7 @@ key, and the caption, or null if the table has none. The metadata of the file sa
 the shard and of the table it was made.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 
 import pyarrow as pa
@@ -34,42 +34,42 @@ def encode_captions(rows: pa.Table, digest: str, shard: ImageShard) -> bytes:
     return out.getvalue()
 
 
-class LaidOutCaptions:
-    """The captions that a table has for the samples of an image shard."""
+def open_captions(
+    store: Store, shard: ImageShard, digest: str
+) -> Callable[[str, Sample], str | None]:
+    """Open the captions of an image shard that are of the table with this digest.
 
-    def __init__(self, store: Store, shard: ImageShard, digest: str) -> None:
-        """Open the captions of a shard that are of the table with this digest."""
-        name = captions_name(shard.name)
-        self._place = f"{store.url}/{name}"
-        try:
-            file = OpenParquet(store, name, store.read(name))
-        except NotFoundError as error:
-            gone = f"{self._place} is not there: run the same command again"
-            raise HopelessError(gone) from error
-        except SourceError as error:
-            raise self._damage("it is no sound Parquet file") from error
-        schema = SCHEMA.with_metadata(_metadata(digest, shard))
-        if not file.schema.equals(schema, check_metadata=True):
-            raise self._damage(f"it is not of this table and of {shard.item.name} as it is")
-        self._rows = _read_rows(file)
+    The finder returns the caption of a sample, or None if the table has none for it. It raises
+    HopelessError if the file has no such sample behind the one that was found before.
+    """
+    name = captions_name(shard.name)
+    place = f"{store.url}/{name}"
 
-    def find(self, key: str, sample: Sample) -> str | None:
-        """Return the caption of a sample, or None if the table has none for it.
+    def damage(cause: str) -> HopelessError:
+        return HopelessError(str(DamageError(place, cause).with_next_step(DELETE_STEP)))
 
-        Raise HopelessError if the file has no such sample behind the one that was found before.
-        """
-        del sample
+    try:
+        file = OpenParquet(store, name, store.read(name))
+    except NotFoundError as error:
+        raise HopelessError(f"{place} is not there: run the same command again") from error
+    except SourceError as error:
+        raise damage("it is no sound Parquet file") from error
+    schema = SCHEMA.with_metadata(_metadata(digest, shard))
+    if not file.schema.equals(schema, check_metadata=True):
+        raise damage(f"it is not of this table and of {shard.item.name} as it is")
+    rows = _read_rows(file)
+
+    def find(key: str, _sample: Sample) -> str | None:
         wanted = replace_surrogates(key)
         try:
-            for own, caption in self._rows:
-                if own == wanted:
+            for row_key, caption in rows:
+                if row_key == wanted:
                     return caption
         except SourceError as error:
-            raise self._damage("it is no sound Parquet file") from error
-        raise self._damage(f"it has other samples than the image shard, such as no {wanted}")
+            raise damage("it is no sound Parquet file") from error
+        raise damage(f"it has other samples than the image shard, such as no {wanted}")
 
-    def _damage(self, cause: str) -> HopelessError:
-        return HopelessError(str(DamageError(self._place, cause).with_next_step(DELETE_STEP)))
+    return find
 
 
 def _read_rows(file: OpenParquet) -> Iterator[tuple[str, str | None]]:

@@ -93,33 +93,6 @@ class Rows:
     lengths: Tensor | None = None
 
 
-class TextEncoder(Protocol):
-    @property
-    def batch_size(self) -> int:
-        """Return how many captions make a batch; 0 means as many as images."""
-
-    @property
-    def has_shapes(self) -> bool:
-        """Return whether the tokens of captions have several shapes, which share no batch."""
-
-    @property
-    def network(self) -> "InTwoPrecisions[Any] | None":
-        """Return the network that takes memory on the device, or None if there is none."""
-
-    @property
-    def tokens(self) -> Callable[..., list[Tokens]]:
-        """Return a function that makes the tokens of captions; several threads may call it."""
-
-    def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
-        """Encode captions of one shape, in fp32 if `exact`.
-
-        A result may be in fp32 without it too.
-        """
-
-    def empty(self, *, exact: bool) -> Rows:
-        """Return one row, for a caption that is left out in training."""
-
-
 @dataclass(frozen=True, slots=True)
 class Encoded:
     arrays: dict[str, Tensor]
@@ -245,7 +218,6 @@ TENSORS_AT_PEAK = 6
 FIRST_WIDTH = 128
 MOST_ELEMENTS = 2**31 - 1  # of one tensor: of more, kernels count in 64 bits, or cut it in pieces
 SHARE_OF_FREE_MEMORY = 0.8
-BESIDE_A_TRAINER = 32 * 256**2  # pixels: it wants the memory
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 # So libraries below torch say that memory is out, and other things too.
@@ -318,10 +290,6 @@ def text_size(shape: tuple[int, ...], usual: int) -> int:
     if not shape:
         return usual
     return min(usual, max(GROUPED_BATCH, GROUPED_TOKENS // max(1, sum(shape))))
-
-
-def limit_for_trainer(size: int, resolution: int) -> int:
-    return max(1, min(size, BESIDE_A_TRAINER // resolution**2))
 
 
 def peak_nbytes(size: int, resolution: int, itemsize: int) -> int:

@@ -38,6 +38,7 @@ from wdsprep.encoding.models.base import (
     size_for_shape,
 )
 from wdsprep.encoding.models.noise import noise_keys
+from wdsprep.encoding.progress import Stats
 
 OF_LATE = 256  # batches of a shape: most of a minute, and longer than a queue ever runs empty
 Arrays = dict[str, torch.Tensor]
@@ -110,9 +111,13 @@ class TextBatch:
         computed, and few captions of most lengths come together.
         """
         whole = cls(len(texts), texts)
-        has_length = any(text.shape for text in texts)
-        is_padded = device.type == "cpu" or not has_length
+        is_padded = device.type == "cpu" or not whole.has_length
         return whole.pick(range(len(texts)), size) if is_padded else whole
+
+    @property
+    def has_length(self) -> bool:
+        """Return whether the captions are grouped by length."""
+        return any(text.shape for text in self.texts)
 
     @property
     def size(self) -> int:
@@ -139,46 +144,6 @@ def _pad_rows(rows: Sequence[int], size: int) -> list[int]:
 def _split(batch: DeviceBatch, size: int) -> list[DeviceBatch]:
     starts = range(0, max(1, batch.count), size)  # one of padding alone, to warm up with
     return [batch.pick(range(start, min(start + size, batch.count)), size) for start in starts]
-
-
-@dataclass(slots=True)
-class Stats:
-    """The work that a device has done so far.
-
-    `wall_s` runs from the first launch to the last batch's end, and `launch_s` is the time in which
-    the host launched work on a GPU. `text_s` is the part of `busy_s` that captions took. `samples`
-    are images, or captions if there are no images; `exact` are the rows that were computed again in
-    fp32. The sizes are the present batch sizes for images and for captions.
-    """
-
-    samples: int = 0
-    batches: int = 0
-    busy_s: float = 0.0
-    text_s: float = 0.0
-    launch_s: float = 0.0
-    wall_s: float = 0.0
-    exact: int = 0
-    batch_size: int = 0
-    text_size: int = 0
-
-
-def combine(stats: "Sequence[Stats]") -> Stats:
-    """Return the work of several devices of one machine together.
-
-    Counts are added up. Of the times in which devices were busy or launching, the result has the
-    mean, of `wall_s` the longest, and of the batch sizes the smallest.
-    """
-    return Stats(
-        samples=sum(each.samples for each in stats),
-        batches=sum(each.batches for each in stats),
-        busy_s=sum(each.busy_s for each in stats) / len(stats),
-        text_s=sum(each.text_s for each in stats) / len(stats),
-        launch_s=sum(each.launch_s for each in stats) / len(stats),
-        wall_s=max(each.wall_s for each in stats),
-        exact=sum(each.exact for each in stats),
-        batch_size=min(each.batch_size for each in stats),
-        text_size=min(each.text_size for each in stats),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +208,7 @@ class Device:
             parts = _split(batch, size)
             return [made for part in parts for made in self.launch(part, exact=exact)]
         try:
-            if self._needs_warm_up(batch, exact=exact):
-                self._warm_up(batch, exact=exact)
+            self._warm_up_first(batch, exact=exact)
             return [self._launch_timed(batch, exact=exact)]
         except NoRoomError:
             raise
@@ -283,18 +247,15 @@ class Device:
             sizes = {"batch_size": self.size, "text_size": self.text_size}
             self.stats, self._first_launch = Stats(**sizes), 0.0
 
-    def _needs_warm_up(self, batch: DeviceBatch, *, exact: bool) -> bool:
-        """Return whether a batch is the first of its kind, and has to be computed before it counts.
+    def _warm_up_first(self, batch: DeviceBatch, *, exact: bool) -> None:
+        """Compute the first batch of a kind twice, and time the second run: it has no other costs.
 
-        Batches of captions that are grouped by length never have to, as they are of too many kinds.
-        Nor do batches on a CPU, unless networks are compiled.
+        This is not done with batches of captions that are grouped by length, as they are of too
+        many kinds, nor on a CPU, unless networks are compiled.
         """
-        has_length = isinstance(batch, TextBatch) and any(text.shape for text in batch.texts)
-        known = (batch.kind, exact) in self._of_late
-        return self._warms_up and not has_length and not known
-
-    def _warm_up(self, batch: DeviceBatch, *, exact: bool) -> None:
-        """Compute a batch twice, and time the second run, which has no one-time costs."""
+        has_length = isinstance(batch, TextBatch) and batch.has_length
+        if not self._warms_up or has_length or (batch.kind, exact) in self._of_late:
+            return
         began = time.monotonic()
         for _ in range(2):
             seconds = _elapsed_seconds(self._launch(batch, exact=exact))

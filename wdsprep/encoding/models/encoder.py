@@ -27,7 +27,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from wdsprep.dataset.npy_arrays import LATENT, Field, is_of_text, normalise, text_fields
+from wdsprep.dataset.npy_arrays import LATENT, is_of_text, normalise, text_fields
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.models.base import (
     DTYPES,
@@ -50,11 +50,11 @@ from wdsprep.encoding.models.load_networks import (
     load_vae,
     silence_libraries,
 )
+from wdsprep.encoding.models.model_files import tensors_in
 from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.models.text_encoders import PipelineText, load_text_encoder
 from wdsprep.encoding.models.vae import Moments, leave_out_divisions
-from wdsprep.encoding.models.weights import tensors_in
 from wdsprep.encoding.recipe_defaults import fields, latent_fields
 from wdsprep.encoding.recipe_options import PIPELINE, Recipe
 from wdsprep.errors import WorkError
@@ -123,7 +123,7 @@ class LatentEncoder:
         """
         if self._text is None:
             return [Tokens(caption) for caption in captions]
-        if self.takes_images:
+        if isinstance(self._text, PipelineText) and self.takes_images:
             return self._text.tokens(captions, images)
         return self._text.tokens(captions)
 
@@ -131,10 +131,10 @@ class LatentEncoder:
         self, pixels: Tensor, noise: Tensor | None = None, *, exact: bool = False
     ) -> Encoded:
         """Encode pixels: references, which have no noise, become their mode."""
-        return self._store(self.image_rows(pixels, noise, exact=exact))
+        return self._convert(self.image_rows(pixels, noise, exact=exact))
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
-        return self._store(self.text_rows(texts, exact=exact))
+        return self._convert(self.text_rows(texts, exact=exact))
 
     def image_rows(
         self, pixels: Tensor, noise: Tensor | None = None, *, exact: bool = False
@@ -172,28 +172,22 @@ class LatentEncoder:
         if self._text is None:
             return {}
         with whole_fp32(), torch.inference_mode():
-            made = self._store(self._text.empty(exact=False))
+            made = self._convert(self._text.empty(exact=False))
             if not made.ok.all():
-                made = self._store(self._text.empty(exact=True))
-            return {
-                field.name: self._cut_to_length(field, made, 0).cpu()
-                for field in text_fields(self.fields)
-            }
+                made = self._convert(self._text.empty(exact=True))
+            arrays = {field.name: made.arrays[field.name][0] for field in text_fields(self.fields)}
+            if made.lengths is not None:
+                for name in arrays:
+                    if self._by_name[name].is_variable:
+                        arrays[name] = arrays[name][: int(made.lengths[0])]
+            return {name: array.cpu() for name, array in arrays.items()}
 
-    def _cut_to_length(self, field: Field, made: Encoded, row: int) -> Tensor:
-        array = made.arrays[field.name][row]
-        has_length = field.is_variable and made.lengths is not None
-        return array[: int(made.lengths[row])] if has_length else array  # type: ignore[index]
-
-    def _store(self, rows: Rows) -> Encoded:
+    @torch.inference_mode()
+    def _convert(self, rows: Rows) -> Encoded:
         """Convert rows to the dtypes in which they are stored, with zeros after shorter captions.
 
         What the zeros replace need not be finite.
         """
-        with torch.inference_mode():
-            return self._convert(rows)
-
-    def _convert(self, rows: Rows) -> Encoded:
         count = len(next(iter(rows.arrays.values())))
         ok = [torch.ones(count, dtype=torch.bool, device=self.device)]
         arrays = {}
@@ -276,15 +270,14 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
 
 def _text_nbytes(model: Model, recipe: Recipe) -> int:
     pipeline = model.pipeline
-    parts = [part for part in pipeline.components if part.has_weights] if pipeline else []
-    towers = [("text_encoder", "CLIPTextModel")] if model.clip_length else []
-    towers += [(part.name, part.kind) for part in parts]
-    of = pipeline.kind if pipeline else ""
-    dtypes = {name: dtype_of_tower(recipe.dtype, of, kind) for name, kind in towers}
-    weights = (
-        weights_nbytes(model, name, DTYPES[dtype].itemsize) for name, dtype in dtypes.items()
-    )
-    return sum(weights) + TEXT_NBYTES
+    towers = {"text_encoder": "CLIPTextModel"} if model.clip_length else {}
+    if pipeline:
+        towers |= {part.name: part.kind for part in pipeline.components if part.has_weights}
+    nbytes = TEXT_NBYTES
+    for name, kind in towers.items():
+        dtype = dtype_of_tower(recipe.dtype, pipeline.kind if pipeline else "", kind)
+        nbytes += weights_nbytes(model, name, DTYPES[dtype].itemsize)
+    return nbytes
 
 
 def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:
@@ -330,20 +323,11 @@ class _Fp32:
                 if not self._inside:
                     name, operators = _settings(tf32=tf32)
                     for (operator, _), value in zip(operators, self._before, strict=True):
-                        _restore_setting(operator, name, value)
+                        if name == "fp32_precision":
+                            operator.fp32_precision = "none"  # it follows the common setting
+                        if getattr(operator, name) != value:
+                            setattr(operator, name, value)
                     self._left.notify_all()
-
-
-def _restore_setting(operator: Any, name: str, value: str | bool) -> None:
-    """Restore a setting of an operator.
-
-    If it equals the common setting, the operator follows that again and has none of its own.
-    """
-    if name == "fp32_precision":
-        operator.fp32_precision = "none"
-        if operator.fp32_precision == value:
-            return
-    setattr(operator, name, value)
 
 
 def _settings(*, tf32: bool) -> tuple[str, list[tuple[Any, str | bool]]]:

@@ -23,9 +23,11 @@ from wdsprep.encoding.models.config_files import (
 from wdsprep.encoding.models.model_files import (
     COMMIT,
     Folder,
+    LocalModel,
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
+    check_digest,
     check_there,
     fetch_files,
     find_cached,
@@ -42,7 +44,6 @@ from wdsprep.encoding.models.pipeline_parts import (
 )
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, VaeRule, add_batch_norm, multiple_of, vae_rule
-from wdsprep.encoding.models.weights import LocalModel, check_digest
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.store import did_you_mean_place
 from wdsprep.store.base import expand_home

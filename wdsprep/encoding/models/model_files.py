@@ -1,25 +1,62 @@
-"""The places of a model's files: a folder, or a repository of the Hugging Face hub.
+"""The files of a model: a folder, or a repository of the Hugging Face hub, and their digest.
 
 The hub's client is imported when it is needed. Its errors become one line that says what to do
 next, and they come within seconds, before anything else has begun.
+
+The digest, over the names and bytes of the files, tells two models apart: a worker checks with it
+that it has the driver's model. All workers of a machine would read the same 20 GB for it, so the
+digests of large files are cached (`kept_file`) by their sizes, times and inodes, and a worker that
+comes while another computes waits for it. If they cannot be cached, this only costs time.
 """
 
+import contextlib
+import json
 import os
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
-from wdsprep.encoding.models.weights import LocalModel, weights_digest
-from wdsprep.errors import UsageError, WdsprepError, WorkError
+from blake3 import blake3
+
+from wdsprep.dataset.kept_file import KeptWriter, open_or_make
+from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.thread_map import read_each
+from wdsprep.errors import StoreError, UsageError, WdsprepError, WorkError
 from wdsprep.runners.stuck_workers import awaiting
 
 TIMEOUT_S = 10.0
 BRANCH = "main"
-LARGE_NBYTES = 1_000_000
+TOLD_NBYTES = 1_000_000  # a download of fewer is not worth a line
 COMMIT = re.compile(r"[0-9a-f]{40}")
+BLOCK_NBYTES = 8 << 20
+FILES_AT_ONCE = 4
+LARGE_NBYTES = 1_000_000_000
+"""The size from which digests are kept: below it, computing takes a second."""
+HEAD_NBYTES = 1 << 24
+"""The largest header that is read, which is enough for 100,000 tensors."""
+SETTLED_S = 2.0
+"""The age below which a file may be written again without getting another time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalModel:
+    """A model on this machine: its files, and the digest by which it is known."""
+
+    name: str
+    """the name as the user gave it"""
+    folder: str
+    revision: str
+    """the commit; empty for a folder"""
+    files: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """the bytes of each of them"""
+    weights: str
+    """a digest over the names and bytes of `files`"""
 
 
 class UnreachableError(WorkError):
@@ -77,7 +114,7 @@ class Repository:
         if cached and not missing:
             return cached.path
         nbytes = sum(self.sizes[name] for name in missing)
-        if nbytes > LARGE_NBYTES:
+        if nbytes > TOLD_NBYTES:
             self.tell(f"fetching {nbytes / 1e6:,.0f} MB of {self.repo} at {self.revision[:10]}")
         arriving = Path(constants.HF_HUB_CACHE, f"models--{self.repo.replace('/', '--')}", "blobs")
         try:
@@ -194,7 +231,7 @@ def ask_hub_or_keep(
     return Repository(what, info.sha or "", repo, revision or BRANCH, sizes, tell)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _explain_hub_errors(what: str, repo: str, revision: str) -> Iterator[None]:
     """Turn errors of the hub's client in the context into errors of wdsprep.
 
@@ -238,3 +275,108 @@ def _first_line(error: Exception) -> str:
 def is_local(name: str) -> bool:
     """Return whether a name can only mean a folder."""
     return name.startswith((".", "~", os.sep)) or name.count("/") != 1
+
+
+def weights_digest(folder: Path, files: Sequence[str]) -> str:
+    """Return one digest of a model's files, the same that `b3sum FILES | b3sum` prints.
+
+    Another machine may have other files in that folder, so its name is a part of what is cached.
+    """
+    statuses = [(folder / file).stat() for file in files]
+    sums: dict[str, str] = {}
+
+    def compute(writer: KeptWriter, _path: Path) -> None:
+        writer.facts = sums
+        sums.update(_digest_files(folder, files))
+
+    newest = max((status.st_mtime for status in statuses), default=0.0)
+    is_settled = newest < time.time() - SETTLED_S
+    if is_settled and sum(status.st_size for status in statuses) >= LARGE_NBYTES:
+        marks = [f"{each.st_size} {each.st_mtime_ns} {each.st_ino}" for each in statuses]
+        with contextlib.suppress(StoreError, UsageError):
+            what = (socket.gethostname(), str(folder), *files, *marks)
+            sums |= open_or_make(None, what, compute).facts
+    sums = sums or _digest_files(folder, files)
+    return hex_digest("".join(f"{sums[file]}  {file}\n" for file in files).encode())
+
+
+def check_digest(model: LocalModel, folder: Path) -> None:
+    """Raise WorkError if the files in a folder of this node are not those of the driver's model."""
+    try:
+        digest = weights_digest(folder, model.files)
+    except OSError as error:
+        raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
+    if digest != model.weights:
+        raise WorkError(
+            f"{folder} holds other weights of {model.name} than the driver has: copy the driver's "
+            "files there"
+        )
+
+
+class TensorEntry(NamedTuple):
+    """A tensor as the header of a safetensors file describes it."""
+
+    dtype: str
+    numel: int
+    begin: int
+    end: int
+    """the end of its bytes, counted from the end of the header"""
+    shape: tuple[int, ...] = ()
+
+
+def read_tensor_header(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int, dict[str, str]]:
+    """Return the tensors of a safetensors file by name, the offset of their bytes, and its facts.
+
+    The facts are the texts in its metadata. Raise ValueError if the header is invalid or claims
+    more than the file has. It is parsed here, without torch.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    head = file.read(8)
+    nbytes = int.from_bytes(head, "little")
+    if len(head) < 8 or nbytes > min(size - 8, HEAD_NBYTES):
+        raise ValueError("its header is longer than the file")
+    try:
+        listed = json.loads(file.read(nbytes))
+        facts = listed.pop("__metadata__", None) or {}
+        left = size - 8 - nbytes
+        entries = {name: _check_entry(entry, left) for name, entry in listed.items()}
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
+        raise ValueError(f"its header is invalid: {error}") from None
+    if not isinstance(facts, dict) or not all(isinstance(fact, str) for fact in facts.values()):
+        raise ValueError("its metadata has other values than texts")
+    if sum(entry.end - entry.begin for entry in entries.values()) > left:
+        raise ValueError("tensors overlap")
+    return entries, 8 + nbytes, facts
+
+
+def tensors_in(path: Path) -> list[TensorEntry]:
+    try:
+        with path.open("rb") as file:
+            return list(read_tensor_header(file)[0].values())
+    except ValueError as error:
+        raise WorkError(f"{path} is not a safetensors file ({error})") from None
+
+
+def _check_entry(listed: Mapping[str, Any], nbytes: int) -> TensorEntry:
+    dtype, shape, (begin, end) = listed["dtype"], listed["shape"], listed["data_offsets"]
+    if not all(isinstance(number, int) and number >= 0 for number in (begin, end, *shape)):
+        raise ValueError("a tensor has an offset or a shape that is not a whole number")
+    if not begin <= end <= nbytes or (numel := prod(shape)) > 8 * (end - begin):
+        raise ValueError("a tensor is larger than its bytes")
+    return TensorEntry(str(dtype), numel, begin, end, tuple(shape))
+
+
+def _digest_files(folder: Path, files: Sequence[str]) -> dict[str, str]:
+    """Return the digest of each file, computed in threads, since hashing releases the GIL."""
+    found = read_each(lambda file: _digest_file(folder / file), files, FILES_AT_ONCE)
+    return dict(zip(files, found, strict=True))
+
+
+def _digest_file(path: Path) -> str:
+    found = blake3()
+    buffer = memoryview(bytearray(BLOCK_NBYTES))
+    with path.open("rb", buffering=0) as file:
+        while nbytes := file.readinto(buffer):
+            found.update(buffer[:nbytes])
+    return found.hexdigest()

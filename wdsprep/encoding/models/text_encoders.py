@@ -22,7 +22,6 @@ from wdsprep.encoding.models.base import (
     DTYPES,
     InTwoPrecisions,
     Rows,
-    TextEncoder,
     Tokens,
     caption_batch_size,
 )
@@ -45,7 +44,7 @@ FRIENDS = ("a photo of a cat", "a photo of a dog")
 """Two captions that a tokenizer most likely makes equally many tokens of."""
 
 
-def load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> TextEncoder:
+def load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> "TextEncoder":
     if recipe.text == "emb":
         return (ClipText if model.clip_length else PipelineText)(model, recipe, device)
     if not model.clip_length:
@@ -77,26 +76,25 @@ class TokenIds:
         return self.rows(self.tokens([""]), exact=exact)
 
 
-class ThreadPipelines:
-    """The copies of a pipeline, one for each thread.
+def copy_by_thread(whole: Any, tokenizers: Sequence[str]) -> Callable[[], Any]:
+    """Return a function that returns a copy of a pipeline, one for each thread.
 
     They share the text encoders, but not the tokenizers: fast tokenizers store length and padding
     in themselves, and pipelines call them in several ways.
     """
+    here, copying = threading.local(), threading.Lock()
 
-    def __init__(self, whole: Any, tokenizers: Sequence[str]) -> None:
-        self._whole, self._tokenizers = whole, tokenizers
-        self._here, self._copying = threading.local(), threading.Lock()
-
-    def own(self) -> Any:
-        if not hasattr(self._here, "pipeline"):
-            with self._copying:
-                pipeline = copy.copy(self._whole)
-                for name in self._tokenizers:
+    def pipeline_of_thread() -> Any:
+        if not hasattr(here, "pipeline"):
+            with copying:
+                pipeline = copy.copy(whole)
+                for name in tokenizers:
                     tokenizer = copy.deepcopy(getattr(pipeline, name))
                     object.__setattr__(pipeline, name, tokenizer)
-            self._here.pipeline = pipeline
-        return self._here.pipeline
+            here.pipeline = pipeline
+        return here.pipeline
+
+    return pipeline_of_thread
 
 
 class PipelineText:
@@ -114,16 +112,16 @@ class PipelineText:
         self._fields = {field.name: field for field in model.outputs}
         self._device = device
 
-        def load(dtype: str) -> ThreadPipelines:
+        def load(dtype: str) -> Callable[[], Any]:
             def load_part(part: Component, kind: Any) -> Any:
                 if not part.has_weights:
                     return load_tokenizer(model, kind, part.name)
-                own = DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]
-                made = load_tower(kind, model, part.name, own)
-                return made.eval().requires_grad_(False).to(device)
+                part_dtype = DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]
+                tower = load_tower(kind, model, part.name, part_dtype)
+                return tower.eval().requires_grad_(False).to(device)
 
-            whole = assemble(model, load_part)
-            return ThreadPipelines(whole, [one.name for one in parts if not one.has_weights])
+            tokenizers = [part.name for part in parts if not part.has_weights]
+            return copy_by_thread(assemble(model, load_part), tokenizers)
 
         self.network = InTwoPrecisions(load, recipe.dtype)
         self.tokens = self._dry_run.try_tokens
@@ -132,7 +130,7 @@ class PipelineText:
         self._check()
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
-        pipeline = self.network.get(exact=exact).own()
+        pipeline = self.network.get(exact=exact)()
         if not self._call.takes_images:
             made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
             return self._rows(self._call.rows(made))
@@ -151,19 +149,18 @@ class PipelineText:
     def empty(self, *, exact: bool) -> Rows:
         if self._call.takes_images:
             raise ValueError("text that depends on images has an empty caption for each sample")
-        pipeline = self.network.get(exact=exact).own()
-        return self._rows(self._call.negative(pipeline, self._device))
+        return self._rows(self._call.negative(self.network.get(exact=exact)(), self._device))
 
-    def _rows(self, found: Mapping[str, Row]) -> Rows:
-        named = {member_name(name, self._call.first): row[0] for name, row in found.items()}
+    def _rows(self, outputs: Mapping[str, Row]) -> Rows:
+        """Return the outputs of the pipeline by field; raise WorkError if their shapes are others.
+
+        The dry run has told the shapes.
+        """
+        named = {member_name(name, self._call.first): row[0] for name, row in outputs.items()}
         arrays = {name: array for name, array in named.items() if name in self._fields}
-        value, lengths = found[self._call.first]
+        value, lengths = outputs[self._call.first]
         if self._fields[EMB].is_variable and lengths is None:
             lengths = full_lengths(value)
-        self._check_shapes(arrays)
-        return Rows(arrays, lengths)
-
-    def _check_shapes(self, arrays: Mapping[str, Tensor]) -> None:
         for name, array in arrays.items():
             field, shape = self._fields[name], tuple(array.shape[1:])
             fits = shape == field.shape
@@ -174,6 +171,7 @@ class PipelineText:
                     f"{self._call.name} gives {name} of {shape}, where {field.shape} was expected "
                     f"before its networks were loaded: {ALONE}"
                 )
+        return Rows(arrays, lengths)
 
     def _check(self) -> None:
         """Check that a caption's arrays do not depend on its companions in the batch.
@@ -187,8 +185,8 @@ class PipelineText:
         with torch.inference_mode():
             first, second = (self.rows([one, each], exact=False) for each in (other, one))
         for name, array in first.arrays.items():
-            own, again = (row.nan_to_num() for row in (array[0], second.arrays[name][0]))
-            if not torch.equal(own, again):
+            rows = (array[0].nan_to_num(), second.arrays[name][0].nan_to_num())
+            if not torch.equal(*rows):
                 raise WorkError(
                     f"{self._call.name} cannot be used for text, as its encode_prompt makes "
                     f"another {name} of the same caption each time: {ALONE}"
@@ -259,14 +257,16 @@ class _LastStates(nn.Module):
         self.is_masked = bool(getattr(model.config, "use_attention_mask", False))
 
     def forward(self, ids: Tensor) -> Tensor:
-        mask = self._mask(ids) if self.is_masked else None
+        mask = None
+        if self.is_masked:  # as the tokenizer would give it: to the end token, perhaps the padding
+            places = torch.arange(ids.shape[1], device=ids.device)
+            last = ((ids != self.pad) * places).amax(1, keepdim=True) + int(self.pad == self.end)
+            mask = (places <= last).long()
         return cast(Tensor, self.model(ids, attention_mask=mask)[0].float())
 
-    def _mask(self, ids: Tensor) -> Tensor:
-        """Return the mask that the tokenizer would give: all tokens up to the end token.
 
-        The end token may also be the padding.
-        """
-        places = torch.arange(ids.shape[1], device=ids.device)
-        last = ((ids != self.pad) * places).amax(1, keepdim=True) + int(self.pad == self.end)
-        return (places <= last).long()
+TextEncoder = TokenIds | PipelineText | ClipText
+"""What encodes captions. `batch_size` captions make a batch, or as many as images if that is 0; if
+it `has_shapes`, the tokens of captions have several, which share no batch. `network` takes memory
+on the device, if there is one. Several threads may call `tokens`. `rows` encodes captions of one
+shape, in fp32 if `exact` (and perhaps without it), and `empty` one that is left out in training."""

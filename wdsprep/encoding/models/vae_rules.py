@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.encoding.models.config_files import MOST_BLOCKS, Config
-from wdsprep.encoding.models.weights import read_tensor_header
+from wdsprep.encoding.models.model_files import read_tensor_header
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import brief, shortened
 

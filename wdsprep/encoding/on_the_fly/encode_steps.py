@@ -25,10 +25,11 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.batching import Batcher, DeviceBatches, Rows
-from wdsprep.encoding.models.base import Encoder, Part, auto_batch_size, limit_for_trainer
-from wdsprep.encoding.models.device import DeviceBatch, Stats
+from wdsprep.encoding.models.base import Encoder, Part, auto_batch_size
+from wdsprep.encoding.models.device import DeviceBatch
 from wdsprep.encoding.models.find_model import Model, check_resolution, check_shapes, find_model
 from wdsprep.encoding.options import Encode
+from wdsprep.encoding.progress import Stats
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.sample_chain import EncodedSample, EncodingSample, Row
@@ -90,6 +91,8 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
     )
 
 
+BESIDE_A_TRAINER = 32 * 256**2
+"""The most pixels of a batch on a GPU that a trainer uses too: it wants the memory."""
 _SOURCE = TarsSource(url="", pattern="*", columns=Columns())  # knows what members make a sample
 
 
@@ -129,14 +132,13 @@ class StepBegun:
             for row, arrays in zip(rows, made.result(), strict=True):
                 row.take(Code.NOT_FINITE if arrays is None else arrays)
             self.batcher.keep_memory(batch)
-        return [_result(sample) for sample in self.samples]
-
-
-def _result(sample: EncodingSample) -> EncodedSample | Code:
-    try:
-        return sample.result(0)
-    except RejectedError as refused:
-        return refused.code
+        results: list[EncodedSample | Code] = []
+        for sample in self.samples:
+            try:
+                results.append(sample.result(0))
+            except RejectedError as refused:
+                results.append(refused.code)
+        return results
 
 
 class BatchEncoder:
@@ -167,7 +169,8 @@ class BatchEncoder:
         is_cuda = encoder.device.type == "cuda"
         size = batch_size or auto_batch_size(encoder)
         if is_cuda and not batch_size:
-            size = even_size(limit_for_trainer(size, encoder.resolution), most)
+            beside = max(1, min(size, BESIDE_A_TRAINER // encoder.resolution**2))
+            size = even_size(beside, most)
         stream: Any = torch.cuda.Stream  # which torch declares without types
         self._stream = stream(encoder.device) if is_cuda else None
         self._batches = DeviceBatches(encoder, size, lanes=lanes, enter=self._enter)

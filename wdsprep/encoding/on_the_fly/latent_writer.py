@@ -204,8 +204,6 @@ class LatentWriter:
         """
         rejects: dict[int, Reject] = {}
         missing = [index for index in range(shard.item.samples) if index not in there]
-        if not missing:
-            return rejects
         name, recipe = shard.item.name, self._encoding.recipe
         reader = ShardReader(open_store(self._source.url), shard.item)
         for index, sample in zip(missing, reader.samples(missing), strict=True):

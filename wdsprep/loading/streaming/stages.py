@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.npy_arrays import FLIPPED, OF_SIZES, Field
-from wdsprep.encoding.models.device import Stats
 from wdsprep.encoding.on_the_fly.encode_steps import BatchEncoder, Encoding
+from wdsprep.encoding.progress import Stats
 from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.encoded_batches import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.load_plan import LoadPlan
