@@ -22,6 +22,7 @@ from tests.kit.model_files import VAE, flux_files, lay_out, sd_files, without
 from tests.kit.runs import wait_until
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.encoding.models import model_files
 from wdsprep.encoding.models.find_model import (
     TINY,
     Model,

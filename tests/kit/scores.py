@@ -16,7 +16,7 @@ from wdsprep.scoring.score import score
 
 def score_here(images: Path | str, out: Path | str, **options: Any) -> Outcome:
     """Score without worker processes."""
-    with patch("wdsprep.scoring.score.runner_of", lambda *_args, **_options: Here()):
+    with patch("wdsprep.encoding.encode.runner_of", lambda *_args, **_options: Here()):
         return score(str(images), str(out), **{"device": "cpu", "runner": "local", **options})
 
 

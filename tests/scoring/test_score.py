@@ -214,7 +214,7 @@ def test_the_command_says_what_it_gives_and_a_condition_that_half_of_the_samples
         ]
     ]
     words[words.index("local")] = "auto"
-    with patch("wdsprep.scoring.score.runner_of", lambda *_args, **_options: Here()):
+    with patch("wdsprep.encoding.encode.runner_of", lambda *_args, **_options: Here()):
         assert main(words) == 0
         out, err = capsys.readouterr()
         assert main([*words, "--json"]) == 0

@@ -11,10 +11,9 @@ A whole run is planned before anything is written (`run_plan`); here the plan is
 carried out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from wdsprep.dataset.file_names import SELECTION
@@ -27,7 +26,7 @@ from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending_shards import joint_units, remove_stale_units
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
-from wdsprep.encoding.run_plan import EncodePlan, area_warning, make_plan
+from wdsprep.encoding.run_plan import DatasetPlan, EncodePlan, RunPlan, make_plan
 from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.job import JobListener
@@ -95,49 +94,36 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
 def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
     plan = make_plan(options, told=listener.on_message, compared=listener.on_comparison)
     with closing(plan.captions) if plan.captions else nullcontext():
-        editions = _begin_datasets(plan)
-    for line in chain.from_iterable(dataset.removals for dataset in plan.datasets):
-        listener.on_message(line)
-    if warning := area_warning(plan):
-        listener.on_message(warning)
-    listener.on_begin(plan)
+        editions = begin_datasets(plan)
     speeds = Speeds()
     # Of several in one pass nobody can tell how fast each would be alone.
     trial = speeds if len(plan.datasets) == 1 else Speeds()
-    runs = _make_runs(plan, editions, options.limit, trial if options.limit else None)
-    places = [dataset.place for dataset in plan.datasets]
-    runner = (
-        runner_of(plan.worker_options, plan.worker_plan, units=plan.units, phase=",".join(places))
-        if plan.units
-        else None
-    )
-    work = _make_work(plan, editions)
 
-    def on_step(progress: RunProgress) -> None:
-        speeds.take(progress)
-        listener.on_step(progress)
+    def extra_entries(dataset: DatasetPlan) -> dict[str, Any]:
+        known = dataset.claim.manifest.extra.get("trial")
+        return {"model": plan.model.name, **(trial.trial(known) if options.limit else {})}
 
-    outcomes = do_runs(
-        runs,
-        runner,
-        work,
-        joint_units([dataset.pending for dataset in plan.datasets]),
+    outcomes = do_plan(
+        plan,
+        editions,
+        _make_work(plan, editions),
         listener=listener,
+        limit=options.limit,
         track=options.track,
-        figures=speeds.figures,
-        on_step=on_step,
+        extra=extra_entries,
+        speeds=speeds,
     )
-    for target, outcome in zip(work.targets, outcomes, strict=True):
+    for dataset, outcome in zip(plan.datasets, outcomes, strict=True):
         is_whole = SELECTION not in outcome.manifest.extra  # else it is not told
-        if target.captions.is_elsewhere and is_whole:
+        if dataset.captions.is_elsewhere and is_whole:
             report = report_captions(
-                plan.captions, target.captions, target.latents, outcome.manifest
+                plan.captions, dataset.captions, dataset.place, outcome.manifest
             )
             listener.on_captions(outcome, report)
     return outcomes
 
 
-def _begin_datasets(plan: EncodePlan) -> list[Edition]:
+def begin_datasets(plan: RunPlan) -> list[Edition]:
     """Begin or continue the datasets of a plan, and return an edition of each for the workers.
 
     No earlier step of a run writes to the datasets. The captions of a table are stored here, and
@@ -153,19 +139,66 @@ def _begin_datasets(plan: EncodePlan) -> list[Edition]:
     return editions
 
 
+def do_plan(
+    plan: RunPlan,
+    editions: Sequence[Edition],
+    work: EncodeWork,
+    *,
+    listener: JobListener,
+    limit: int,
+    track: str,
+    extra: Callable[[DatasetPlan], Mapping[str, Any]],
+    name: str = "encode",
+    speeds: Speeds | None = None,
+) -> list[Outcome]:
+    """Do the work of a plan whose datasets have been begun, and return the outcome of each.
+
+    `extra` returns further entries of the manifest of a dataset, once it is published. `speeds`
+    takes the progress of workers, and so does the listener then.
+    """
+
+    def on_step(progress: RunProgress) -> None:
+        if speeds:
+            speeds.take(progress)
+            listener.on_step(progress)
+
+    for line in plan.messages():
+        listener.on_message(line)
+    listener.on_begin(plan)
+    runs = [
+        Run(
+            edition,
+            dataset.claim.manifest,
+            count=dataset.missing,
+            samples=dataset.missing_samples,
+            limit=limit if dataset.is_limited else 0,
+            whole=plan.source.is_whole,
+            extra=partial(extra, dataset),
+        )
+        for dataset, edition in zip(plan.datasets, editions, strict=True)
+    ]
+    places = ",".join(dataset.place for dataset in plan.datasets)
+    runner = None
+    if plan.units:
+        by = plan.worker_options
+        runner = runner_of(by, plan.worker_plan, units=plan.units, phase=places, name=name)
+    return do_runs(
+        runs,
+        runner,
+        work,
+        joint_units([dataset.pending for dataset in plan.datasets]),
+        listener=listener,
+        track=track,
+        figures=speeds.figures if speeds else dict,
+        on_step=on_step,
+    )
+
+
 def _make_work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
     recipe = plan.recipe
     return EncodeWork(
-        images=plan.url,
-        targets=tuple(
-            EncodeTarget(
-                latents=dataset.place,
-                settings=dataset.settings,
-                edition=edition.mark,
-                captions=dataset.captions,
-            )
-            for dataset, edition in zip(plan.datasets, editions, strict=True)
-        ),
+        images=plan.source.url,
+        targets=targets_of(plan, editions),
         make_encoder=partial(make_encoder, plan.model, recipe, plan.worker_plan.device),
         worker_plan=plan.worker_plan,
         max_area=recipe.max_area,
@@ -174,37 +207,17 @@ def _make_work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
     )
 
 
-def _make_runs(
-    plan: EncodePlan, editions: Sequence[Edition], limit: int, trial: Speeds | None
-) -> list[Run]:
-    """Return a run for each dataset of a plan, which makes the shards that the dataset lacks.
-
-    `limit` is that of --limit, and is 0 in the run of a dataset from which it leaves nothing out.
-    `trial` has the speeds that the manifest records as those of a trial; it is None without
-    --limit.
-    """
-    return [
-        Run(
-            edition,
-            dataset.claim.manifest,
-            count=dataset.missing,
-            samples=dataset.missing_samples,
-            limit=limit if dataset.is_limited else 0,
-            whole=plan.is_whole,
-            extra=partial(
-                _extra_entries, plan.model.name, trial, dataset.claim.manifest.extra.get("trial")
-            ),
+def targets_of(plan: RunPlan, editions: Sequence[Edition]) -> tuple[EncodeTarget, ...]:
+    """Return the datasets of a plan as workers write to them."""
+    return tuple(
+        EncodeTarget(
+            latents=dataset.place,
+            settings=dataset.settings,
+            edition=edition.mark,
+            captions=dataset.captions,
         )
         for dataset, edition in zip(plan.datasets, editions, strict=True)
-    ]
-
-
-def _extra_entries(model: str, speeds: Speeds | None, known: Any) -> dict[str, Any]:
-    """Return further entries of a manifest: the model, and the speed of a trial.
-
-    `speeds` are given if this run is a trial, and `known` is the entry of an earlier trial.
-    """
-    return {"model": model} | (speeds.trial(known) if speeds else {})
+    )
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":

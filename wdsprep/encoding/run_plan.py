@@ -3,8 +3,8 @@
 All is looked up and checked before anything is written. `make_plan` finds, in this order, the
 images for each dataset (`_find_phases`), the model and with it the settings (`_find_model`), the
 captions (`_find_captions`), and what lies in the places of the datasets, with the image shards that
-are missing there (`_plan_dataset`). These, perhaps a million, are kept pickled in the plan, and are
-handed out one after another.
+are missing there (`plan_dataset`, by which `score` plans too). These, perhaps a million, are kept
+pickled in the plan, and are handed out one after another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +36,7 @@ from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.worker_plan import EncodeWorkerPlan, plan_for_machines, settle_runner
 from wdsprep.errors import DamageError, NotFoundError, UsageError
 from wdsprep.sources.patterns import is_glob
+from wdsprep.sources.tars import TarsSource
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart
 from wdsprep.text import plural
@@ -46,13 +47,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetPlan:
-    """A dataset that a run of `encode` begins or continues, with the shards that it lacks."""
+    """A dataset that a run begins or continues, with the image shards that it lacks."""
 
     place: str
     claim: DatasetClaim
     """The claim on what lies at the place, without the stale units."""
     settings: Settings
-    recipe: Encode
     captions: CaptionSource
     shards: int
     """The number of image shards that the dataset is made from."""
@@ -73,29 +73,45 @@ class DatasetPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodePlan:
-    """The plan of a run of `encode`: everything that the run will do."""
+class RunPlan:
+    """The plan of a run of `encode` or `score`: everything that the run will do."""
 
-    images: str
-    """The place of the images, as the user gave it."""
-    url: str
-    is_whole: bool
-    """True if the manifest of the images says that they are completely packed."""
-    packed_area: int
-    """The `--max-area` with which the images were packed, in pixels; 0 if it is not known."""
-    roles: tuple[str, ...]
-    """The roles in which the samples have further images, which are not encoded."""
-    model: Model
-    recipe: Encode
-    """The recipe by which a worker encodes for all datasets, with the defaults filled in."""
+    source: ImageShards
+    """What is known of the images, without their shards."""
     worker_plan: EncodeWorkerPlan
     worker_options: EncodeWorkerOptions
     """The options of the workers, with the runner that was chosen."""
-    captions: "CaptionLayout | None"
-    """The captions of a table, if the user gives one."""
     datasets: tuple[DatasetPlan, ...]
     units: int
     """The number of units of work: of image shards that at least one dataset lacks."""
+    captions: "CaptionLayout | None" = None
+    """The captions of a table, if the user gives one."""
+
+    def messages(self) -> Iterator[str]:
+        """Yield what the user is told before the work begins: which units are removed, and why."""
+        for dataset in self.datasets:
+            yield from dataset.removals
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodePlan(RunPlan):
+    """The plan of a run of `encode`."""
+
+    images: str
+    """The place of the images, as the user gave it."""
+    model: Model
+    recipe: Encode
+    """The recipe by which a worker encodes for all datasets, with the defaults filled in."""
+
+    def messages(self) -> Iterator[str]:
+        """Yield which units are removed, and whether pack kept images that are too large here."""
+        yield from RunPlan.messages(self)
+        packed_area, most = self.source.max_area, self.recipe.max_area
+        if packed_area > most and not self.recipe.is_of_text:
+            yield (
+                f"{self.images} was packed with --max-area {packed_area}, but encode rejects "
+                f"images of more than {most:,} pixels: give the same --max-area to keep them"
+            )
 
 
 def headlines(plan: EncodePlan) -> Iterator[str]:
@@ -108,29 +124,20 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
     yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {device}"
     if plan.model.note:
         yield plan.model.note
-    if plan.roles and not plan.recipe.roles and not plan.recipe.is_of_text:
-        roles = ",".join((TARGET, *plan.roles))
+    if plan.source.roles and not plan.recipe.roles and not plan.recipe.is_of_text:
+        roles = ",".join((TARGET, *plan.source.roles))
         yield f"latents are of targets alone: --roles {roles} encodes the images in roles too"
-    if not plan.is_whole:
+    if not plan.source.is_whole:
         yield f"{plan.images} is not completely packed: run the same command again after pack"
 
 
-def area_warning(plan: EncodePlan) -> str:
-    """Return a warning if pack kept images that encode rejects as too large, or "" if none."""
-    if plan.packed_area <= plan.recipe.max_area or plan.recipe.is_of_text:
-        return ""
-    return (
-        f"{plan.images} was packed with --max-area {plan.packed_area}, but encode rejects images "
-        f"of more than {plan.recipe.max_area:,} pixels: give the same --max-area to keep them"
-    )
-
-
 def _describe_images(dataset: DatasetPlan) -> str:
-    noun = "caption" if dataset.recipe.is_of_text else "image"
+    settings = dataset.settings
+    noun = "caption" if settings["latents"] == "none" else "image"
     counted = f", {plural(dataset.samples, noun)}" if dataset.samples else ""
-    sizes = dataset.recipe.sizes
+    sizes = settings.get("shapes", ())
     shapes = f" in {plural(len(sizes), 'shape')}" if sizes else ""
-    resolution = dataset.recipe.resolution
+    resolution = settings["resolution"]
     return f"{plural(dataset.shards, 'shard')}{counted} for resolution {resolution}{shapes}"
 
 
@@ -179,13 +186,24 @@ def make_plan(
             f"--flip: the text of {model.name} depends on the images of a sample, and there is "
             "none of their mirror images: leave --flip out, or give --text none"
         )
+    max_nbytes = int(options.max_bytes)
     with ExitStack() as closing:
         sources, layout = _find_captions(phases, options, table, recipe, told)
         if layout:
             closing.callback(layout.close)
         datasets = tuple(
-            _plan_dataset(*parts, options, compared)
-            for parts in zip(phases, settings, sources, strict=True)
+            plan_dataset(
+                phase.place,
+                phase.source,
+                phase.wanted,
+                of_dataset,
+                captions=captions,
+                tars=tars_of(phase.source.url, max_nbytes, phase.recipe.images_in_roles),
+                overwrite=options.overwrite,
+                redo_changed=options.redo_changed,
+                compared=compared,
+            )
+            for phase, of_dataset, captions in zip(phases, settings, sources, strict=True)
         )
         if layout:
             layout.match(
@@ -196,13 +214,9 @@ def make_plan(
                 ]
             )
         closing.pop_all()
-    source = phases[0].source
     return EncodePlan(
         images=str(options.images),
-        url=source.url,
-        is_whole=source.is_whole,
-        packed_area=source.max_area,
-        roles=source.roles,
+        source=replace(phases[0].source, shards=()),
         model=model,
         recipe=recipe,
         worker_plan=worker_plan,
@@ -345,17 +359,24 @@ def _find_captions(
     return [CaptionSource()] * (len(phases) - len(captioned)) + list(sources), layout
 
 
-def _plan_dataset(
-    phase: _Phase,
-    settings: Mapping[str, Any],
+def plan_dataset(
+    place: str,
+    source: ImageShards,
+    wanted: Sequence[ImageShard],
+    settings: Settings,
+    *,
     captions: CaptionSource,
-    options: EncodeOptions,
+    tars: TarsSource,
+    overwrite: bool,
+    redo_changed: bool,
     compared: Callable[[int, int], object],
 ) -> DatasetPlan:
-    """Return the plan of one dataset: what lies at its place, and which image shards it lacks."""
-    store, source = open_store(phase.place), phase.source
-    settings = {**settings, **captions.settings}
-    claim = find_claim(store, "latents", settings, overwrite=options.overwrite)
+    """Return the plan of one dataset: what lies at its place, and which image shards it lacks.
+
+    It is made of the `wanted` image shards of a source, which `tars` reads.
+    """
+    store, settings = open_store(place), {**settings, **captions.settings}
+    claim = find_claim(store, "latents", settings, overwrite=overwrite)
     manifest = claim.manifest
     if claim.is_there or manifest.receipts:
         manifest = refresh_manifest(store, manifest)
@@ -364,26 +385,25 @@ def _plan_dataset(
         store,
         manifest,
         source.shards,
-        phase.wanted,
-        redo_changed=options.redo_changed,
+        wanted,
+        redo_changed=redo_changed,
         is_whole=source.is_whole,
-        tars=tars_of(source.url, int(options.max_bytes), phase.recipe.images_in_roles),
+        tars=tars,
         compared=compared,
     )
     return DatasetPlan(
-        place=phase.place,
+        place=place,
         claim=replace(claim, manifest=pending.manifest),
         settings=settings,
-        recipe=phase.recipe,
         captions=captions,
-        shards=len(phase.wanted),
-        samples=count_samples(phase.wanted),
+        shards=len(wanted),
+        samples=count_samples(wanted),
         missing=len(pending.shards),
         missing_samples=count_samples(pending.shards),
         pending=PackedShards.take_from(pending.shards),
         stale=pending.stale,
         removals=tuple(pending.lines),
-        is_limited=phase.wanted != source.shards,
+        is_limited=wanted != source.shards,
     )
 
 

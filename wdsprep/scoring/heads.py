@@ -89,12 +89,11 @@ def _read_tensors(head: Head) -> "tuple[Mapping[str, Tensor], str]":
     """
     import torch
 
-    kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     entries, start, facts = model_files.read_tensor_header(BytesIO(head.data))
     tensors = {}
     for name, entry in entries.items():
-        data = bytearray(head.data[start + entry.begin : start + entry.end])
-        tensors[name] = torch.frombuffer(data, dtype=kinds[entry.dtype]).view(entry.shape)
+        numbers = entry.numbers(head.data[start + entry.begin : start + entry.end])
+        tensors[name] = torch.tensor(numbers, dtype=torch.float32)
     activation = facts.get("activation", "")
     if activation not in ACTIVATIONS:
         raise UsageError(
@@ -112,7 +111,7 @@ def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, 
     """
     import torch
 
-    left, width = {name: tensor.float() for name, tensor in tensors.items()}, 0
+    left, width = dict(tensors), 0
     layers: list[tuple[Tensor, Tensor]] = []
     names = [name for name in tensors if name.endswith("weight")]
     for name in sorted(names, key=lambda name: [*map(int, NUMBER.findall(name))]):

@@ -2,8 +2,8 @@
 
 An image shard is a unit of work; its scores have the same name, keys and order. All models are
 loaded once here, before anything is written, so that an unsuitable model is reported at once. Then
-a run does what `encode` does: settings, pending shards, units, receipts, the manifest. Workers get
-a `ScoreWork`, and load what they need when they open it.
+the plan is carried out as that of `encode` is (`begin_datasets`, `do_plan`). Workers get a
+`ScoreWork`, and load what they need when they open it.
 """
 
 import json
@@ -17,36 +17,21 @@ from typing import TYPE_CHECKING
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.sample_table import role_columns
-from wdsprep.dataset.settings import SCORES, TEXT, Settings, columns_of
+from wdsprep.dataset.settings import SCORES, TEXT, columns_of
 from wdsprep.dataset.shard_reader import ScoreReader
+from wdsprep.dataset.unit_locks import Edition
+from wdsprep.encoding.captions.options import CaptionSource
+from wdsprep.encoding.encode import begin_datasets, do_plan, targets_of
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
-from wdsprep.encoding.image_shards import (
-    ImageShard,
-    ImageShards,
-    count_samples,
-    find_image_shards,
-    tars_of,
-)
+from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.options import EncodeWorkerOptions
-from wdsprep.encoding.pending_shards import (
-    PackedShards,
-    joint_units,
-    pending_shards,
-    remove_stale_units,
-)
-from wdsprep.encoding.worker_plan import (
-    EncodeTarget,
-    EncodeWork,
-    EncodeWorkerPlan,
-    plan_for_machines,
-    runner_of,
-    settle_runner,
-)
+from wdsprep.encoding.run_plan import RunPlan, plan_dataset
+from wdsprep.encoding.worker_plan import EncodeWork, plan_for_machines, settle_runner
 from wdsprep.errors import UsageError
 from wdsprep.images.options import check_has_image
 from wdsprep.options import takes_options
 from wdsprep.runners.job import JobListener
-from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
+from wdsprep.runners.run import Outcome
 from wdsprep.scoring.heads import read_head
 from wdsprep.scoring.languages import COLUMNS, language_library
 from wdsprep.scoring.models import (
@@ -103,18 +88,11 @@ class ScoreWork(EncodeWork):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScorePlan:
+class ScorePlan(RunPlan):
     """The plan of a run of `score`, made before anything is written."""
 
-    out: str
-    source: ImageShards
-    wanted: tuple[ImageShard, ...]
     tried: tuple[tuple[ScoreModel, str], ...]
     """The models, each with the name and kind of its image processor."""
-    settings: Settings
-    by: EncodeWorkerOptions
-    """The options of the workers, with the runner that was chosen."""
-    worker_plan: EncodeWorkerPlan
     dtype: str
 
 
@@ -131,39 +109,19 @@ def score(options: ScoreOptions) -> Outcome:
     """
     listener = options.listener_or_mute
     plan = _plan_of(options, listener)
-    edition, manifest = open_dataset_to_write(
-        plan.out, "latents", plan.settings, overwrite=options.overwrite
+    editions = begin_datasets(plan)
+    language = plan.datasets[0].settings[SCORES]["language"]
+    made_by = ", ".join(filter(None, [*(model.name for model, _ in plan.tried), language]))
+    (outcome,) = do_plan(
+        plan,
+        editions,
+        _make_work(plan, editions, options),
+        listener=listener,
+        limit=options.limit,
+        track=options.track,
+        extra=lambda _dataset: {"model": made_by},
+        name="score",
     )
-    left = pending_shards(
-        edition.store,
-        manifest,
-        plan.source.shards,
-        plan.wanted,
-        redo_changed=options.redo_changed,
-        is_whole=plan.source.is_whole,
-        tars=tars_of(plan.source.url, int(options.max_bytes)),
-        compared=listener.on_comparison,
-    )
-    remove_stale_units(edition, left.stale)
-    for line in left.lines:
-        listener.on_message(line)
-    listener.on_begin(plan)
-    made_by = [*(model.name for model, _ in plan.tried), plan.settings[SCORES]["language"]]
-    run = Run(
-        edition,
-        left.manifest,
-        count=len(left.shards),
-        samples=count_samples(left.shards),
-        limit=options.limit if plan.wanted != plan.source.shards else 0,
-        whole=plan.source.is_whole,
-        extra=partial(dict, model=", ".join(filter(None, made_by))),
-    )
-    work = _work(plan, options, edition.mark)
-    runner = None
-    if count := len(left.shards):
-        runner = runner_of(plan.by, plan.worker_plan, units=count, phase=plan.out, name="score")
-    units = joint_units([PackedShards.take_from(left.shards)])
-    (outcome,) = do_runs([run], runner, work, units, listener=listener, track=options.track)
     return outcome
 
 
@@ -223,27 +181,34 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
         },
         "text": "none",
     }
+    dataset = plan_dataset(
+        out,
+        source,
+        source.first(options.limit),
+        settings,
+        captions=CaptionSource(),
+        tars=tars_of(source.url, int(options.max_bytes)),
+        overwrite=options.overwrite,
+        redo_changed=options.redo_changed,
+        compared=listener.on_comparison,
+    )
     return ScorePlan(
-        out=out,
-        source=source,
-        wanted=source.first(options.limit),
-        tried=tuple(tried),
-        settings=settings,
-        by=by,
+        source=replace(source, shards=()),
         worker_plan=worker_plan,
+        worker_options=by,
+        datasets=(dataset,),
+        units=dataset.missing,
+        tried=tuple(tried),
         dtype=dtype,
     )
 
 
-def _work(plan: ScorePlan, options: ScoreOptions, edition: str) -> ScoreWork:
-    device = plan.worker_plan.device
-    target = EncodeTarget(latents=plan.out, settings=plan.settings, edition=edition)
+def _make_work(plan: ScorePlan, editions: Sequence[Edition], options: ScoreOptions) -> ScoreWork:
+    models, device = tuple(model for model, _ in plan.tried), plan.worker_plan.device
     return ScoreWork(
         images=plan.source.url,
-        targets=(target,),
-        make_encoder=partial(
-            make_encoder, tuple(model for model, _ in plan.tried), device, plan.dtype
-        ),
+        targets=targets_of(plan, editions),
+        make_encoder=partial(make_encoder, models, device, plan.dtype),
         worker_plan=plan.worker_plan,
         max_area=options.max_area,
         max_nbytes=int(options.max_bytes),

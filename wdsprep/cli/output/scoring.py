@@ -20,10 +20,10 @@ class ScoreOutput(CommandOutput[Outcome]):
     def on_begin(self, plan: ScorePlan) -> None:
         for model, processor in plan.tried:
             self.on_message(f"{model.name}: {model.role}, {processor}")
-        samples = sum(shard.item.take or shard.item.samples for shard in plan.wanted)
-        of = f"{plural(samples, 'image')} in {plural(len(plan.wanted), 'shard')}"
-        arrays = (f"{field.name} {field}" for field in fields_of(plan.settings["layout"]))
-        fields = [*columns_of(plan.settings), *arrays]
+        (dataset,) = plan.datasets
+        of = f"{plural(dataset.samples, 'image')} in {plural(dataset.shards, 'shard')}"
+        arrays = (f"{field.name} {field}" for field in fields_of(dataset.settings["layout"]))
+        fields = [*columns_of(dataset.settings), *arrays]
         self.on_message(f"{self.options['images']}: {of}; each gets {', '.join(fields)}")
         self.start_counting()
 

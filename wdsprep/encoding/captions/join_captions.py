@@ -53,6 +53,7 @@ from wdsprep.tables.query import read_texts
 from wdsprep.tables.stored_tables import MOST_THREADS, ForeignTables, StoredTables
 from wdsprep.text import EXAMPLES, command, human_time, plural, shown
 
+KEYS = pa.schema([(KEY, pa.string())])
 NOTHING = np.zeros(0, np.int64), pa.nulls(0, pa.string())
 WAITING = "keys of samples wait there for their captions"
 
@@ -142,6 +143,7 @@ class CaptionLayout:
             self._warn_of_names()
 
     def _warn_of_names(self) -> None:
+        """Tell the user that no sample has such a name; raise UsageError if pack could give one."""
         by, url = self.table.by, self._tars.url
         if by == "sha256" and self._hashed_by not in (None, by):
             raise UsageError(
@@ -228,7 +230,8 @@ class CaptionLayout:
         numbers, texts = next(found, NOTHING)
         start = 0
         for shard, place in self._units:
-            keys = _unpack(self._spool.get(place))
+            batch = pa.ipc.read_record_batch(pa.py_buffer(self._spool.get(place)), KEYS)
+            keys = batch.column(0)
             places, end = np.full(len(keys), -1), start + len(keys)
             captions: list[pa.Array] = []
             while count := int(np.searchsorted(numbers, end)):
@@ -263,10 +266,6 @@ def _with_numbers(samples: pa.Table) -> pa.Table:
     short = pc.if_else(pc.equal(short, ""), "0", short)
     columns = {NAME: short, SAMPLE: padded[SAMPLE], CHOICE: pa.array(np.ones(len(short), np.int64))}
     return pa.concat_tables([samples, pa.table(columns)])
-
-
-def _unpack(data: bytes) -> pa.Array:
-    return pa.ipc.read_record_batch(pa.py_buffer(data), pa.schema([(KEY, pa.string())])).column(0)
 
 
 def _texts(names: Sequence[bytes]) -> tuple[str, ...]:

@@ -146,8 +146,8 @@ class OneCaption(Options):
     def check_together(self) -> None:
         super().check_together()
         self._check_apart()
-        found = [source.name for source in self.sources]
-        for name in found:
+        names = [source.name for source in self.sources]
+        for name in names:
             if not NAME.fullmatch(name):
                 raise UsageError(
                     f"captions cannot be named {name!r}: give a --caption-name of letters and "
@@ -158,7 +158,7 @@ class OneCaption(Options):
                     f"captions cannot be named {name!r}, as those of --empty are: give another "
                     "--caption-name"
                 )
-            if found.count(name) > 1:
+            if names.count(name) > 1:
                 raise UsageError(
                     f"two of --caption-fields end in {name!r}, after which their captions are "
                     "named: encode one of them with --caption-field and a --caption-name"
@@ -192,11 +192,13 @@ class OneCaption(Options):
         """
         if self.empty:
             return (CaptionSource(name=EMPTY),)
-        return tuple(map(self._source, self.paths or (self.caption_field,)))
-
-    def _source(self, path: str) -> CaptionSource:
-        usual = path.rpartition(".")[2] or OWN
-        return CaptionSource(name=self.caption_name or usual, field="" if path == OWN else path)
+        return tuple(
+            CaptionSource(
+                name=self.caption_name or path.rpartition(".")[2] or OWN,
+                field="" if path == OWN else path,
+            )
+            for path in self.paths or (self.caption_field,)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,7 +209,12 @@ class Device:
             return [made for part in parts for made in self.launch(part, exact=exact)]
         try:
             self._warm_up_first(batch, exact=exact)
-            return [self._launch_timed(batch, exact=exact)]
+            began = time.monotonic()
+            self._first_launch = self._first_launch or began
+            launched = self._launch(batch, exact=exact)
+            if self._is_cuda:  # elsewhere launching is computing
+                self.stats.launch_s += time.monotonic() - began
+            return [launched]
         except NoRoomError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -263,14 +268,6 @@ class Device:
         if self._first_launch:  # in the middle of a run: that time is none of it
             self._first_launch += time.monotonic() - began
 
-    def _launch_timed(self, batch: DeviceBatch, *, exact: bool) -> Launched:
-        began = time.monotonic()
-        self._first_launch = self._first_launch or began
-        launched = self._launch(batch, exact=exact)
-        if self._is_cuda:  # elsewhere launching is computing
-            self.stats.launch_s += time.monotonic() - began
-        return launched
-
     def _launch(self, batch: DeviceBatch, *, exact: bool) -> Launched:
         began = self._record_event()
         encoded = batch.encoded(self._encoder, exact=exact)
@@ -300,7 +297,7 @@ class Device:
         Rows whose values are not finite, or too large for the storage dtype, are computed again in
         fp32. A row is None if that does not help.
         """
-        return [row for one in launched for row in self._finish(one, may_retry=True)]
+        return [row for part in launched for row in self._finish(part, may_retry=True)]
 
     def _finish(self, one: Launched, *, may_retry: bool) -> list[Arrays | None]:
         stats, is_text = self.stats, isinstance(one.batch, TextBatch)

@@ -150,20 +150,16 @@ def _find_fields(dry_run: "DryRun") -> list[Field]:
             raise UsageError(
                 f"{call.name} has no limit for the length of captions: give one with --text-length"
             )
+        half = "<f2" if value.dtype == torch.float16 else BFLOAT16  # in which it is stored
         fields.append(
             Field(
                 name=member_name(name, call.first),
-                dtype="|u1" if is_mask(name) else _storage_dtype(value.dtype),
+                dtype="|u1" if is_mask(name) else half,
                 shape=tuple(value.shape[1:]),
                 is_variable=is_longer,
             )
         )
     return fields
-
-
-def _storage_dtype(dtype: torch.dtype) -> str:
-    """Return the dtype in which values are stored: fp16 for fp16, and bf16 for all others."""
-    return "<f2" if dtype == torch.float16 else BFLOAT16
 
 
 def _size_fields(kind: Any) -> tuple[Field, ...]:
@@ -235,16 +231,16 @@ class DryRun:
         The sample of such a caption becomes a reject, as the code has worked with others before.
         If text depends on images, `images` has those of each caption.
         """
+        tokens = []
         with self._lock:
             both = zip(captions, images or [None] * len(captions), strict=True)
-            return [self._tokens_or_none(caption, own) for caption, own in both]
-
-    def _tokens_or_none(self, caption: str, images: Any) -> Tokens:
-        try:
-            return self._tokens(caption, images)
-        except WorkError as error:
-            _log.debug("no tokens are made of a caption: %s", error)
-            return Tokens(caption)
+            for caption, references in both:
+                try:
+                    tokens.append(self._tokens(caption, references))
+                except WorkError as error:
+                    _log.debug("no tokens are made of a caption: %s", error)
+                    tokens.append(Tokens(caption))
+        return tokens
 
     def _tokens(self, caption: str, images: Any) -> Tokens:
         made = self._run(caption, images)
@@ -372,6 +368,10 @@ def _to_list(ids: Any) -> Any:
 def _encoder_input(
     call: TokenizerCall | None, row: int, ids: list[int], mask: list[int]
 ) -> EncoderInput:
+    """Return what an encoder gets for a caption: a row of ids, which a tokenizer's call has made.
+
+    The tokenizer is called again without a limit, if it may have cut the caption.
+    """
     count = sum(mask)
     if call is None:
         return EncoderInput(ids, mask, count)

@@ -124,9 +124,8 @@ class PromptCall:
         like prompt_2 are further prompts.
         """
         is_for_prompt = name.startswith("prompt_") and f"negative_{name}" in self._call
-        return (
-            is_for_prompt and not is_embedding(name) and re.fullmatch(r"prompt_\d+", name) is None
-        )
+        is_prompt = is_embedding(name) or re.fullmatch(r"prompt_\d+", name) is not None
+        return is_for_prompt and not is_prompt
 
     def _bind_arguments(self, length: int) -> dict[str, Any]:
         bound = {}
@@ -324,17 +323,12 @@ def assemble(
     without = {name: None for name, one in taken.items() if one.default is one.empty}
     with explain_pipeline_errors(kind.__name__):
         made = kind(**{**without, **arguments, **parts})
-        if hasattr(made, CONVERT) and not any(map(_has_parts_of_tokens, parts.values())):
+        added = (getattr(part, "added_tokens_encoder", ()) for part in parts.values())
+        # A token of textual inversion stands for several vectors if another ends in "_1".
+        has_inversion = any(token.endswith("_1") for tokens in added for token in tokens)
+        if hasattr(made, CONVERT) and not has_inversion:
             setattr(made, CONVERT, lambda prompt, _tokenizer: prompt)
         return made
-
-
-def _has_parts_of_tokens(part: Any) -> bool:
-    """Return whether a tokenizer has tokens of textual inversion that stand for several vectors.
-
-    Such a token is the first of several: the name of the second has "_1" at its end.
-    """
-    return any(token.endswith("_1") for token in getattr(part, "added_tokens_encoder", ()))
 
 
 def explain_pipeline_errors(name: str) -> AbstractContextManager[None]:
@@ -363,10 +357,8 @@ def find_absent_part(error: BaseException) -> str:
     if not isinstance(error, AttributeError) or error.obj is not None:
         return ""
     for frame, number in traceback.walk_tb(error.__traceback__):
-        owner, line = (
-            frame.f_locals.get("self"),
-            linecache.getline(frame.f_code.co_filename, number),
-        )
+        owner = frame.f_locals.get("self")
+        line = linecache.getline(frame.f_code.co_filename, number)
         for name in re.findall(r"self\.(\w+)\.", line):
             if getattr(owner, name, owner) is None:
                 return str(name)

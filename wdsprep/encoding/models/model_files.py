@@ -21,6 +21,7 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 from blake3 import blake3
 
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
@@ -39,6 +40,7 @@ LARGE_NBYTES = 1_000_000_000
 """The size from which digests are kept: below it, computing takes a second."""
 HEAD_NBYTES = 1 << 24
 """The largest header that is read, which is enough for 100,000 tensors."""
+NUMPY_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SETTLED_S = 2.0
 """The age below which a file may be written again without getting another time."""
 
@@ -322,6 +324,16 @@ class TensorEntry(NamedTuple):
     end: int
     """the end of its bytes, counted from the end of the header"""
     shape: tuple[int, ...] = ()
+
+    def numbers(self, data: bytes) -> np.ndarray[Any, Any]:
+        """Return its numbers, given its bytes; those of bf16 as fp32, whose upper half they are.
+
+        The safetensors library gives bf16 to torch alone. Raise KeyError if they are no floats.
+        """
+        values = np.frombuffer(data, NUMPY_DTYPES[self.dtype])
+        if self.dtype == "BF16":
+            values = (values.astype("<u4") << 16).view("<f4")
+        return values.reshape(self.shape)
 
 
 def read_tensor_header(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int, dict[str, str]]:

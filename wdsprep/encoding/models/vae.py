@@ -128,7 +128,9 @@ def flatten_frames(network: nn.Module) -> list[str]:
             delattr(parent, own)
             continue
         flat = _flatten(module, wanted, frame)
-        if flat is not None and _is_same(copy.deepcopy(flat).float()(frame), wanted):
+        result = None if flat is None else copy.deepcopy(flat).float()(frame)
+        is_same = result is not None and result.shape == wanted.shape
+        if is_same and (result - wanted).abs().max() <= TOLERANCE * wanted.abs().max():
             setattr(parent, own, flat)
         else:
             kept.append(name)
@@ -140,10 +142,8 @@ def _draw_frame(conv: nn.Conv3d) -> Tensor:
 
     The trainer's generator of random numbers is not used.
     """
-    height, width = (
-        size * dilation + 2
-        for size, dilation in zip(conv.kernel_size[1:], conv.dilation[1:], strict=True)
-    )
+    both = zip(conv.kernel_size[1:], conv.dilation[1:], strict=True)
+    height, width = (size * dilation + 2 for size, dilation in both)
     generator = torch.Generator().manual_seed(0)
     return torch.randn((1, conv.in_channels, 1, height, width), generator=generator)
 
@@ -176,12 +176,6 @@ def _flatten(conv: nn.Conv3d, made: Tensor, frame: Tensor) -> FrameConv | None:
     flat.weight = nn.Parameter(conv.weight.data[:, :, -1].contiguous(), requires_grad=False)
     flat.bias = conv.bias
     return flat
-
-
-def _is_same(found: Tensor, wanted: Tensor) -> bool:
-    if found.shape != wanted.shape:
-        return False
-    return bool((found - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
 
 
 FACTORS = ("output_scale_factor", "rescale_output_factor")

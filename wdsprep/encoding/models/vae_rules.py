@@ -8,9 +8,9 @@ read without torch.
 """
 
 import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class VaeRule:
     """the channels of a latent as it is stored"""
     factor: int
     """how many pixels of a side become one of a stored latent's"""
-    scale: float | tuple[float, ...]
+    scale: float | tuple[float, ...] = 1.0
     shift: float | tuple[float, ...] = 0.0
     patch: int = 1
     """the side of the squares of z that become channels of one place; 1 leaves z as it is"""
@@ -70,79 +70,73 @@ class VaeRule:
         return self.factor // self.patch
 
 
-NO_VAE = VaeRule(vae_kind="", channels=0, factor=1, scale=1.0, is_sampled=False)
+NO_VAE = VaeRule(vae_kind="", channels=0, factor=1, is_sampled=False)
 """The rule if no VAE is wanted."""
 
 
-def _kl(config: Config) -> VaeRule:
-    return VaeRule(
-        vae_kind="AutoencoderKL",
-        channels=config.whole("latent_channels", 4, most=MOST_CHANNELS),
-        factor=_factor(config, "block_out_channels"),
-        scale=config.above_zero("scaling_factor", SCALE),
-        shift=config.real("shift_factor", 0.0),
-        fits_fp16=config.get("force_upcast") is not True,
-    )
+Facts = dict[str, Any]
+"""The fields of a `VaeRule` that a config tells."""
 
 
-def _dc(config: Config) -> VaeRule:
-    return VaeRule(
-        vae_kind="AutoencoderDC",
-        channels=config.whole("latent_channels", most=MOST_CHANNELS),
-        factor=_factor(config, "encoder_block_out_channels"),
-        scale=config.above_zero("scaling_factor", 1.0),
-        is_sampled=False,
-    )
+def _kl(config: Config) -> Facts:
+    return {
+        "channels": _channels(config, 4),
+        "factor": _factor(config, "block_out_channels"),
+        "scale": config.above_zero("scaling_factor", SCALE),
+        "shift": config.real("shift_factor", 0.0),
+        "fits_fp16": config.get("force_upcast") is not True,
+    }
 
 
-def _flux2(config: Config) -> VaeRule:
-    return VaeRule(
-        vae_kind="AutoencoderKLFlux2",
-        channels=config.whole("latent_channels", most=MOST_CHANNELS) * FLUX2_PATCH**2,
-        factor=_factor(config, "block_out_channels") * FLUX2_PATCH,
-        scale=1.0,
-        patch=FLUX2_PATCH,
-    )
+def _dc(config: Config) -> Facts:
+    return {
+        "channels": _channels(config),
+        "factor": _factor(config, "encoder_block_out_channels"),
+        "scale": config.above_zero("scaling_factor", 1.0),
+        "is_sampled": False,
+    }
 
 
-def _hunyuan_image(config: Config) -> VaeRule:
-    return VaeRule(
-        vae_kind="AutoencoderKLHunyuanImage",
-        channels=config.whole("latent_channels", most=MOST_CHANNELS),
-        factor=config.whole("spatial_compression_ratio", most=MOST_FACTOR),
-        scale=config.above_zero("scaling_factor"),
-    )
+def _flux2(config: Config) -> Facts:
+    channels, factor = _channels(config), _factor(config, "block_out_channels")
+    patch = FLUX2_PATCH
+    return {"channels": channels * patch**2, "factor": factor * patch, "patch": patch}
 
 
-def _qwen_image(config: Config) -> VaeRule:
-    channels = config.whole("z_dim", most=MOST_CHANNELS)
+def _hunyuan_image(config: Config) -> Facts:
+    return {
+        "channels": _channels(config),
+        "factor": config.whole("spatial_compression_ratio", most=MOST_FACTOR),
+        "scale": config.above_zero("scaling_factor"),
+    }
+
+
+def _qwen_image(config: Config) -> Facts:
     factor = 2 ** len(config.list("temperal_downsample", MOST_BLOCKS))
-    rule = VaeRule(vae_kind="AutoencoderKLQwenImage", channels=channels, factor=factor, scale=1.0)
-    return _add_channel_scales(rule, config)
+    return {"channels": config.whole("z_dim", most=MOST_CHANNELS), "factor": factor}
 
 
-def _wan(config: Config, kind: str = "AutoencoderKLWan", usual: int = 8) -> VaeRule:
+def _wan(config: Config, usual: int = 8) -> Facts:
     channels = config.whole("z_dim", most=MOST_CHANNELS)
     factor = config.whole("scale_factor_spatial", usual, most=MOST_FACTOR)
-    rule = VaeRule(vae_kind=kind, channels=channels, factor=factor, scale=1.0)
-    return _add_channel_scales(rule, config)
+    return {"channels": channels, "factor": factor}
 
 
-def _qwen_image_21(config: Config) -> VaeRule:
-    return _wan(config, "AutoencoderKLQwenImage21", 16)
+def _channels(config: Config, default: int | None = None) -> int:
+    return config.whole("latent_channels", default, most=MOST_CHANNELS)
 
 
 def _factor(config: Config, blocks: str) -> int:
     return int(2 ** (len(config.list(blocks, MOST_BLOCKS)) - 1))
 
 
-RULES: Mapping[str, Callable[[Config], VaeRule]] = {
+RULES: Mapping[str, Callable[[Config], Facts]] = {
     "AutoencoderKL": _kl,
     "AutoencoderDC": _dc,
     "AutoencoderKLFlux2": _flux2,
     "AutoencoderKLHunyuanImage": _hunyuan_image,
     "AutoencoderKLQwenImage": _qwen_image,
-    "AutoencoderKLQwenImage21": _qwen_image_21,
+    "AutoencoderKLQwenImage21": partial(_wan, usual=16),
     "AutoencoderKLWan": _wan,
 }
 
@@ -174,8 +168,8 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
             f"the VAE of {what} scales each channel (latents_mean), and how its pipeline does that "
             "stands in model_index.json: pass the whole pipeline"
         )
-    rule = RULES[kind](config)
-    if is_by_channel:  # where there is a UNet, by the scale as well
+    rule = VaeRule(vae_kind=kind, **RULES[kind](config))
+    if is_by_channel or kind in VIDEO_KINDS:  # where there is a UNet, by the scale as well
         rule = _add_channel_scales(rule, config, rule.scale if has_unet else 1.0)
     return replace(rule, shift=0.0) if pipeline in SHIFTLESS else rule
 
@@ -231,35 +225,21 @@ def add_batch_norm(rule: VaeRule, config: Config, pipeline: str, files: Sequence
 
 
 def _find_numbers(files: Sequence[Path], name: str) -> tuple[float, ...]:
-    """Return the numbers of a small tensor in safetensors files, without torch.
-
-    They are parsed here, as the safetensors library gives bf16 to torch alone.
-    """
+    """Return the numbers of a small tensor in safetensors files, without torch."""
     for path in files:
         try:
-            if (found := _read_numbers(path, name)) is not None:
-                return found
-        except (ValueError, KeyError, struct.error) as error:
+            with path.open("rb") as file:
+                tensors, start, _ = read_tensor_header(file)
+                if (entry := tensors.get(name)) is None:
+                    continue
+                if entry.end - entry.begin > NORM_NBYTES:
+                    raise ValueError(f"{name} is too large for a list of channels")
+                file.seek(start + entry.begin)
+                numbers = entry.numbers(file.read(entry.end - entry.begin))
+                return tuple(map(float, numbers.ravel()))
+        except (ValueError, KeyError) as error:
             raise WorkError(f"{path} is not a safetensors file ({error})") from None
     raise WorkError(
         f"{files[0].parent} lacks {name}, by which the VAE's latents are scaled: choose another "
         "--model"
     )
-
-
-def _read_numbers(path: Path, name: str) -> tuple[float, ...] | None:
-    with path.open("rb") as file:
-        tensors, start, _ = read_tensor_header(file)
-        if (entry := tensors.get(name)) is None:
-            return None
-        if entry.end - entry.begin > NORM_NBYTES:
-            raise ValueError(f"{name} is too large for a list of channels")
-        file.seek(start + entry.begin)
-        return _unpack_numbers(file.read(entry.end - entry.begin), entry.dtype)
-
-
-def _unpack_numbers(data: bytes, dtype: str) -> tuple[float, ...]:
-    if dtype == "BF16":  # the upper half of a float
-        data = b"".join(b"\0\0" + data[at : at + 2] for at in range(0, len(data), 2))
-    letter = {"F64": "d", "F32": "f", "BF16": "f", "F16": "e"}[dtype]
-    return struct.unpack(f"<{len(data) // struct.calcsize(letter)}{letter}", data)
