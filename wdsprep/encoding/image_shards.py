@@ -100,13 +100,6 @@ class ImageShard:
         item = Item(name=name, parts=parts, extra=extra, take=take, samples=samples)
         return cls(name=own, item=item, digest=digest)
 
-    def is_done_by(self, made_of: str) -> bool:
-        """Return whether latents made from the input `made_of` have all samples that are wanted.
-
-        They do if `made_of` is this shard's input, or its input without a limit on samples.
-        """
-        return made_of in (self.input, self.whole_input)
-
 
 def count_samples(shards: Sequence[ImageShard]) -> int:
     """Return the number of samples to encode in image shards; 0 if nobody has counted them."""
@@ -166,11 +159,7 @@ class ImageShards:
 
 
 def find_image_shards(
-    url: str,
-    resolution: int,
-    *,
-    shapes: Sequence[Size] = (),
-    upscale: float = 1.0,
+    url: str, resolution: int, *, shapes: Sequence[Size] = (), upscale: float = 1.0
 ) -> ImageShards:
     """Return the image shards that may have images large enough for a resolution.
 
@@ -286,12 +275,7 @@ def _find_tars(url: str, resolution: int) -> ImageShards:
 
 
 def read_rows(
-    source: TarsSource,
-    shard: ImageShard,
-    *,
-    content: Content,
-    left_out: LeftOut,
-    has_images: bool,
+    source: TarsSource, shard: ImageShard, *, content: Content, left_out: LeftOut, has_images: bool
 ) -> Generator[tuple[str, Sample | Refusal], None, None]:
     """Yield each sample of an image shard with its key; raise HopelessError if it is damaged.
 

@@ -267,9 +267,7 @@ def _copy_facts(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def write_empty(
-    edition: Edition,
-    fields: Sequence[Field],
-    empty: Callable[[], Mapping[str, Any]],
+    edition: Edition, fields: Sequence[Field], empty: Callable[[], Mapping[str, Any]]
 ) -> dict[str, str]:
     """Write the arrays of the empty caption, for classifier-free guidance, where they are missing.
 
@@ -281,9 +279,7 @@ def write_empty(
 
 
 def put_empty(
-    edition: Edition,
-    fields: Sequence[Field],
-    made: Callable[[Field], bytes],
+    edition: Edition, fields: Sequence[Field], made: Callable[[Field], bytes]
 ) -> dict[str, str]:
     """Write the files of the empty caption, unless another worker has written them.
 

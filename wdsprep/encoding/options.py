@@ -125,7 +125,6 @@ class EncodeWorkerOptions(WorkerRangeOptions):
         choices=DEVICES,
         usual=True,
         order=-1,
-        page="where to compute",
     )
     workers: int | str | tuple[int, int] = option_field(
         "Work in this number of processes; auto is one for each GPU, or one in all without a "
@@ -223,7 +222,13 @@ class EncodeOptions(EncodeCall, CaptionOptions):
                 f"--empty {self.empty} makes a text dataset to join to that of the captions: give "
                 "--latents none and a place too"
             )
-        check_apart_text(self.text_out, self.latents, self.text)
+        if self.text_out and self.latents == "none":
+            raise UsageError(
+                "--text-out is for text beside latents, and --latents none makes text alone: leave "
+                "--text-out out, and give its place after IMAGES"
+            )
+        if self.text_out and self.text == "none":
+            raise UsageError("--text-out stores text, and --text none makes none: leave one out")
         _ = self.places
         check_one_resolution(self.shapes, self.resolutions)
         check_compiled_shapes(self.recipes)
@@ -245,56 +250,25 @@ class EncodeOptions(EncodeCall, CaptionOptions):
 
     @cached_property
     def recipes(self) -> list[Encode]:
-        """Return the recipes of the datasets of a run, in the order of their places."""
+        """Return the recipes of the datasets of a run, in the order of their places.
+
+        There is one for each resolution and caption. If text is stored apart, there is one for the
+        latents of each resolution, without text, and then one for the text of each caption.
+        """
         how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_recipe)
-        texts = len(self.of_captions.sources)
-        return recipes_for(how, self.resolutions, texts, is_apart=bool(self.text_out))
-
-
-def recipes_for(
-    how: Callable[..., Encode], resolutions: Sequence[int], texts: int, *, is_apart: bool
-) -> list[Encode]:
-    """Return the recipe of each dataset of a run.
-
-    `how` makes a recipe, and `texts` is the number of captions of a sample that are encoded. If
-    `is_apart`, text is stored apart: first come latents without text for each resolution, then a
-    text dataset for each caption. If not, there is a dataset for each resolution and caption.
-    """
-    if not is_apart:
-        return [how(resolution=number) for number in resolutions] * texts
-    latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
-    alone: dict[str, Any] = {
-        "latents": "none",
-        "shapes": (),
-        "max_crop": 1.0,
-        "upscale": 1.0,
-        "flip": False,
-        "decode": DECODES[0],
-    }
-    return latents + [how(resolution=min(resolutions), **alone)] * texts
-
-
-def _check_resolutions(latents: str, resolutions: Sequence[int]) -> None:
-    """Check that latents have a resolution, and that text alone has at most one."""
-    if latents != "none":
-        if 0 in resolutions:
-            raise UsageError("--resolution is missing: give pixels, such as --resolution 256")
-    elif len(resolutions) > 1:
-        raise UsageError(
-            "--latents none makes one dataset, of the images for one resolution: give only the "
-            "lowest --resolution, or leave it out for all images"
-        )
-
-
-def check_apart_text(text_out: "str | os.PathLike[str]", latents: str, text: str) -> None:
-    """Raise UsageError if a place for text is given without latents, or without text."""
-    if text_out and latents == "none":
-        raise UsageError(
-            "--text-out is for text beside latents, and --latents none makes text alone: leave "
-            "--text-out out, and give its place after IMAGES"
-        )
-    if text_out and text == "none":
-        raise UsageError("--text-out stores text, and --text none makes none: leave one out")
+        resolutions, texts = self.resolutions, len(self.of_captions.sources)
+        if not self.text_out:
+            return [how(resolution=number) for number in resolutions] * texts
+        alone: dict[str, Any] = {
+            "latents": "none",
+            "shapes": (),
+            "max_crop": 1.0,
+            "upscale": 1.0,
+            "flip": False,
+            "decode": DECODES[0],
+        }
+        latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
+        return latents + [how(resolution=min(resolutions), **alone)] * texts
 
 
 def places_of(
@@ -312,21 +286,56 @@ def places_of(
     """
     if text_out:
         return _places_apart(out, resolutions, captions, os.fspath(text_out))
-    _check_resolutions(latents, resolutions)
     names = [source.name for source in captions.sources]
     text_place = TEXT_PLACE if names == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
     place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
-    _check_place(place, resolutions, latents, captions)
+    if why := _place_problem(place, resolutions, captions, is_of_text=latents == "none"):
+        raise UsageError(why)
     if captions.paths:
         place = place.replace(RESOLUTION, str(resolutions[0]))
-        return _text_places(place, latents, names)
+        return {name: place.replace(CAPTION, name) for name in names}
     place = place.replace(CAPTION, names[0])
-    if len(resolutions) > 1 and RESOLUTION not in place:
-        raise UsageError(
-            f"{place} is one place, and each of {len(resolutions)} resolutions makes a dataset: "
-            f"write {RESOLUTION} where their names differ, as in {place.rstrip('/')}-{RESOLUTION}"
-        )
     return {number: place.replace(RESOLUTION, str(number)) for number in resolutions}
+
+
+def _place_problem(
+    place: str, resolutions: Sequence[int], captions: CaptionOptions, *, is_of_text: bool
+) -> str:
+    """Return what is wrong with a place for these resolutions and captions, or "" if nothing is.
+
+    Latents need a resolution, and text alone has at most one. What stands for a name in a place,
+    such as {caption}, needs that name, and several datasets need it in their place.
+    """
+    is_named = captions.caption_field or captions.paths or captions.caption_name or captions.empty
+    if not is_of_text and 0 in resolutions:
+        return "--resolution is missing: give pixels, such as --resolution 256"
+    if is_of_text and len(resolutions) > 1:
+        return (
+            "--latents none makes one dataset, of the images for one resolution: give only the "
+            "lowest --resolution, or leave it out for all images"
+        )
+    if CAPTION in place and not is_named:
+        return (
+            f"{place} needs the name of captions: give --caption-field, --caption-fields or "
+            f"--caption-name, or a place without {CAPTION}"
+        )
+    if RESOLUTION in place and is_of_text and 0 in resolutions:
+        return f"{place} needs a resolution: give --resolution, or a place without {RESOLUTION}"
+    if captions.paths and not is_of_text:
+        return (
+            "--caption-fields makes a text dataset of each field: give --latents none too, or one "
+            "field by --caption-field"
+        )
+    for what, count, mark in (
+        ("fields", len(captions.paths), CAPTION),
+        ("resolutions", len(resolutions), RESOLUTION),
+    ):
+        if count > 1 and mark not in place:
+            return (
+                f"{place} is one place, and each of {count} {what} makes a dataset: write {mark} "
+                f"where their names differ, as in {place.rstrip('/')}-{mark}"
+            )
+    return ""
 
 
 def _places_apart(
@@ -351,33 +360,3 @@ def _places_apart(
             )
     names = (source.name for source in captions.sources)
     return {**latents, **dict(zip(names, texts, strict=True))}
-
-
-def _check_place(
-    place: str, resolutions: Sequence[int], latents: str, captions: CaptionOptions
-) -> None:
-    """Raise UsageError if nothing is given for a placeholder, such as {caption}, in a place."""
-    is_named = captions.caption_field or captions.paths or captions.caption_name or captions.empty
-    if CAPTION in place and not is_named:
-        raise UsageError(
-            f"{place} needs the name of captions: give --caption-field, --caption-fields or "
-            f"--caption-name, or a place without {CAPTION}"
-        )
-    if RESOLUTION in place and latents == "none" and 0 in resolutions:
-        raise UsageError(
-            f"{place} needs a resolution: give --resolution, or a place without {RESOLUTION}"
-        )
-
-
-def _text_places(place: str, latents: str, names: Sequence[str]) -> dict[int | str, str]:
-    if latents != "none":
-        raise UsageError(
-            "--caption-fields makes a text dataset of each field: give --latents none too, or one "
-            "field by --caption-field"
-        )
-    if len(names) > 1 and CAPTION not in place:
-        raise UsageError(
-            f"{place} is one place, and each of {len(names)} fields makes a dataset: write "
-            f"{CAPTION} where their names differ, as in {place.rstrip('/')}-{CAPTION}"
-        )
-    return {name: place.replace(CAPTION, name) for name in names}

@@ -124,7 +124,11 @@ def pending_shards(
         raise _changed_error(store, manifest, sorted(stale))
     if not is_whole:
         stale &= made_of.keys()
-    pending = [shard for shard in wanted if not shard.is_done_by(now.get(shard.name, ""))]
+    pending = [
+        shard  # neither done as it is, nor without its limit on samples
+        for shard in wanted
+        if now.get(shard.name) not in (shard.input, shard.whole_input)
+    ]
     cut = {shard.name for shard in pending if shard.name in done} - stale
     stale |= cut
     kept = [line for unit, line in ledger.named_lines() if unit not in stale]

@@ -110,7 +110,6 @@ class RecipeOptions(Options):
         bare=UPSCALE,
         metavar="[MOST]",
         order=-1,
-        example="[MOST]",
         page="[scale up images](#small-images) that are smaller than the square or their "
         f"shape, by at most so many times; {UPSCALE:g} if no number follows. Without the "
         "option they are rejects",
@@ -182,8 +181,6 @@ class RecipeOptions(Options):
         default=0,
         least=0,
         usual=True,
-        page="how many tokens of a caption to encode at most, if the pipeline offers a choice "
-        "(`max_sequence_length`); 0 is the pipeline's own number",
     )
     dtype: str = option_field(
         "Compute in this precision; auto is fp32 on a CPU, and on a GPU the precision that is "
@@ -211,14 +208,12 @@ class RecipeOptions(Options):
         MODEL,
         default=0,
         usual=True,
-        page="the seed of the sampling noise",
     )
     compile: bool = option_field(
         "Compile the models first, which pays in long runs.",
         WORKERS,
         default=False,
         order=-1,
-        page="compile the models first, which pays in long runs",
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)
     max_bytes: int | str = field(default=MAX_NBYTES, metadata=NBYTES)

@@ -72,9 +72,6 @@ class _Dataset:
         self._edition = Edition(store=self.store, mark=target.edition)
         self._empty = write_empty(self._edition, empty_fields(target.settings), empty)
 
-    def find_done(self, shard: ImageShard) -> Receipt | None:
-        return find_receipt(self.store, shard.name, shard.input, self.settings)
-
     def begin(
         self, shard: ImageShard, shard_class: type[LatentShard], drafts: ExitStack
     ) -> LatentShard:
@@ -163,7 +160,8 @@ class EncodeWorker:
             outputs: dict[int, LatentShard] = {}
             for number, shard in cast("Mapping[int, ImageShard]", unit.parts).items():
                 dataset = self._datasets[number]
-                if done := dataset.find_done(shard):
+                store, settings = dataset.store, dataset.settings
+                if done := find_receipt(store, shard.name, shard.input, settings):
                     receipts[number] = done
                 else:
                     outputs[number] = dataset.begin(shard, self.shard_class, drafts)

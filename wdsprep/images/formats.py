@@ -129,18 +129,14 @@ def identify(data: bytes) -> str:
     if _PPM.match(data):
         return "PPM"
     if data[4:8] == b"ftyp":
-        return _container(data)
+        end = min(int.from_bytes(data[:4], "big"), len(data), 256)
+        brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
+        if brands & _AVIF:
+            return "AVIF"
+        if brands & _HEIF:
+            return "HEIF"
+        raise RejectedError(Code.NOT_AN_IMAGE, f"looks like a video ({_text(data[8:12])})")
     raise _rejection_of_other(data)
-
-
-def _container(data: bytes) -> str:
-    end = min(int.from_bytes(data[:4], "big"), len(data), 256)
-    brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
-    if brands & _AVIF:
-        return "AVIF"
-    if brands & _HEIF:
-        return "HEIF"
-    raise RejectedError(Code.NOT_AN_IMAGE, f"looks like a video ({text(data[8:12])})")
 
 
 def _rejection_of_other(data: bytes) -> RejectedError:
@@ -157,10 +153,10 @@ def _rejection_of_other(data: bytes) -> RejectedError:
             return RejectedError(Code.NOT_AN_IMAGE, f"looks like {name}")
     if not data.strip(b"\0"):
         return RejectedError(Code.NOT_AN_IMAGE, "only zero bytes")
-    return RejectedError(Code.NOT_AN_IMAGE, f"starts with {text(data[:16])}")
+    return RejectedError(Code.NOT_AN_IMAGE, f"starts with {_text(data[:16])}")
 
 
-def text(start: bytes) -> str:
+def _text(start: bytes) -> str:
     return ascii(start.decode("latin-1"))
 
 

@@ -123,7 +123,6 @@ class ImageOptions(Options):
         usual="the smallest bucket",
         code=Code.TOO_SMALL,
         remedy="--overwrite with smaller --buckets and --min-size takes smaller images",
-        example="N",
         page="reject images whose shorter side has fewer pixels; it counts where it is above "
         "the smallest bucket. `300,source=256` has a limit for images [in the role]"
         "(#several-images-a-sample) `source` too, and so have the next three",
@@ -132,10 +131,7 @@ class ImageOptions(Options):
         default=MAX_AREA,
         metadata={
             "about": replace(
-                AREA["about"],
-                least=None,
-                read=partial(_read_limit, kind=int, least=1),
-                metavar="N",
+                AREA["about"], least=None, read=partial(_read_limit, kind=int, least=1), metavar="N"
             )
         },
     )
@@ -147,7 +143,6 @@ class ImageOptions(Options):
         metavar="N",
         code=Code.ASPECT_RATIO,
         remedy="--overwrite with a larger --max-aspect-ratio takes longer images",
-        example="N",
     )
     max_alpha: float | Mapping[str, float] = option_field(
         "Reject images of which a larger part is transparent.",

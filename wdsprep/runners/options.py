@@ -175,7 +175,6 @@ class WorkerOptions(Options):
         read=parse_auto,
         usual="one a core",
         metavar="N",
-        page="how many processes; one a core unless given",
     )
     runner: str = option_field(
         "Work in processes of this machine, or on Ray; auto takes Ray where --ray-address or "
@@ -185,7 +184,6 @@ class WorkerOptions(Options):
         choices=RUNNERS,
         order=1,
         usual=True,
-        page="processes of this machine, or Ray",
     )
     ray_address: str | None = option_field(
         "Use the Ray cluster whose head is at this HOST:PORT; auto is that of this machine.",
@@ -204,7 +202,6 @@ class WorkerOptions(Options):
         least=1,
         usual=True,
         order=1,
-        page="how often a unit of work is tried before it is left out and named",
     )
 
     def check_together(self) -> None:

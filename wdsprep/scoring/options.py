@@ -11,14 +11,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.options import AREA, NBYTES, role_image
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import option_field
-from wdsprep.runners.options import (
-    OUTPUT,
-    TRACK,
-    ListenedOptions,
-    batch_size,
-    limit,
-    overwrite,
-)
+from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, batch_size, limit, overwrite
 from wdsprep.text import brief
 
 MODEL, CAPTIONS, IMAGES = "Model", "Captions", "Images"
@@ -143,8 +136,6 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         default=EMBEDDINGS[0],
         choices=EMBEDDINGS,
         usual=True,
-        page="keep images' embeddings as `image_emb.npy`, in this precision; auto keeps those "
-        "of a model that gives nothing else",
     )
     processor: str = option_field(
         "Prepare images by the model's processor of this kind; auto takes the fast one if "

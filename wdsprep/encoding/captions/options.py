@@ -97,16 +97,9 @@ class OneCaption(Options):
         choices=BY,
         metavar="COLUMN",
         usual="the first of those that it has",
-        example="key|source|url|sha256",
-        page="which column of the table names the samples",
     )
     caption_column: str = option_field(
-        "Take captions from this column.",
-        CAPTIONS,
-        default="",
-        usual="caption",
-        example="NAME",
-        page="which column of the table has the captions",
+        "Take captions from this column.", CAPTIONS, default="", usual="caption", example="NAME"
     )
     caption_field: str = option_field(
         "Take captions from this field of the json of each sample, such as meta.long or "
@@ -116,7 +109,6 @@ class OneCaption(Options):
         read=_check_path,
         metavar="PATH",
         example="meta.long",
-        page="take captions from a field of the samples' json",
     )
     caption_name: str = option_field(
         "Give the captions this name, by which a loader selects them.",
@@ -125,7 +117,6 @@ class OneCaption(Options):
         usual="the field's last part",
         order=1,
         example="long",
-        page="the name of the captions for the loader's `captions=`",
     )
     empty: str = option_field(
         "Encode the empty caption with the images of each sample in place of its caption, with "
@@ -213,7 +204,6 @@ class CaptionOptions(OneCaption):
         read=_check_paths,
         metavar="A,B,...",
         example="alt,long",
-        page="take captions from several fields at once, each into a separate text dataset",
     )
 
     @property

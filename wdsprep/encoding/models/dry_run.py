@@ -72,9 +72,12 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
     kind = pipeline_class(model)
     dtype = HALF if recipe.dtype == "fp32" else recipe.dtype
     dry_run = DryRun(model, recipe.text_length, dtype)
-    if dry_run.call.takes_images and model.references > 1 and not dry_run.is_possible():
-        model = replace(model, references=1)
-        dry_run = DryRun(model, recipe.text_length, dtype)
+    if dry_run.call.takes_images and model.references > 1:
+        try:
+            dry_run.template()
+        except WorkError:  # it makes no text of a caption and several images
+            model = replace(model, references=1)
+            dry_run = DryRun(model, recipe.text_length, dtype)
     call = dry_run.call
     settings = {
         "pipeline": call.name,
@@ -266,14 +269,6 @@ class DryRun:
         (given,) = (rows[0] for rows in self._given.values())
         _, lengths = self.call.rows(made)[self.call.first]
         return max(0, given.count - (0 if lengths is None else int(lengths[0])))
-
-    def is_possible(self) -> bool:
-        """Return whether the pipeline makes text of a caption and all the blank images."""
-        try:
-            self.template()
-        except WorkError:
-            return False
-        return True
 
     def template(self) -> str:
         """Return a digest of the tokenizers' input for one caption.

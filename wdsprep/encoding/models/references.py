@@ -21,12 +21,7 @@ from torch import Tensor, nn
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.models.base import is_device_error
 from wdsprep.encoding.models.config_files import read_json
-from wdsprep.encoding.models.encode_prompt import (
-    IMAGE,
-    assemble,
-    pipeline_class,
-    returned_names,
-)
+from wdsprep.encoding.models.encode_prompt import IMAGE, assemble, pipeline_class, returned_names
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import (
     cause_of,

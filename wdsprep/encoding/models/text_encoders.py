@@ -18,21 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from wdsprep.dataset.npy_arrays import EMB, TOKENS
-from wdsprep.encoding.models.base import (
-    DTYPES,
-    InTwoPrecisions,
-    Rows,
-    Tokens,
-    caption_batch_size,
-)
+from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens, caption_batch_size
 from wdsprep.encoding.models.dry_run import DryRun
-from wdsprep.encoding.models.encode_prompt import (
-    ALONE,
-    Row,
-    assemble,
-    dtype_of_tower,
-    full_lengths,
-)
+from wdsprep.encoding.models.encode_prompt import ALONE, Row, assemble, dtype_of_tower, full_lengths
 from wdsprep.encoding.models.families import member_name
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import CompiledNetwork, load_tokenizer, load_tower
