@@ -157,10 +157,11 @@ class Reader:
         if not batch.joined_places:
             return
         span = slice(rows.start, rows.stop)
-        columns = (batch.stream, batch.shard, batch.index)
-        stream, shard, index = (np.array(numbers[span], np.int64) for numbers in columns)
-        for number in np.unique(stream).tolist():
-            here = np.flatnonzero(stream == number)
+        streams = batch.stream[span]
+        shard, index = (np.array(column[span], np.int64) for column in (batch.shard, batch.index))
+        for number in {*streams}:
+            is_all = streams.count(number) == len(streams)  # as a rule, and then quicker
+            here = slice(None) if is_all else np.flatnonzero(np.array(streams) == number)
             joined = self.datasets[number].joined
             for places, other in zip(batch.joined_places, joined, strict=False):
                 places[:, span][:, here] = other.positions.locate(shard[here], index[here])
@@ -508,12 +509,11 @@ class Reader:
         headers = reads.headers
         if len(rows) < len(reads.run):
             headers = headers[[row - reads.run.start for row in rows]]
-        keys = layout.keys(headers)
+        keys, lengths = layout.read_headers(headers)
         self._put_keys(reads, keys)
-        # The lengths of the last array, and how many bytes came of it and of what is behind it:
-        lengths = left = np.zeros(len(rows), np.int64)
+        left = lengths  # how many bytes came of the last array, and of what is behind it
         if layout.fields[-1].is_variable:
-            lengths, left = layout.lengths(headers), reads.sizes - layout.last_start
+            left = reads.sizes - layout.last_start
             if batch.variable in reads.arrays.names:
                 batch.lengths[as_index(rows)] = lengths
         ends = lengths * layout.token_nbytes

@@ -19,6 +19,7 @@ _SIZE_DIGITS = 8 ** np.arange(10, -1, -1)
 _NAME = slice(100)
 _SIZE = slice(124, 136)
 _SUM = slice(148, 154)
+_WORD = np.dtype(np.uint64)
 
 
 class SampleLayout:
@@ -26,7 +27,11 @@ class SampleLayout:
 
     Between the arrays lie *headers*: the padding of the array before, a tar header, and the
     header of the `.npy`. The last array may be of variable length; each sample says how long it
-    is.
+    is. In memory, the headers of a sample stand in a row, each so that it ends with a whole word.
+
+    Headers that wdsprep wrote are compared with what is expected, all those of a sample at once:
+    they differ only in names and checksums, and before a variable array also in its length. All
+    members of a sample have one key, so the bytes of the first name tell each checksum.
     """
 
     def __init__(self, fields: Sequence[Field], wanted: Sequence[str]) -> None:
@@ -37,6 +42,7 @@ class SampleLayout:
         start = 0
         for line, item in zip(layout(self.fields), self.fields, strict=True):
             nbytes = line["offset"] - ends[-1]
+            start += -(start + nbytes) % _WORD.itemsize
             self.headers.append(slice(start, start + nbytes))
             start += nbytes
             ends.append(line["offset"] + item.array_nbytes)
@@ -45,6 +51,16 @@ class SampleLayout:
         self.last_start: int = line["offset"]
         self.token_nbytes = self.fields[-1].row_nbytes
         self._kinds = [_FieldHeaders(item) for item in self.fields]
+        self._tops = [p.stop - k.nbytes for p, k in zip(self.headers, self._kinds, strict=True)]
+        self._suffixes = [f".{item.name}".encode() for item in self.fields]
+        expected, mask = np.zeros((2, start), np.uint8)
+        for place, top, kind in zip(self.headers, self._tops, self._kinds, strict=True):
+            mask[top : place.stop] = kind.mask
+            expected[top : place.stop] = kind.expected & kind.mask
+        self._expected, self._mask = expected.view(_WORD), mask.view(_WORD)
+        self._sum_columns = np.add.outer(self._tops, np.arange(_SUM.start, _SUM.stop))
+        rest_sums = np.array([kind.rest_sum for kind in self._kinds])
+        self._rest_sums = rest_sums + np.array([*map(sum, self._suffixes)]) - sum(self._suffixes[0])
 
     def columns(self, headers: Bytes, arrays: Mapping[str, Bytes]) -> list[Bytes]:
         """Return the memory to read many samples into: their headers and arrays in file order.
@@ -75,84 +91,95 @@ class SampleLayout:
             return padded(self._end) - self._end
         return padded(self.last_start + length * self.token_nbytes) - self.last_start
 
-    def lengths(self, headers: Bytes) -> Ints:
-        """Return the lengths of the variable array that headers state, or 0 for wrong headers."""
-        return self._kinds[-1].lengths(headers[:, self.headers[-1]])
+    def read_headers(self, headers: Bytes) -> tuple[list[str | None], Ints]:
+        """Return the key of each sample, or None if one of its headers is wrong.
 
-    def keys(self, headers: Bytes) -> list[str | None]:
-        """Return the key of each sample, or None if one of its headers is wrong."""
-        good = np.ones(len(headers), np.bool_)
-        names = []
-        for place, kind in zip(self.headers, self._kinds, strict=True):
-            field_headers = headers[:, place.stop - kind.nbytes : place.stop]
-            good &= kind.are_valid(field_headers)
-            names.append(_names(field_headers))
-        ends = [f".{item.name}".encode() for item in self.fields]
-        stems = [name[: -len(ends[0])] for name in names[0]]
-        for own_names, end in zip(names, ends, strict=True):
-            if own_names != (expected := [stem + end for stem in stems]):
-                good &= np.fromiter(map(eq, own_names, expected), np.bool_)
-        return [
+        Also return the lengths of the variable array, which are 0 for wrong headers, and for all
+        samples if there is no such array.
+        """
+        is_variable = self.fields[-1].is_variable
+        lengths = np.zeros(len(headers), np.int64)
+        if is_variable:
+            lengths = self._kinds[-1].lengths(headers[:, self._tops[-1] :])
+        valid = self._are_own(headers)
+        is_all_own = bool(valid.all())
+        if not is_all_own:
+            valid[~valid] = self._are_foreign(headers[~valid])
+        if is_variable:
+            valid &= lengths > 0
+        names = [_names(headers[:, top : top + BLOCK], is_all_own) for top in self._tops]
+        stems = [name[: -len(self._suffixes[0])] for name in names[0]]
+        for own_names, suffix in zip(names, self._suffixes, strict=True):
+            if own_names != (expected := [stem + suffix for stem in stems]):
+                valid &= np.fromiter(map(eq, own_names, expected), np.bool_)
+        keys = [
             stem.decode("utf-8", "surrogateescape") if fine and stem else None
-            for fine, stem in zip(good.tolist(), stems, strict=True)
+            for fine, stem in zip(valid.tolist(), stems, strict=True)
         ]
+        return keys, lengths
+
+    def _are_own(self, headers: Bytes) -> NDArray[np.bool_]:
+        """Return a mask of the samples all of whose headers are as wdsprep writes them.
+
+        The names of members after the first are not checked here.
+        """
+        same: NDArray[np.bool_] = (headers.view(_WORD) & self._mask == self._expected).all(axis=1)
+        names = headers[:, self._tops[0] :][:, _NAME]
+        totals = np.add.outer(names.sum(axis=1, dtype=np.int64), self._rest_sums)
+        if self.fields[-1].is_variable:
+            totals[:, -1] += headers[:, self._tops[-1] :][:, _SIZE].sum(axis=1, dtype=np.int64)
+        same &= (_octal(headers[:, self._sum_columns]) == totals).all(axis=1)
+        return same
+
+    def _are_foreign(self, headers: Bytes) -> NDArray[np.bool_]:
+        """Return a mask of samples whose headers are valid, whoever wrote them."""
+        places = zip(self._kinds, self._tops, self.headers, strict=True)
+        valid = [kind.are_foreign(headers[:, top : place.stop]) for kind, top, place in places]
+        same: NDArray[np.bool_] = np.logical_and.reduce(valid)
+        return same
 
 
 class _FieldHeaders:
     """The expected bytes before the array of a field.
 
-    Headers that wdsprep wrote differ only in the name and the checksum; before a variable
-    array, also in the size and the header of the `.npy`.
+    Headers that wdsprep wrote differ only where the mask is 0: in the name and the checksum;
+    before a variable array, also in the size and the header of the `.npy`. `rest_sum` is the
+    checksum less the bytes of name and size that differ.
     """
 
     def __init__(self, item: Field) -> None:
         self._item = item
         tar = header(item.name, item.nbytes)
         self.nbytes = BLOCK + len(item.header)
-        mask = np.full(self.nbytes, 255, np.uint8)
-        mask[_NAME] = mask[_SUM] = 0
-        if item.is_variable:
-            mask[_SIZE] = mask[BLOCK:] = 0
-        self._words = _bytes(tar + item.header).view(np.uint64)
-        self._mask = mask.view(np.uint64)
-        self._rest_sum = int(tar[_SUM], 8) - sum(tar[_NAME]) - sum(tar[_SIZE])
+        self.expected = _bytes(tar + item.header)
+        self.mask = np.full(self.nbytes, 255, np.uint8)
+        self.mask[_NAME] = self.mask[_SUM] = 0
+        self.rest_sum = int(tar[_SUM], 8) - sum(tar[_NAME])
         kinds = [item]
         if item.is_variable:
+            self.mask[_SIZE] = self.mask[BLOCK:] = 0
+            self.rest_sum -= sum(tar[_SIZE])
             kinds = [item.of_length(length) for length in range(1, item.shape[0] + 1)]
         self._npy_headers = _table([kind.header for kind in kinds])
         self._sizes = _table([header(item.name, kind.nbytes)[_SIZE] for kind in kinds])
 
-    def are_valid(self, headers: Bytes) -> NDArray[np.bool_]:
-        valid = self._are_own(headers)
-        if not valid.all():
-            valid[~valid] = self._are_foreign(headers[~valid])
-        return valid & (self.lengths(headers) > 0) if self._item.is_variable else valid
-
-    def _are_own(self, headers: Bytes) -> NDArray[np.bool_]:
-        others = (headers.view(np.uint64) ^ self._words) & self._mask
-        total = headers[:, _NAME].sum(axis=1, dtype=np.uint32) + self._rest_sum
-        total += headers[:, _SIZE].sum(axis=1, dtype=np.uint32)
-        same: NDArray[np.bool_] = (_stated_sums(headers) == total) & ~others.any(axis=1)
-        return same
-
-    def _are_foreign(self, headers: Bytes) -> NDArray[np.bool_]:
-        """Return a mask of valid headers that another program wrote.
+    def are_foreign(self, headers: Bytes) -> NDArray[np.bool_]:
+        """Return a mask of valid headers, whoever wrote them.
 
         They must state the right size and their own checksum.
         """
         tar = headers[:, :BLOCK]
         field_sum = tar[:, 148:156].sum(axis=1, dtype=np.int64)
         total = tar.sum(axis=1, dtype=np.uint32) - field_sum + 8 * ord(" ")
-        same: NDArray[np.bool_] = _stated_sums(tar) == total
+        same: NDArray[np.bool_] = _octal(tar[:, _SUM]) == total
         return same if self._item.is_variable else same & self._fit(headers, 0)
 
     def lengths(self, headers: Bytes) -> Ints:
         """Return the length that the size and the shape in each header agree on, or 0."""
-        field_headers = headers[:, -self.nbytes :]
-        nbytes = (field_headers[:, _SIZE][:, :11].astype(np.int64) - ord("0")) @ _SIZE_DIGITS
+        nbytes = (headers[:, _SIZE][:, :11].astype(np.int64) - ord("0")) @ _SIZE_DIGITS
         lengths = (nbytes - len(self._item.header)) // self._item.row_nbytes
         lengths[(lengths < 1) | (lengths > len(self._sizes))] = 0
-        lengths[~self._fit(field_headers, lengths - 1)] = 0
+        lengths[~self._fit(headers, lengths - 1)] = 0
         return lengths
 
     def _fit(self, headers: Bytes, number: "int | Ints") -> NDArray[np.bool_]:
@@ -185,14 +212,16 @@ def _table(rows: Sequence[bytes]) -> Bytes:
     return _bytes(b"".join(rows)).reshape(len(rows), -1)
 
 
-def _stated_sums(tar: Bytes) -> NDArray[np.int64]:
-    sums: NDArray[np.int64] = (tar[:, _SUM].astype(np.int64) - ord("0")) @ _DIGITS
-    return sums
+def _octal(digits: Bytes) -> NDArray[np.int64]:
+    """Return the numbers whose octal digits stand in the last axis, as text."""
+    numbers: NDArray[np.int64] = (digits.astype(np.int64) - ord("0")) @ _DIGITS
+    return numbers
 
 
-def _names(tar: Bytes) -> list[bytes]:
+def _names(tar: Bytes, are_own: bool) -> list[bytes]:
+    """Return the names in headers; those that wdsprep wrote have no folder of its own field."""
     names: list[bytes] = np.ascontiguousarray(tar[:, _NAME]).view("S100").ravel().tolist()
-    if tar[:, 345].any():
+    if not are_own and tar[:, 345].any():
         folders = np.ascontiguousarray(tar[:, 345:500]).view("S155").ravel().tolist()
         names = [f + b"/" + n if f else n for f, n in zip(folders, names, strict=True)]
     return names

@@ -328,9 +328,9 @@ def _point_to_memory(vectors: Vectors, reads: SampleReads) -> list[memoryview]:
 
     Return new memory for the bytes after the columns, which is empty if these are not wanted.
     """
-    rows = np.asarray(reads.rows)
+    rows, last_row = np.asarray(reads.rows), max(reads.rows)
     for number, column in enumerate(reads.columns):
-        last = column[rows.max()].data
+        last = column[last_row].data
         if last.readonly or not last.c_contiguous or last.itemsize != 1:
             raise ValueError("the rows of a column must be bytes to write to, one after another")
         vectors[:, number, 0] = address_of(column) + rows * column.strides[0]
