@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wdsprep.dataset.kept_file import KeptFile, KeptWriter, open_or_make
+from wdsprep.dataset.kept_file import KeptFile, KeptWriter, open_or_make, release_pages
 from wdsprep.errors import StoreError
 
 MONTHS_S = 100 * 24 * 3600
@@ -134,3 +134,20 @@ def raiser(error: Exception) -> Callable[..., None]:
         raise error
 
     return fail
+
+
+def test_a_file_takes_memory_only_from_its_use_to_its_release(tmp_path: Path) -> None:
+    def resident_kb() -> int:
+        _, _, own = Path("/proc/self/smaps").read_text().partition(f" {kept.path}\n")
+        return int(own.split("Rss:")[1].split()[0])
+
+    keep(tmp_path, "large", count=1 << 20)
+    kept = keep(tmp_path, "large", count=1 << 20)
+    array = kept.arrays["numbers"]
+    assert resident_kb() < 1000
+    assert int(array.sum()) == (1 << 19) * ((1 << 20) - 1)
+    assert resident_kb() > 8000
+    release_pages(array)
+    assert resident_kb() == 0
+    assert array[-3:].tolist() == [1048573, 1048574, 1048575]
+    release_pages(np.arange(3))

@@ -4,8 +4,10 @@ import csv
 import io
 import json
 import logging
+import pickle
 import tarfile
 from decimal import Decimal
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tests.kit.shape_sets import write_shapes
 from wdsprep.dataset.reindex import index
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError
 from wdsprep.tables import other_tables
+from wdsprep.tables.joined_columns import LaidOut
 
 COUNT = 90
 
@@ -172,7 +175,29 @@ def test_a_table_is_read_once(
     told = [record.getMessage() for record in caplog.records]
     assert sum("reading the table" in line for line in told) == 1
     assert sum("asking the tables of 90 samples" in line for line in told) == 1
-    assert len(list(cache_home.glob("*.arrays"))) == 2
+    assert len(list(cache_home.glob("*.arrays"))) == 3  # the columns, which there are, who has some
+
+
+def test_columns_are_opened_when_they_are_used_and_made_again_if_they_are_damaged(
+    tmp_path: Path,
+) -> None:
+    table = write_table(tmp_path / "t.parquet", rows_of())
+    right = [n / 8 for n in range(COUNT)]
+
+    def laid_out() -> LaidOut:
+        return lay_out(table, tmp_path / "cache", {"key": [*map(key, range(COUNT))]}, (COUNT,))
+
+    path = laid_out().file.path
+    whole = path.read_bytes()
+    damaged = whole[:70] + bytes([whole[70] ^ 1]) + whole[71:]
+    path.write_bytes(damaged)
+    laid = laid_out()
+    assert laid.numbers["score"] == "<f8"
+    assert path.read_bytes() == damaged
+    assert laid.column("score").tolist() == right
+    assert path.read_bytes() == whole
+    for dumps in (ForkingPickler.dumps, pickle.dumps):
+        assert pickle.loads(dumps(laid_out())).column("score").tolist() == right
 
 
 @pytest.mark.parametrize(

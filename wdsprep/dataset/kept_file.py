@@ -38,7 +38,7 @@ VERSION = 1
 ALIGNED = 64
 DIGEST_NBYTES = 32
 TAIL_NBYTES = DIGEST_NBYTES + 8
-CHUNK_NBYTES = 16 << 20
+CHUNK_NBYTES = 4 << 20
 UNUSED_S = 30 * 24 * 3600
 WITH_TEXTS = "-texts"
 """How the names of files end that may have texts of samples, such as captions."""
@@ -349,4 +349,14 @@ def _is_whole(data: mmap.mmap) -> bool:
     with memoryview(data) as view:
         for at in range(0, end, CHUNK_NBYTES):
             digest.update(view[at : min(at + CHUNK_NBYTES, end)])
+            data.madvise(mmap.MADV_DONTNEED, at, CHUNK_NBYTES)
     return bool(digest.digest() == data[end:])
+
+
+def release_pages(array: NDArray[Any]) -> None:
+    """Take the file that an array is a view of out of this process's memory.
+
+    What is used again comes from the page cache. An array in memory of its own stays.
+    """
+    if isinstance(array.base, memoryview) and isinstance(data := array.base.obj, mmap.mmap):
+        data.madvise(mmap.MADV_DONTNEED)

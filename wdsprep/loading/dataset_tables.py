@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from wdsprep.dataset.condition_syntax import Condition, format_path
 from wdsprep.dataset.file_names import MANIFEST
+from wdsprep.dataset.kept_file import release_pages
 from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_table import KEY, NO_OBJECT, REST, table_schema
 from wdsprep.dataset.samples import PathParts
@@ -89,7 +90,8 @@ def lay_out_joined(
 ) -> tuple[LaidOut, ...]:
     """Return the columns of all tables, and datasets of scores, that are joined to a dataset.
 
-    They are the columns that are `named`, and `for_batches` all columns of numbers.
+    They are the columns that are `named`, and `for_batches` all columns of numbers. The files of
+    the latter are opened here, once for all processes that make batches.
     """
     wanted = WantedColumns({*named}, for_batches)
     files, folder = dataset.whole.files, cache_folder(cache)
@@ -114,6 +116,8 @@ def lay_out_joined(
                 read=partial(_read_scores, files, other),
             )
             laid_out.append(scores)
+    for columns in laid_out if for_batches else ():
+        columns.file  # noqa: B018
     there = Counter(name for columns in laid_out for name in columns.numbers)
     if twice := sorted(name for name, count in there.items() if count > 1):
         raise UsageError(f"two joined tables have a column {twice[0]}: leave one out")
@@ -211,6 +215,8 @@ class SampleSearch:
                 is_sound, has_rows = waiting.popleft()
                 lacking = int((is_sound & ~has_rows).sum())
                 yield SelectedSamples(mask & is_sound & has_rows, int((~is_sound).sum()), lacking)
+                for table in self._laid_out:
+                    release_pages(table.has_row)
         for path in self._condition.names:
             if path in query.unseen:
                 raise self._unknown_name(path)

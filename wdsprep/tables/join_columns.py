@@ -9,6 +9,7 @@ no weight.
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from wdsprep.dataset.kept_file import KeptWriter, open_or_make
+from wdsprep.dataset.kept_file import KeptWriter, open_or_make, release_pages
 from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.settings import NUMBER, WHOLE
 from wdsprep.dataset.settings import TEXT as SCORED_TEXT
@@ -99,7 +100,7 @@ def lay_out_table(
                 for places, _, columns in join.read(names, is_ordered=has_texts):
                     yield places, columns
 
-            _write(writer, samples.sizes, rows.numbers, rows.texts, read)
+            _write(writer, samples.sizes, rows.numbers, rows.texts, read, in_order=False)
             writer.facts |= {"digest": rows.digest, "offered": sorted(rows.offered)}
 
     return _open(place, samples, cache, what, make, has_texts=bool(wanted.named))
@@ -146,7 +147,7 @@ def lay_out_scores(
 
     def make(writer: KeptWriter, path: Path) -> None:
         _log.info("%s: reading scores; their columns are kept in %s", url, path)
-        _write(writer, samples.sizes, numbers, texts, read_columns)
+        _write(writer, samples.sizes, numbers, texts, read_columns, in_order=True)
         writer.facts |= {"digest": f"{key_of(*what):016x}", "offered": sorted(offered)}
 
     return _open(url, samples, cache, what, make, has_texts=bool(texts))
@@ -162,8 +163,13 @@ def _open(
     has_texts: bool,
 ) -> LaidOut:
     told_by = ("laid out", *what, "", *samples.contents)
-    file = open_or_make(cache, told_by, make, has_texts=has_texts)
-    return LaidOut(url=url, file=file, **file.facts)
+    open_file = partial(open_or_make, cache, told_by, make, has_texts=has_texts)
+
+    def keep_facts(writer: KeptWriter, _path: Path) -> None:
+        writer.facts |= open_file().facts
+
+    facts = open_or_make(cache, ("facts", *told_by), keep_facts).facts
+    return LaidOut(url=url, open_file=open_file, **facts)
 
 
 def _write(
@@ -172,10 +178,13 @@ def _write(
     numbers: Mapping[str, str],
     texts: Sequence[str],
     read: Callable[[Sequence[str]], Iterable[JoinedRows]],
+    *,
+    in_order: bool,
 ) -> None:
     """Write columns of numbers, given their dtypes, and of texts, for samples in shards of `sizes`.
 
     `read` yields some columns of the samples that have a row, texts in the order of the samples.
+    If numbers come `in_order` too, those that are written take no more memory.
     """
     samples = int(sizes.sum())
     writer.reserve(STARTS, "<i8", len(sizes) + 1)[1:] = np.cumsum(sizes)
@@ -187,6 +196,8 @@ def _write(
         has_row[places] = True
         for name, dtype in numbers.items():
             values[name][places] = _numbers_in(columns[name], dtype)
+        for array in (has_row, *values.values()) if in_order else ():
+            release_pages(array)
     for name in texts:
         ends = writer.reserve(f"ends {name}", "<i8", samples + 1)
         writer.add(f"texts {name}", "|u1", _text_parts(name, read([name]), ends))
