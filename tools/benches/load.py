@@ -18,7 +18,9 @@ Of 40 shapes each has latents of 3,600 cells, as the square (60 x 60) of the riv
 read the same bytes. A dataset of 100,000 shards of 40 shapes is its manifest alone, of 72 MB.
 
 Latents (4, 60, 60) and embeddings stand in one dataset, and in two that are joined, read in batches
-of 64 and of 256.
+of 64 and of 256. Pairs are targets and sources (16, 60, 60), in one dataset and in two that are
+joined, beside latents (32, 60, 60). The tars of rivals are copied in turns: memory is up to a fifth
+faster in one place than in another, and so they share the places.
 
 From S3 (a Ceph gateway on the same cores) wdsprep reads batches of 256, without a cache and from a
 full one; the limit is 16 threads that fetch the tars whole and throw them away. Both begin with
@@ -35,6 +37,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
     yield from _lengths(home / "lengths", shards)
     yield from _shapes(home / "shapes", shards)
     yield from _joined(home / "joined", shards)
+    yield from _pairs(home / "pairs", shards)
     yield _opening(home / "wide", max(1, round(MANY * scale)))
     yield from _from_s3(home / "s3", max(1, round(S3_SHARDS * scale)))
 
@@ -174,7 +178,7 @@ def _joined(home: Path, shards: int) -> Iterator[Group]:
     places = [str(home / name) for name in ("both", "latents", "text")]
     make_joined(places, shards)
     for batch in (BATCH, LARGE):
-        both, joined = call(read_joined, batch, places[0]), call(read_joined, batch, *places[1:])
+        both, joined = (call(read_joined, batch, 0, *some) for some in (places[:1], places[1:]))
         one = Rival(name="one dataset, the same bytes", command=both)
         yield Group(
             name=f"load-join-{batch}",
@@ -182,6 +186,28 @@ def _joined(home: Path, shards: int) -> Iterator[Group]:
             count=JOIN_EPOCHS * (shards * SAMPLES // batch) * batch,
             rivals=[
                 Rival(name="latents and text, joined", command=joined, role=Role.OURS),
+                one,
+            ],
+            targets={one.name: 0.9},
+        )
+    shutil.rmtree(home)
+
+
+def _pairs(home: Path, shards: int) -> Iterator[Group]:
+    places = [str(home / name) for name in ("latents", "pairs", "targets", "sources")]
+    make_pairs(places, shards)
+    forms = {"in one dataset": places[1:2], "joined": places[2:]}
+    for (form, own), workers in itertools.product(forms.items(), (0, 2)):
+        one = Rival(
+            name="latents, the same bytes", command=call(read_joined, BATCH, workers, places[0])
+        )
+        command = call(read_joined, BATCH, workers, *own)
+        yield Group(
+            name=f"load-pairs-{form.split()[-1]}-{workers}",
+            title=f"epochs of pairs, {workers} worker processes",
+            count=JOIN_EPOCHS * (shards * SAMPLES // 4 // BATCH) * BATCH,
+            rivals=[
+                Rival(name=f"targets and sources {form}", command=command, role=Role.OURS),
                 one,
             ],
             targets={one.name: 0.9},
@@ -318,17 +344,45 @@ def make_shapes(url: str, shards: int, count: int) -> None:
 
 def make_joined(places: Sequence[str], shards: int) -> None:
     """Latents and embeddings in one dataset, and each in one of its own."""
-    from tests.kit import joined_sets, latent_sets
+    from tests.kit.latent_sets import field
+
+    latents, text = field("latent", (4, SIDE, SIDE)), field("emb", (77, 1024))
+    _write_parts(places, [SAMPLES] * shards, [(latents, text), (latents,), (text,)])
+
+
+def make_pairs(places: Sequence[str], shards: int) -> None:
+    """Latents, pairs of half their size, and the targets and the sources of such pairs."""
+    from tests.kit.latent_sets import field
+
+    latents, target = (field("latent", (channels, SIDE, SIDE)) for channels in (32, 16))
+    source = replace(target, name="source.npy", is_of_role=True)
+    parts = [(latents,), (target, source), (target,), (source,)]
+    _write_parts(places, [SAMPLES // 4] * shards, parts)
+
+
+def _write_parts(places: Sequence[str], sizes: Sequence[int], parts: Sequence[Any]) -> None:
+    """Datasets of the same images, each with its own fields, which lie alike in memory."""
+    from tests.kit import joined_sets
 
     def random_array(_key: str, item: Any) -> Any:
         return np.frombuffer(os.urandom(item.array_nbytes), item.dtype).reshape(item.shape)
 
     joined_sets.array_of = random_array
-    latents = (latent_sets.field("latent", (4, SIDE, SIDE)),)
-    text = (latent_sets.field("emb", (77, 1024)),)
-    images = joined_sets.Images(sizes=(SAMPLES,) * shards)
-    for place, fields in zip(places, ((*latents, *text), latents, text), strict=True):
-        joined_sets.write_part(place, images, fields)
+    side = SIDE * 8
+    images = joined_sets.Images(sizes=sizes, resolution=side)
+    for place, fields in zip(places, parts, strict=True):
+        roles = [item.name.removesuffix(".npy") for item in fields if item.is_of_role]
+        joined_sets.write_part(
+            place,
+            images,
+            fields,
+            more={"roles": ["target", *roles][-len(fields) :]} if roles else {},
+            roles=(lambda _key: {"source": (side, side)}) if roles else None,
+        )
+    for tars in zip(*(sorted(Path(place).glob("*/*.tar")) for place in places), strict=True):
+        for tar in tars:
+            shutil.copyfile(tar, copy := tar.with_suffix(".copy"))
+            copy.replace(tar)
 
 
 # --- in processes of their own
@@ -394,11 +448,17 @@ def read_shapes(folder: str) -> None:
     took(time.perf_counter() - started)
 
 
-def read_joined(batch: int, folder: str, *join: str) -> None:
+def read_joined(batch: int, workers: int, folder: str, *join: str) -> None:
+    from torch.utils.data import DataLoader
+
     import wdsprep.loading.loader  # noqa: F401  torch, which says nothing of reading
 
+    options = {"threads": 1} if workers else {}
+    batches = _ours(folder, batch, epochs=JOIN_EPOCHS, join=join, **options)
+    if workers:
+        batches = DataLoader(batches, batch_size=None, num_workers=workers)
     started = time.perf_counter()
-    for _ in _ours(folder, batch, epochs=JOIN_EPOCHS, join=join):
+    for _ in batches:
         pass
     took(time.perf_counter() - started)
 
