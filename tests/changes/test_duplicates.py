@@ -100,7 +100,7 @@ def sources(images: Path) -> dict[str, str]:
         ("", "bcf", "abcdefg", 0),
         ("target", "bcf", "abcdefg", 0),
         ("source", "cef", "abcefg", 0),
-        ("all", "f", "abcdefg", 0),
+        ("all", "cf", "abcdefg", 0),
     ],
 )
 def test_copies_are_those_of_the_images_in_a_role_or_of_whole_samples(
@@ -113,6 +113,40 @@ def test_copies_are_those_of_the_images_in_a_role_or_of_whole_samples(
     assert "".join(names[key] for key in files[0].read_text().split()) == copies
     assert "".join(names[key] for key in pq.read_table(files[1])["key"].to_pylist()) == compared
     assert (found.samples, found.flat, found.damaged) == (len(compared), flat, 0)
+
+
+def test_whole_samples_are_near_if_each_image_is_near_that_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many targets of one hash are compared in parts, flat masks by their bytes, and a sample with
+    fewer images is a copy of none."""
+    monkeypatch.setattr("wdsprep.changes.duplicates.PAIRS_AT_ONCE", 4)
+    grey, black = (Image.new("L", (256, SIDE), level) for level in (90, 0))
+    samples: dict[str, tuple[Image.Image, ...]] = {
+        "a": (picture(1), grey, picture(2), picture(3)),
+        "b": (picture(1), grey, half(picture(2)), picture(3).crop((3, 3, 253, 189))),  # near a
+        "c": (picture(1), black, picture(2), picture(3)),  # another mask
+        "d": (picture(1), grey, picture(3), picture(2)),  # sources exchanged
+        "e": (picture(1), grey, picture(2)),  # one source fewer
+        "f": (picture(1), grey, picture(2), picture(3)),  # a
+        "g": (half(picture(1)).resize((256, SIDE)), grey, half(picture(2)), picture(3)),  # near a
+        "h": (picture(4), grey, picture(2), picture(3)),  # another target
+        "i": (picture(1), black, picture(2), half(picture(3))),  # near c
+    }
+    files: dict[str, bytes | str] = {}
+    for name, (target, mask, *rest) in samples.items():
+        files[f"{name}.jpg"] = encoded(target, quality=90)
+        files[f"{name}.mask.png"] = encoded(mask, "PNG")
+        for number, image in enumerate(rest):
+            files[f"{name}.source_{number}.jpg"] = encoded(image, quality=90)
+    write_files(tmp_path / "in", files)
+    images, roles = tmp_path / "images", ["source=.source", "mask=.mask.png"]
+    wdsprep.pack(tmp_path / "in", images, buckets=[32], role=roles)
+    found = wdsprep.duplicates(images, role="all", output=tmp_path / "copies.txt")
+    names = {key: name[0] for key, name in sources(images).items()}
+    copies = [names[key] for key in (tmp_path / "copies.txt").read_text().split()]
+    assert (copies, found.equal, found.near) == (["b", "f", "g", "i"], 1, 3)
+    assert 0 < max(copy.distance for group in found.largest for copy in group.copies) <= 6
 
 
 def test_hashes_of_each_role_are_kept_until_their_shard_is_gone(

@@ -7,19 +7,23 @@
    of who is to be kept: the highest value of the column `keep` first, then more pixels, then as the
    datasets are named and as they lie there, which is by key. Those of one hash are one thing, whose
    best sample stands for them. `near_duplicates` finds all pairs of things within a distance.
+   Whole samples have a hash for each of their images, and are near if each of these is near its
+   counterpart: of the pairs whose targets are near, those are left in which all others are too.
 3. From the best thing on, each stays unless it is near one that stays already; if it is, it goes
    with the best such one. So a *group* is what is near the one that stays, not near each other: of
    a chain A~B~C, where A is the best, B goes with A, and C stays if it is not near A. No two that
    stay are near each other, and each that goes is near one that stays.
 4. Pictures without a hash (next to no detail, or damaged) are copies only of what has the same
-   bytes. A copy is *equal* if it has the bytes of the one that stays, else *near*.
+   bytes: the digest of these stands in place of the hash. A copy is *equal* if it has the bytes of
+   the one that stays, else *near*.
 5. What may go leaves as a list of keys, which `wdsprep remove --keys` takes, and as a table of all
    samples that were compared, which `join=` and `where=` of a loader take.
 
 A sample is the number of its row: dataset after dataset, shard after shard, in the order of each.
 All is done in arrays, since there may be 100 million of them. Memory is 12 bytes a sample for
 hashes and sizes, 8 for their order, 8 for each hash that is there once, and as many for each sort
-that is done at once: 5 GB in all for 100 million samples. Values of a column are 8 bytes more.
+that is done at once: 5 GB in all for 100 million samples. Values of a column are 8 bytes more, and
+further images of whole samples 25 each.
 """
 
 import io
@@ -38,7 +42,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from wdsprep.changes.image_hashes import (
-    WHOLE,
     HashUnit,
     ImagesLooked,
     find_compared,
@@ -46,7 +49,7 @@ from wdsprep.changes.image_hashes import (
     hashes_folder,
     open_images,
 )
-from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs
+from wdsprep.changes.near_duplicates import Hashes, bits_set, choose_kept, find_near_pairs
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError
@@ -63,6 +66,7 @@ from wdsprep.text import Counting, NotebookTable
 Rows = NDArray[numpy.int64]
 Mask = NDArray[numpy.bool_]
 MOST_PIXELS = 0xFFFFFFFF
+PAIRS_AT_ONCE = 1 << 24
 SHOWN_GROUPS, SHOWN_COPIES = 5, 10
 NUMBER = "{number}"
 _TABLE = pa.schema(
@@ -161,7 +165,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
         equal=int(copies.equal.sum()),
         near=int((~copies.equal).sum()),
         groups=len(copies.stays),
-        flat=0 if options.role == WHOLE else search.flat,
+        flat=search.flat,
         damaged=search.damaged,
         largest=tuple(largest_groups(images, copies)),
         output=files.lists,
@@ -250,13 +254,21 @@ class CopySearch:
         self, images: Sequence[ImagesLooked], is_compared: Mask | None, ranks: Rows | None
     ) -> None:
         self._images, self._is_compared, self._ranks = images, is_compared, ranks
-        tables = [table for dataset in images for table in dataset.each("hash", "width", "height")]
-        self._hashes = numpy.concatenate([t["hash"].to_numpy() for t in tables]).view(numpy.uint64)
+        names = ("hash", "content", "width", "height")
+        tables = [table for dataset in images for table in dataset.each(*names)]
         self._pixels = numpy.concatenate(list(map(_pixels, tables)))
+        hashes = _by_image(tables, "hash")
+        self._is_flat = [of_image == NO_HASH for of_image in hashes]
+        self._hashes = [
+            numpy.where(is_flat, digests, of_image).view(numpy.uint64)
+            for is_flat, digests, of_image in zip(
+                self._is_flat, _by_image(tables, "content"), hashes, strict=True
+            )
+        ]
         chosen = slice(None) if is_compared is None else is_compared
         pixels = self._pixels[chosen]
         self.samples, self.damaged = len(pixels), int((pixels == 0).sum())
-        self.flat = int((self._hashes[chosen] == NO_HASH).sum()) - self.damaged
+        self.flat = int(self._is_flat[0][chosen].sum()) - self.damaged
 
     def copies(self, distance: int, on_count: Counting) -> Copies:
         """Return the samples that may go, each with the sample that stays for it.
@@ -264,48 +276,51 @@ class CopySearch:
         `distance` is the most bits in which two hashes of copies differ, and `on_count` gets the
         number of sorts done and of all. This can be called only once, as it frees the hashes.
         """
-        order = numpy.lexsort((*self._sort_keys(), self._hashes))
+        order = numpy.lexsort((*self._sort_keys(), *reversed(self._hashes)))
         if self._is_compared is not None:
             order = order[self._is_compared[order]]
-        hashes = self._hashes[order]
+        starts = _run_starts(*(hashes[order] for hashes in self._hashes))
+        best = order[starts]
+        distinct = [hashes[best] for hashes in self._hashes]
         del self._hashes
-        blank = int(numpy.searchsorted(hashes, 1))
-        without, order, hashes = numpy.sort(order[:blank]), order[blank:], hashes[blank:]
-        starts = _run_starts(hashes)
-        distinct = hashes[starts]
-        del hashes
-        stays = self._choose_hashes(distinct, order[starts], distance, on_count)
+        stays = self._choose_things(distinct, best, distance, on_count)
         rows, at = _rows_to_go(order, starts, stays)
-        stay = order[starts[stays[at]]]
-        bits = bits_set(distinct[at] ^ distinct[stays[at]]).astype(numpy.int8)
-        del order, starts, distinct, stays, at
-        content = numpy.concatenate(
-            [t["content"].to_numpy() for dataset in self._images for t in dataset.each("content")]
-        )
-        same, same_stay = self._find_same_bytes(without, content)
-        rows, stay = numpy.concatenate([rows, same]), numpy.concatenate([stay, same_stay])
-        bits = numpy.concatenate([bits, numpy.zeros(len(same), numpy.int8)])
+        stay = best[stays[at]]
+        bits = numpy.zeros(len(at), numpy.uint64)
+        for hashes in distinct:
+            numpy.maximum(bits, bits_set(hashes[at] ^ hashes[stays[at]]), out=bits)
+        del order, starts, best, distinct, stays, at
         by_row = numpy.argsort(rows)
         rows, stay, bits = rows[by_row], stay[by_row], bits[by_row]
-        equal = content[rows] == content[stay]
-        return Copies(rows=rows, stay=stay, bits=bits, equal=equal, stays=numpy.unique(stay))
+        tables = [table for dataset in self._images for table in dataset.each("content")]
+        equal = numpy.ones(len(rows), bool)
+        for content in _by_image(tables, "content"):
+            equal &= content[rows] == content[stay]
+        return Copies(
+            rows=rows,
+            stay=stay,
+            bits=bits.astype(numpy.int8),
+            equal=equal,
+            stays=numpy.unique(stay),
+        )
 
-    def _choose_hashes(
-        self, distinct: NDArray[numpy.uint64], best: Rows, distance: int, on_count: Counting
+    def _choose_things(
+        self, distinct: Sequence[Hashes], best: Rows, distance: int, on_count: Counting
     ) -> Rows:
-        """Return for each hash the number of the hash whose picture stays: this one, or a near one.
+        """Return for each thing the number of the thing that stays: this one, or a near one.
 
-        `distinct` has each hash once, and rises. `best` has the row of the best picture with
-        each hash.
+        `distinct` has the hashes of each thing, those of targets first, by which the things rise.
+        `best` has the row of the best sample of each thing.
         """
-        pairs = find_near_pairs(distinct, distance, on_count)
+        is_flat = [of_image[best] for of_image in self._is_flat]
+        pairs = _find_near_things(distinct, is_flat, distance, on_count)
         paired, places = numpy.unique(numpy.concatenate(pairs), return_inverse=True)
         by_rank = numpy.lexsort((best[paired], *self._sort_keys(best[paired])))
         rank = numpy.empty(len(paired), numpy.int64)
         rank[by_rank] = numpy.arange(len(paired))
         better, worse = numpy.sort(rank[places].reshape(2, -1), axis=0)
         kept = choose_kept(better, worse, len(paired))
-        stays = numpy.arange(len(distinct))
+        stays = numpy.arange(len(best))
         stays[paired[by_rank]] = paired[by_rank[kept]]
         return stays
 
@@ -314,15 +329,72 @@ class CopySearch:
         pixels, ranks = self._pixels[rows], self._ranks
         return (~pixels,) if ranks is None else (~pixels, -ranks[rows])
 
-    def _find_same_bytes(self, rows: Rows, content: Rows) -> tuple[Rows, Rows]:
-        """Return those of `rows` with the same bytes as a better one, and for each the best one.
 
-        `content` has a digest of the bytes of every row.
-        """
-        order = rows[numpy.lexsort((*self._sort_keys(rows), content[rows]))]
-        starts = _run_starts(content[order])
-        copies, at = _rows_to_go(order, starts, numpy.arange(len(starts)))
-        return copies, order[starts[at]]
+def _by_image(tables: Sequence[pa.Table], part: str) -> list[Rows]:
+    """Return the columns of one `part`, `hash` or `content`, of all tables: the target's first.
+
+    0 stands for an image that a sample does not have.
+    """
+    names = {name for table in tables for name in table.column_names}
+    return [
+        numpy.concatenate(
+            [
+                table[name].to_numpy()
+                if name in table.column_names
+                else numpy.zeros(len(table), numpy.int64)
+                for table in tables
+            ]
+        )
+        for name in sorted(names)
+        if name.partition(".")[0] == part
+    ]
+
+
+def _find_near_things(
+    distinct: Sequence[Hashes], is_flat: Sequence[Mask], distance: int, on_count: Counting
+) -> tuple[Rows, Rows]:
+    """Return the pairs of things of which each image is near its counterpart.
+
+    `distinct` are the hashes of the things, the targets' first, by which the things rise. An image
+    that is flat is near only what has the same bytes.
+    """
+    targets = distinct[0]
+    if len(distinct) == 1:
+        candidates = iter([find_near_pairs(targets, distance, on_count)])
+    else:
+        starts = _run_starts(targets)
+        pairs = find_near_pairs(targets[starts], distance, on_count)
+        candidates = _pairs_in_runs(numpy.append(starts, len(targets)), *pairs)
+    near = []
+    for first, second in candidates:
+        is_near = numpy.ones(len(first), bool)
+        for hashes, flat in zip(distinct, is_flat, strict=True):
+            most = numpy.where(flat[first] | flat[second], 0, distance)
+            is_near &= bits_set(hashes[first] ^ hashes[second]) <= most
+        near.append((first[is_near], second[is_near]))
+    first, second = (numpy.concatenate(places) for places in zip(*near, strict=True))
+    return first, second
+
+
+def _pairs_in_runs(bounds: Rows, first: Rows, second: Rows) -> Iterator[tuple[Rows, Rows]]:
+    """Yield the pairs of places in two runs that are a pair, or in one run. Yield many at a time.
+
+    `bounds` are the starts of the runs, and the end of the last. `first` and `second` have the
+    numbers of the runs of each pair.
+    """
+    sizes = numpy.diff(bounds)
+    several = numpy.flatnonzero(sizes > 1)
+    first, second = numpy.append(first, several), numpy.append(second, several)
+    counts = sizes[first] * sizes[second]
+    parts = numpy.array_split(numpy.arange(len(counts)), 1 + int(counts.sum()) // PAIRS_AT_ONCE)
+    for part in parts:
+        pair = numpy.repeat(part, counts[part])
+        before = numpy.cumsum(counts[part]) - counts[part]
+        number = numpy.arange(len(pair)) - numpy.repeat(before, counts[part])
+        row, column = numpy.divmod(number, sizes[second[pair]])
+        left, right = bounds[first[pair]] + row, bounds[second[pair]] + column
+        is_new = (first != second)[pair] | (left < right)
+        yield left[is_new], right[is_new]
 
 
 def _pixels(table: pa.Table) -> NDArray[numpy.uint32]:
@@ -331,10 +403,12 @@ def _pixels(table: pa.Table) -> NDArray[numpy.uint32]:
     return pixels
 
 
-def _run_starts(rising: NDArray[numpy.generic]) -> Rows:
-    """Return the places at which runs of equal values begin."""
-    is_first = numpy.ones(len(rising), bool)
-    is_first[1:] = rising[1:] != rising[:-1]
+def _run_starts(*rising: Hashes) -> Rows:
+    """Return the places at which runs of equal values begin, in any of the arrays."""
+    is_first = numpy.zeros(len(rising[0]), bool)
+    is_first[:1] = True
+    for values in rising:
+        is_first[1:] |= values[1:] != values[:-1]
     return numpy.flatnonzero(is_first)
 
 

@@ -9,7 +9,8 @@ goes. So a listing tells what is left to do,
 and two runs at once do no harm. In a file are, by sample in the order of the shard, its `key`, its
 `hash` (a signed number of 64 bits, 0 where there is none), its `width` and `height` (0 where the
 image cannot be read) and `content`, 64 bits of the BLAKE3 of the image's bytes. Of `WHOLE` samples
-there is no hash, and `content` is of all their images.
+these are the target's, and `hash.source_1` and `content.source_1` are of the image of that name: 0
+in a sample without it.
 
 `find_compared` finds the samples that `duplicates` compares, and their ranks, by which it chooses
 between copies. Both may come from columns of scores and tables, which are laid out in the order of
@@ -19,10 +20,10 @@ the samples, so no image shard is read for them.
 import io
 import re
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -51,19 +52,13 @@ from wdsprep.store.base import Store, is_hidden, write_bytes
 from wdsprep.text import command, examples
 
 _KEPT_AS = ("jpg", "png", "webp")
-_SCHEMA = pa.schema(
-    [
-        ("key", pa.string()),
-        ("hash", pa.int64()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("content", pa.int64()),
-    ]
-)
 _OURS = re.compile(rf"(\d+/\d{{6,}}(?:_\d+)?\.[0-9a-f]{{16}})(\.{ROLE_IMAGE})?\.v\d+\.parquet")
 _ENDING = f".v{perceptual_hash.VERSION}.parquet"
 WHOLE = "all"
 """What stands for all images of a sample, in place of the name of one."""
+_Look: TypeAlias = tuple[int, int, int, int]
+"""The hash of an image, its width, its height, and the digest of its bytes."""
+_NO_IMAGE: _Look = (NO_HASH, 0, 0, 0)
 
 
 def hashes_folder(images: str) -> str:
@@ -119,47 +114,46 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
 
     Now and then yield about how many bytes of the shard have been read so far.
     """
-    rows: list[tuple[str, int, int, int, int]] = []
+    rows: list[tuple[str, dict[str, _Look]]] = []
     reported = time.monotonic()
     for row in read_shard(shared_store(unit.images), unit.shard, _rows(unit)):
         rows.append(row)
         if time.monotonic() - reported > PROGRESS_S:
             reported = time.monotonic()
             yield unit.nbytes * len(rows) // unit.shard.samples
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+    columns = {"key": pa.array([key for key, _ in rows], pa.string())}
+    for image in sorted({image for _, looks in rows for image in looks}):
+        looks = [of_images.get(image, _NO_IMAGE) for _, of_images in rows]
+        hashes, widths, heights, contents = zip(*looks, strict=True)
+        columns[f"hash{image}"] = pa.array(hashes, pa.int64())
+        columns[f"content{image}"] = pa.array(contents, pa.int64())
+        if not image:
+            columns["width"] = pa.array(widths, pa.int32())
+            columns["height"] = pa.array(heights, pa.int32())
     out = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=_SCHEMA), out)
+    pq.write_table(pa.table(columns), out)
     write_bytes(shared_store(unit.kept), unit.file, out.getvalue())
 
 
-def _rows(unit: HashUnit) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield the key, hash, width, height and content digest of each sample of a shard.
+def _rows(unit: HashUnit) -> Iterator[tuple[str, dict[str, _Look]]]:
+    """Yield the key of each sample of a shard, and what its images that count look like.
 
-    Raise DamageError after the last if the shard has another digest than its receipt says.
+    The looks are by what their columns end in: `.source_1`, or "" for the one image that counts or
+    the target. Raise DamageError after the last if the shard has another digest than its receipt
+    says.
     """
     with HashedTape(shared_store(unit.images), unit.shard) as tape:
         for sample in read_samples(tape.at, unit.name):
-            role = f"{unit.role}." if unit.role not in ("", WHOLE) else ""
-            names = (f"{role}{kind}" for kind in _KEPT_AS)
-            image = next((sample.fields[name] for name in names if name in sample.fields), b"")
-            hashed, width, height, content = _looks(image)
+            parts = [(*name.rpartition("."), data) for name, data in sample.fields.items()]
+            images = {name: data for name, _, kind, data in parts if kind in _KEPT_AS}
+            counting = {"": images.get("" if unit.role == WHOLE else unit.role, b"")}
             if unit.role == WHOLE:
-                hashed, content = NO_HASH, _content_of_all(sample.fields)
-            yield sample.key, hashed, width, height, content
+                counting |= {f".{name}": data for name, data in images.items() if name}
+            yield sample.key, {name: _look(data) for name, data in counting.items()}
         tape.check(unit.shard.digest)
 
 
-def _content_of_all(fields: Mapping[str, bytes]) -> int:
-    """Return a digest of the bytes and the names of all images of a sample."""
-    content = blake3()
-    for name, data in fields.items():
-        if name.rpartition(".")[2] in _KEPT_AS:
-            content.update(f"{name}:{len(data)}:".encode()).update(data)
-    return int.from_bytes(content.digest(8), "little", signed=True)
-
-
-def _looks(image: bytes) -> tuple[int, int, int, int]:
+def _look(image: bytes) -> _Look:
     """Return the hash, width, height and content digest of an image.
 
     Of an image that cannot be read all but the last are 0.
@@ -209,11 +203,14 @@ class ImagesLooked:
     def columns(self, unit: HashUnit, *names: str) -> pa.Table:
         """Return the columns `names` of the table of hashes that is kept of one shard.
 
-        No thread of Arrow takes part: one that still held these bytes when Python ends
-        would end the process with "terminate called without an active exception".
+        Those of further images of whole samples come with them: `hash.source` with `hash`. No
+        thread of Arrow takes part: one that still held these bytes when Python ends would end the
+        process with "terminate called without an active exception".
         """
         data = pa.BufferReader(self.kept.read(unit.file))
-        return pq.ParquetFile(data, pre_buffer=False).read(columns=list(names), use_threads=False)
+        file = pq.ParquetFile(data, pre_buffer=False)
+        columns = [name for name in file.schema_arrow.names if name.partition(".")[0] in names]
+        return file.read(columns=columns, use_threads=False)
 
     def each(self, *names: str) -> list[pa.Table]:
         """Return the columns `names` of the table of each shard, in order. Read them in threads."""

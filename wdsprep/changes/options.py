@@ -213,7 +213,7 @@ class DuplicatesOptions(WorkerOptions, ListenedOptions):
     )
     role: str = option_field(
         "Compare the images that have this name in a role, such as source; all compares whole "
-        "samples, by the bytes of all their images.",
+        "samples: each image with that of the same name.",
         COMPARISON,
         default="",
         read=role_image,
