@@ -230,7 +230,8 @@ def test_each_has_a_line_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(images, "--resolution", "128,64") == 0
+    place = "shards/latents-{resolution}"
+    assert run(images, place, "--resolution", "128,64") == 0
     told = capsys.readouterr()
     phases = f"7 shards, {LARGE} images for resolution 128, {SHARDS} shards, {COUNT} images for"
     assert f"{images}: {phases} resolution 64; model tiny in fp32 on cpu" in told.err
@@ -238,7 +239,7 @@ def test_each_has_a_line_at_the_end(
     assert f"\nshards/latents-128: {LARGE} samples in 7 shards, " in told.out
     assert f"\nshards/latents-64: {COUNT} samples in {SHARDS} shards, " in told.out
     assert told.out.count("next: ") == 2
-    assert run(images, "--resolution", "64,128", "--json") == 0
+    assert run(images, place, "--resolution", "64,128", "--json") == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["latents"], line["encoded"], line["shards"]) for line in found] == [
         ("shards/latents-64", 0, SHARDS),

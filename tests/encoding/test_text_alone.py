@@ -38,7 +38,6 @@ from wdsprep.dataset.tar.members import decode_index
 from wdsprep.encoding import image_shards
 from wdsprep.encoding.image_shards import find_image_shards, read_texts, tars_of
 from wdsprep.encoding.models.find_model import TINY, find_model
-from wdsprep.encoding.options import TEXT_PLACE
 from wdsprep.errors import UsageError
 from wdsprep.store import open_store
 from wdsprep.tables.stored_tables import read_positions
@@ -132,8 +131,8 @@ def test_a_resolution_chooses_images_and_its_absence_takes_all(
     assert set(latents_of(high)) == set(image_samples(images, bucket=128))
     monkeypatch.chdir(images.parent)
     assert command_alone(images) == 0
-    assert manifest_of(images.parent / TEXT_PLACE).samples == COUNT
-    shutil.rmtree(images.parent / "shards")
+    assert manifest_of(images.parent / "text").samples == COUNT
+    shutil.rmtree(images.parent / "text")
 
 
 def command_alone(images: Path) -> int:

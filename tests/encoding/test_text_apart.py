@@ -15,7 +15,7 @@ from tests.kit.counted_work import count_work
 from tests.kit.encodes import one_error, packed, pictures, rejected, run
 from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.dataset.shapes import batch_that_fits
-from wdsprep.encoding.options import places_of
+from wdsprep.encoding.options import EncodeOptions, places_of
 from wdsprep.errors import UsageError
 from wdsprep.runners.run import Outcome
 
@@ -219,9 +219,27 @@ def test_what_cannot_be_is_one_line_before_anything_is_written(
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(images, "--resolution", "64,128", *options) == 2
+    place = "shards/latents-{resolution}"
+    assert run(images, place, "--resolution", "64,128", *options) == 2
     assert said in one_error(capsys)
     assert not tree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("images", "place"),
+    [
+        ("shards/images", "shards/latents-64"),
+        ("a/images-2/", "a/latents-64-2"),
+        ("cats", "cats-latents-64"),
+        ("s3://bucket/cats", "s3://bucket/cats-latents-64"),
+        ("s3://bucket", "shards/latents-64"),
+        ("hf://datasets/owner/name/images", "shards/latents-64"),
+        ("laion/{00000..00099}.tar", "shards/latents-64"),
+        ("laion/0.tar", "shards/latents-64"),
+    ],
+)
+def test_latents_lie_beside_their_images_unless_a_place_is_given(images: str, place: str) -> None:
+    assert EncodeOptions(images, resolution=64).places == {64: place}
 
 
 def test_the_end_says_how_the_parts_are_loaded_together(
@@ -231,7 +249,8 @@ def test_the_end_says_how_the_parts_are_loaded_together(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(images, "--resolution", "64,128", "--text-out", "shards/text") == 0
+    place = "shards/latents-{resolution}"
+    assert run(images, place, "--resolution", "64,128", "--text-out", "shards/text") == 0
     told = capsys.readouterr()
     assert f"{SHARDS} shards, {COUNT} captions for resolution 64; model tiny" in told.err
     assert f"\nshards/text: {COUNT} samples in {SHARDS} shards, " in told.out
@@ -244,10 +263,10 @@ def test_the_end_says_how_the_parts_are_loaded_together(
     assert told.out.count("next: ") == 2
     loader = wdsprep.load("shards/latents-128", join=["shards/text"], global_batch=6)
     assert {"latent", "emb"} <= next(iter(loader)).keys()
-    assert run(images, "--resolution", "64", "--text-out", "shards/text", "--json") == 0
+    assert run(images, place, "--resolution", "64", "--text-out", "shards/text", "--json") == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["latents"], line["encoded"]) for line in found] == [
         ("shards/latents-64", 0),
         ("shards/text", 0),
     ]
-    assert places_of("", [64], text_out="t") == {64: "shards/latents-64", "caption": "t"}
+    assert places_of("l", [64], text_out="t") == {64: "l", "caption": "t"}

@@ -120,10 +120,11 @@ def pack() -> None:
 def encode() -> None:
     """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
 
-    IMAGES is what pack wrote, or any WebDataset tars; LATENTS is shards/latents-RESOLUTION unless
-    given (shards/text with --latents none), and needs {resolution} in it for several, or {caption}
-    for several captions. Both may be URLs (s3://, gs://, az://), IMAGES also hf://datasets/. After
-    a kill or an interrupt, the same command goes on where it was.
+    IMAGES is what pack wrote, or any WebDataset tars. Unless given, LATENTS lies beside them:
+    shards/latents-RESOLUTION for shards/images, shards/text with --latents none. It needs
+    {resolution} in it for several, or {caption} for several captions. Both may be URLs (s3://,
+    gs://, az://), IMAGES also hf://datasets/. After a kill or an interrupt, the same command goes
+    on where it was.
     """
 
 

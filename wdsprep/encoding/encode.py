@@ -55,7 +55,8 @@ def _overload(
 def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     """Encode the image shards in `images` into the dataset `out`.
 
-    By default `out` is `shards/latents-RESOLUTION`, or `shards/text` for text alone.
+    By default `out` lies beside the images: it is `shards/latents-RESOLUTION` of `shards/images`,
+    or `shards/text` for text alone, and `shards/cats-latents-RESOLUTION` of `shards/cats`.
 
         encoded = wdsprep.encode("shards/images", resolution=256)
         encoded.samples, encoded.manifest.rejects, encoded.is_damaged

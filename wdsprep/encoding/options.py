@@ -35,14 +35,14 @@ from wdsprep.runners.options import (
     overwrite,
     parse_workers,
 )
+from wdsprep.sources.patterns import is_glob, is_tar
 from wdsprep.store.base import absolute, lies_in
+from wdsprep.store.schemes import is_keyed, place_scheme, root_and_name
 from wdsprep.text import brief, check_one_of, whole_number
 
 DEVICES = ("auto", "cuda", "cpu")
 RESOLUTION = "{resolution}"
 """The part of a place that is replaced by the resolution of the dataset."""
-LATENTS_PLACE, TEXT_PLACE = f"shards/latents-{RESOLUTION}", "shards/text"
-"""The places of latents, and of text alone, unless a place is given."""
 
 SHARDS_PER_WORKER = 3  # one comes back from the device, one goes in, one has its tar open
 SHARDS_IN_TURN = 8
@@ -246,7 +246,12 @@ class EncodeOptions(EncodeCall, CaptionOptions):
     def places(self) -> Mapping[int | str, str]:
         """Return the places of the datasets, by their resolution or the name of their captions."""
         captions = self.part(CaptionOptions)
-        return places_of(self.out, self.resolutions, self.latents, captions, self.text_out)
+        name = f"latents-{RESOLUTION}"
+        if self.latents == "none":
+            is_own = [source.name for source in captions.sources] == [OWN]
+            name = "text" if is_own else f"text-{CAPTION}"
+        out = self.out or place_beside(os.fspath(self.images), name)
+        return places_of(out, self.resolutions, self.latents, captions, self.text_out)
 
     @cached_property
     def recipes(self) -> list[Encode]:
@@ -271,6 +276,20 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         return latents + [how(resolution=min(resolutions), **alone)] * texts
 
 
+def place_beside(images: str, name: str) -> str:
+    """Return the place of a dataset that is made of images: `a/latents-256` beside `a/images`.
+
+    For tars, a pattern of them, a whole bucket and the hub, which is only read, it is in `shards`.
+    """
+    folder, slash, last = images.rstrip("/").rpartition("/")
+    is_whole = is_keyed(images) and not root_and_name(images)[1]
+    if is_whole or place_scheme(images) == "hf" or is_glob(images) or is_tar(last):
+        return f"shards/{name}"
+    return f"{folder}{slash}" + (
+        last.replace("images", name) if "images" in last else f"{last}-{name}"
+    )
+
+
 def places_of(
     out: "str | os.PathLike[str]",
     resolutions: Sequence[int],
@@ -281,14 +300,13 @@ def places_of(
     """Return the places of the datasets of a run, by the resolution of each.
 
     Text datasets of several captions, and text that is stored apart, are listed by the names of
-    their captions instead. An empty `out` stands for the default place. Raise UsageError if a place
-    needs a name that is not given, or if two datasets would have one place.
+    their captions instead. Raise UsageError if a place needs a name that is not given, or if two
+    datasets would have one place.
     """
     if text_out:
         return _places_apart(out, resolutions, captions, os.fspath(text_out))
     names = [source.name for source in captions.sources]
-    text_place = TEXT_PLACE if names == [OWN] else f"{TEXT_PLACE}-{CAPTION}"
-    place = os.fspath(out) or (text_place if latents == "none" else LATENTS_PLACE)
+    place = os.fspath(out)
     if why := _place_problem(place, resolutions, captions, is_of_text=latents == "none"):
         raise UsageError(why)
     if captions.paths:

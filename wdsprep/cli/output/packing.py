@@ -1,6 +1,6 @@
 """The output of `wdsprep pack`: the source, progress, and the result."""
 
-import shlex
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -28,8 +28,7 @@ from wdsprep.reporting.overview import images_from
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources.base import LeftOut
-from wdsprep.store.schemes import is_keyed, root_and_name
-from wdsprep.text import human_bytes, human_counts, plural
+from wdsprep.text import command_line, human_bytes, human_counts, plural
 
 if TYPE_CHECKING:
     from wdsprep.sources.image_tables import ImageTables
@@ -121,10 +120,11 @@ class PackOutput(CommandOutput[Outcome]):
         elif manifest.shards and not packed.quarantined:
             yield from many_rejects_lines(manifest.rejects, manifest.samples, images, REMEDIES)
             smallest = next(side for side, (samples, _) in phases(manifest).items() if samples)
-            command = next_command(images, smallest)
+            words = [] if images == "shards/images" else [images]
+            words += ["--resolution", str(smallest)]
             if roles := roles_of(manifest.settings):
-                command += f" --roles {','.join((TARGET, *roles))}"
-            yield f"next: {command}, with --model tiny for a trial"
+                words += ["--roles", ",".join((TARGET, *roles))]
+            yield f"next: {command_line('encode', *words)}, with --model tiny for a trial"
 
 
 def describe(survey: SourceSurvey) -> str:
@@ -248,23 +248,6 @@ def _captionless(manifest: Manifest) -> KeptLine:
     if KOHYA in others:
         remedy = f"--caption-ext {KOHYA} takes those of {plural(others[KOHYA], f'{KOHYA} file')}"
     return KeptLine(f"warning: no sample has a caption: {remedy}; then pack again with --overwrite")
-
-
-def next_command(images: str, resolution: int) -> str:
-    """Return the encode command that comes next.
-
-    Latents go beside the images, under a name of their own. Beside a whole bucket or repository
-    they have no place.
-    """
-    if images == "shards/images":
-        return f"wdsprep encode --resolution {resolution}"
-    if is_keyed(images) and not root_and_name(images)[1]:
-        return f"wdsprep encode {shlex.quote(images)} --resolution {resolution}"
-    folder, slash, name = images.rstrip("/").rpartition("/")
-    latents = f"latents-{resolution}"
-    beside = name.replace("images", latents) if "images" in name else f"{name}-{latents}"
-    places = shlex.join([images, f"{folder}{slash}{beside}"])
-    return f"wdsprep encode {places} --resolution {resolution}"
 
 
 def _left_out(manifest: Manifest) -> dict[str, int]:
