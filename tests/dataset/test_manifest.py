@@ -187,11 +187,17 @@ def test_each_setting_that_differs_is_named_with_both_values() -> None:
 
 
 def test_values_that_nobody_can_read_are_not_shown() -> None:
-    old = {"layout": [{"name": "latent.npy"}], "shapes": [[8, 8]], "weights": "ab" * 32}
-    new = {"layout": [], "of": "cd" * 32, "seed": 1, "shapes": [[8, 16]], "weights": "cd" * 32}
+    layout: list[dict[str, Any]] = [{"name": "latent.npy", "shape": [4, 8, 8]}]
+    old = {"layout": layout, "shapes": [[8, 8]], "weights": "ab" * 32}
+    larger = [{**layout[0], "shape": [4, 16, 16]}]
+    new = {"layout": larger, "of": "cd" * 32, "seed": 1, "shapes": [[8, 16]], "weights": "cd" * 32}
     assert said(old, new) == (
         "seed: none, now 1; layout: other; the datasets to select from: other; shapes: other; "
         "the weights of the model: other"
+    )
+    more = [*layout, {"name": "mask.npy"}]
+    assert said({"layout": more}, {"layout": larger}) == (
+        "layout: latent.npy,mask.npy, now latent.npy"
     )
 
 

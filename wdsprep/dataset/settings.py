@@ -276,9 +276,9 @@ def say_changes(changes: Changes, between: str = ", now ") -> str:
     """Return what differs, such as `buckets: 256,512, now 512`, each setting with both values.
 
     Another kind of source has other settings, so it is named alone. Mappings are compared by their
-    names. Digests and lists of more than texts and numbers say nothing to people: they are named
-    last, without their values. Of more than MOST_SHOWN differences the first are named, and the
-    others counted.
+    names, and so are lists of what has a name. Digests and other lists of more than texts and
+    numbers say nothing to people: they are named last, without their values. Of more than
+    MOST_SHOWN differences the first are named, and the others counted.
     """
     if "source" in changes:
         changes = {"source": changes["source"]}
@@ -300,9 +300,18 @@ def _flat(changes: Changes) -> Iterator[tuple[str, Any, Any]]:
 
 def _say_change(name: str, old: Any, new: Any, between: str) -> str:
     shown = SAID.get(name, name.replace("_", "-"))
-    if not (_is_plain(old) and _is_plain(new)):
+    old, new = _names_of(old), _names_of(new)
+    if old == new or not (_is_plain(old) and _is_plain(new)):
         return shown + OTHER
     return f"{shown}: {_say_value(old)}{between}{_say_value(new)}"
+
+
+def _names_of(value: Any) -> Any:
+    """Return the names of a list of objects that have one each, or another value as it is."""
+    is_named = isinstance(value, list) and all(
+        isinstance(v, Mapping) and "name" in v for v in value
+    )
+    return [item["name"] for item in value] if is_named else value
 
 
 def _is_plain(value: Any) -> bool:
