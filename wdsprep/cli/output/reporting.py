@@ -201,11 +201,12 @@ def _sample(sample: FoundSample) -> Iterator[str]:
     for name, member in facts["members"].items():
         yield f"{name:>12} {human_bytes(member['nbytes']):>10}{_statistics(member)}"
     yield ""
+    width = max(map(len, facts["json"]), default=0)
     for name, value in facts["json"].items():
         if name not in ("caption", "key"):
-            yield f"{name:>14}: {json.dumps(value, ensure_ascii=False)}"
+            yield f"{name:>{width}}: {json.dumps(value, ensure_ascii=False)}"
     caption = json.dumps(str(facts["json"].get("caption", "")), ensure_ascii=False)
-    yield f"{'caption':>14}: {caption}"
+    yield f"{'caption':>{width}}: {caption}"
 
 
 def _matching(found: MatchingSamples) -> Iterator[str]:
