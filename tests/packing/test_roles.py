@@ -502,7 +502,8 @@ def test_images_in_roles_are_converted_as_targets_are_and_masks_keep_their_greys
         (["source={home}/s/a.jpg"], {}, "holds no image"),
         (["all={home}/s"], {}, "all is the name of something else"),
         (["source=.edit"], {}, "no file ends in .edit"),
-        (["source=nothing"], {}, "nothing is no folder, and no field"),
+        (["source=nothing"], {}, "nothing is no folder, no ending .* and no field of metadata"),
+        (["source=_1"], {}, "those begin with a dot, as .source.jpg"),
     ],
 )
 def test_roles_that_cannot_be_meant_are_refused_in_one_line(
@@ -524,8 +525,44 @@ def test_tables_and_tars_refuse_roles_that_they_cannot_have(tmp_path: Path) -> N
     write_files(tmp_path, {"tars/a.tar": tar_bytes([("a.jpg", jpeg(1))])})
     with pytest.raises(UsageError, match="give their ending"):
         packed(tmp_path / "tars", tmp_path / "out", "source=some/folder")
-    out = packed(tmp_path / "tars", tmp_path / "out", "source=.source")
-    assert outcome(out) == {"a.tar/a": "no_role"}
+
+
+def test_a_role_that_the_first_samples_lack_is_found_before_the_work(tmp_path: Path) -> None:
+    """By names of members or fields. One that some of them have is no matter for the whole run."""
+    members = [("a.jpg", jpeg(1)), ("a.edit.jpg", jpeg(2)), ("b.jpg", jpeg(3))]
+    rows = [{"url": "https://example.org/a.jpg", "edit": "https://example.org/b.jpg", "n": 5}]
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    write_files(tmp_path, {"tars/a.tar": tar_bytes(members), "rows.jsonl": lines})
+    said = "of the first {} has a source, but {}: check --role source=.*, or give --optional-role"
+    for place, samples, there in (
+        ("tars", "2 samples", ".edit.jpg"),
+        ("rows.jsonl", "1 sample", "edit, n, url"),
+    ):
+        with pytest.raises(SourceError, match=said.format(samples, there)):
+            packed(tmp_path / place, tmp_path / "out", "source=sorce")
+        assert not (tmp_path / "out").exists()
+    out = packed(tmp_path / "tars", tmp_path / "out", "source=edit")
+    assert outcome(out)["a.tar/b"] == "no_role"
+
+
+def test_texts_beside_sources_and_images_without_a_row_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So folders that were exchanged are seen, and images that metadata forgot."""
+    write_files(
+        tmp_path, {"in/a.jpg": jpeg(1), "in/b.jpg": jpeg(1), "s/a.txt": "x", "s/b.txt": "y"}
+    )
+    write_files(tmp_path, {"s/a.jpg": jpeg(2), "s/b.jpg": jpeg(2)})
+    words = ["--role", f"source={tmp_path}/s", "--buckets=32"]
+    with packing_here():
+        assert main(["pack", str(tmp_path / "in"), str(tmp_path / "out"), *words]) == 0
+    said = capsys.readouterr().out
+    assert "left out, as texts lie beside targets: 2 .txt in source" in said
+    assert "2 .txt files lie beside images in source: if those are the targets, exchange" in said
+    write_files(tmp_path, {"in/metadata.jsonl": '{"file_name": "a.jpg", "text": "x"}'})
+    with packing_here():
+        assert main(["pack", str(tmp_path / "in"), str(tmp_path / "new"), *words]) == 0
+    assert "2 images in a folder, 1 with captions, 1 in no row" in capsys.readouterr().err
 
 
 def test_a_run_says_which_optional_role_no_sample_has(

@@ -21,7 +21,7 @@ from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.sample_table import read_table, table_columns
 from wdsprep.dataset.settings import Settings
-from wdsprep.errors import DamageError, NotFoundError, UsageError
+from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchRules
 from wdsprep.images.headers import CAPTIONS
 from wdsprep.options import options_given_under, takes_options
@@ -163,7 +163,7 @@ def pack(options: PackOptions) -> "Outcome":
     from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write, write_generations
-    from wdsprep.sources.base import check_slices
+    from wdsprep.sources.base import check_slices, find_unseen_roles
     from wdsprep.sources.patterns import is_glob
     from wdsprep.sources.recognise import recognise
     from wdsprep.store import open_store
@@ -203,6 +203,11 @@ def pack(options: PackOptions) -> "Outcome":
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.on_begin(seen)
+    if found.columns.roles and found.kind in ("tars", "urls"):  # others tell it by their listing
+        for role, lack in find_unseen_roles(found, seen.items()):
+            if not role.is_optional:
+                raise SourceError(f"{lack}, or give --optional-role {role.name}")
+            listener.on_message(lack)
     settings = settings_of(options, found)
     edition, manifest = open_dataset_to_write(
         images, "images", settings, overwrite=options.overwrite

@@ -42,7 +42,7 @@ from wdsprep.packing.changed_sources import (
 )
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.base import Item, LeftOut, Slice, Source, Told, ignore_left_out, slices
-from wdsprep.sources.folder import MetadataFound
+from wdsprep.sources.folder import FolderSource, MetadataFound
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import EXAMPLES, examples, shown
 
@@ -59,6 +59,8 @@ class SourceSurvey:
     count: int
     samples: int
     captioned: int
+    unlisted: int
+    """The number of images in no row of the metadata of a folder that has any."""
     nbytes: int
     kept: tuple[Item, ...] | None
     left_out: Mapping[str, int]
@@ -121,13 +123,15 @@ def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> So
 
 def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
     kept: list[Item] = []
-    count = samples = nbytes = captioned = 0
+    count = samples = nbytes = captioned = unlisted = 0
+    has_metadata = isinstance(source, FolderSource) and bool(source.tables)
     left_out = LeftOut()
     for item in limited(source, limit, left_out.note):
         count += 1
         samples += item.samples
         nbytes += item.nbytes
         captioned += bool(item.samples and item.has_text)
+        unlisted += bool(item.samples and has_metadata and not item.extra)
         if count <= KEPT_ITEMS:
             kept.append(item)
         if count % 1_000 == 0:
@@ -141,6 +145,7 @@ def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSu
         count=count,
         samples=samples,
         captioned=captioned,
+        unlisted=unlisted,
         nbytes=nbytes,
         kept=tuple(kept) if count <= KEPT_ITEMS else None,
         left_out=dict(left_out.kinds),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
 from blake3 import blake3
@@ -32,7 +32,7 @@ from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.images.headers import CAPTIONS, IMAGES, OTHER_IMAGES
 from wdsprep.sources.captions import NAMES, first_of
-from wdsprep.text import brief, list_columns, shown
+from wdsprep.text import brief, examples, list_columns, plural, shown
 
 MOST_SLICES = 1_000_000
 """A key is the slice's number and the input's in it. While all slices have as many digits, no two
@@ -143,9 +143,9 @@ def ignore_left_out(_kind: str) -> None:
 class LeftOut:
     """A count of files that are no input to `pack`, by kind.
 
-    A kind is an extension such as `.mov`, `no extension`, or `in source` for images in the folder
-    of a role that have the name of no target. Kinds beyond the first NAMED, and odd ones, are
-    counted as `others`.
+    A kind is an extension such as `.mov`, `no extension`, `in source` for images in the folder of a
+    role that have the name of no target, or `.txt in source` for texts there. Kinds beyond the
+    first NAMED, and odd ones, are counted as `others`.
     """
 
     NAMED = 20  # kinds at most: a hostile tar has any number
@@ -156,7 +156,9 @@ class LeftOut:
 
     def note(self, kind: str) -> None:
         kind = kind.lower() or "no extension"
-        is_plain = re.fullmatch(rf"\.[\w.-]{{1,20}}|no extension|in {ROLE}", kind, re.ASCII)
+        is_plain = re.fullmatch(
+            rf"\.[\w.-]{{1,20}}|no extension|(\.\w{{1,20}} )?in {ROLE}", kind, re.ASCII
+        )
         is_named = kind in self.kinds or len(self.kinds) < self.NAMED
         self.kinds[kind if is_plain and is_named else "others"] += 1
 
@@ -298,6 +300,34 @@ def field_texts(role: Role, row: Mapping[str, Any]) -> list[str | None]:
     values = (v.get("file_name", v) if isinstance(v, MAPPING) else v for v in role.values(row))
     texts = (v if v is None or isinstance(v, str) else brief(v) for v in values)
     return [text.strip() or None if text else None for text in texts]
+
+
+LOOKED_AT = 100  # samples: enough to see what others have
+
+
+def find_unseen_roles(source: Source, items: Iterable[Item]) -> Iterator[tuple[Role, str]]:
+    """Yield each role in which none of the first samples has an image, with a text that says so.
+
+    `items` are those of the source. Yield nothing if none of its first samples can be read.
+    """
+    unseen = {role.name: role for role in source.columns.roles}
+    count, others = 0, set[str]()
+    rows = chain.from_iterable(source.read(item, others.add) for item in items)
+    for row in islice(rows, LOOKED_AT):
+        if isinstance(row, Sample):
+            count += 1
+            others |= row.facts.keys()
+            for image in row.images:
+                unseen.pop(role_of(image.name)[0], None)
+        if not unseen:
+            break
+    for role in unseen.values() if count else ():
+        there = f", but {examples(sorted(others))}" if others else ""
+        yield (
+            role,
+            f"none of the first {plural(count, 'sample')} has a {role.name}{there}: "
+            f"check --role {role.name}={role.where}",
+        )
 
 
 Image = TypeVar("Image")

@@ -22,7 +22,7 @@ import os
 import posixpath
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -87,7 +87,7 @@ class FolderSource:
         """
         store = shared_store(self.url)
         tables: list[str] = []
-        with open_metadata(store, self.tables, self.columns) as metadata:
+        with open_metadata(store, self.tables, self.columns, left_out) as metadata:
             for group in _groups(store.list(), tables, left_out, self.columns):
                 for item in group.items(self.columns):
                     row, folder = metadata.take(item.name)
@@ -360,8 +360,11 @@ class Metadata:
         if role.is_ending:
             return f"no file ends in {role.where}: give another ending, a folder or a field"
         if not role.url:
-            where = f"{role.where} is no folder, and no field of metadata that names files here"
-            return f"{where}: give a folder, an ending such as .source.jpg, or a field"
+            return (
+                f"{role.where} is no folder, no ending (those begin with a dot, as .source.jpg "
+                "beside its target), and no field of metadata.jsonl or metadata.csv here: give one "
+                "of these"
+            )
         files = self._query("SELECT file FROM files WHERE role = ? LIMIT 1", role.name)
         if not files:
             return f"{role.where} holds no image: give another folder"
@@ -371,10 +374,13 @@ class Metadata:
 
 
 @contextlib.contextmanager
-def open_metadata(store: Store, tables: tuple[str, ...], columns: Columns) -> Iterator[Metadata]:
+def open_metadata(
+    store: Store, tables: tuple[str, ...], columns: Columns, left_out: Told
+) -> Iterator[Metadata]:
     """Read metadata tables, and listings of images in roles, into a temporary database.
 
-    It lasts as long as the block.
+    It lasts as long as the block. `left_out` gets the kinds of texts in the folders of roles, such
+    as `.txt in source`.
     """
     roles = columns.roles
     if not (tables or roles):
@@ -404,17 +410,22 @@ def open_metadata(store: Store, tables: tuple[str, ...], columns: Columns) -> It
                         ((path,) for path in paths if path),
                     )
         for name, place in places.items():
-            files = _role_files(name, place)
+            files = _role_files(name, place, columns.texts if name else frozenset(), left_out)
             rows.executemany("INSERT OR IGNORE INTO files VALUES (?, ?, ?, ?, ?, ?, 0)", files)
         yield Metadata(rows, roles)
 
 
-def _role_files(role: str, store: Store) -> Iterator[tuple[str, str, int, bytes, int, str]]:
+def _role_files(
+    role: str, store: Store, texts: Container[str], left_out: Told
+) -> Iterator[tuple[str, str, int, bytes, int, str]]:
     """Yield the images of a folder as rows: by their whole names if `role` is "".
 
     Those of a role come without the extension, and again without the number that ends the name.
+    `left_out` gets the kinds of files with extensions among `texts`.
     """
     for entry in store.list():
+        if extension(entry.name) in texts and not is_hidden(entry.name):
+            left_out(f"{kind_of(entry.name)} in {role}")
         if is_image(entry.name) and not is_hidden(entry.name):
             facts = os.fsencode(entry.name), entry.nbytes, entry.stamp
             stem = entry.name.rpartition(".")[0] if role else entry.name

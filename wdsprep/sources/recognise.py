@@ -135,7 +135,7 @@ def _with_place(role: Role, source: str) -> Role:
     if lies_in(place, source):
         raise UsageError(
             f"--role {role.name}: {role.where} lies in {source}, of which all images are targets: "
-            "give a folder beside it"
+            "give a folder beside it, an ending such as .source.jpg, or a field of metadata.jsonl"
         )
     return replace(role, url=place)
 

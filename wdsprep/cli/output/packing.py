@@ -131,7 +131,11 @@ def describe(survey: SourceSurvey) -> str:
     """Return a line about a source: its kind, and what it has."""
     kind = survey.source.kind
     if kind == "folder":
-        return f"{plural(survey.samples, 'image')} in a folder, {survey.captioned:,} with captions"
+        images = (
+            f"{plural(survey.samples, 'image')} in a folder, {survey.captioned:,} with captions"
+        )
+        unlisted = f", {survey.unlisted:,} in no row of its metadata" if survey.unlisted else ""
+        return images + unlisted
     size = human_bytes(survey.nbytes)
     if kind == "tars":
         return f"{plural(survey.count, 'tar')}, {size}"
@@ -245,6 +249,10 @@ def _captionless(manifest: Manifest) -> KeptLine:
         remedy = f"nothing has a field {column!r}: give another --caption-col, or none"
     elif settings["source"] in ("table", "urls"):
         remedy = "give a table with a column of captions, by --caption-col if it is not recognised"
+    if beside := next((kind for kind in others if re.fullmatch(r"\.\w+ in \w+", kind)), ""):
+        extension, _, role = beside.split()
+        files = plural(others[beside], f"{extension} file")
+        remedy = f"{files} lie beside images in {role}: if those are the targets, exchange the two"
     if KOHYA in others:
         remedy = f"--caption-ext {KOHYA} takes those of {plural(others[KOHYA], f'{KOHYA} file')}"
     return KeptLine(f"warning: no sample has a caption: {remedy}; then pack again with --overwrite")

@@ -267,11 +267,17 @@ def left_out_lines(kinds: Mapping[str, int]) -> list[str]:
     parts = [f"{count:,} {kind}" for kind, count in Counter(kinds).most_common()]
     in_roles = [part for part in parts if " in " in part]
     parts = [part for part in parts if part not in in_roles]
-    lines = [f"left out, as no image has their names: {', '.join(in_roles)}"] if in_roles else []
+    texts = [part for part in in_roles if "." in part]
+    images = [part for part in in_roles if part not in texts]
+    lines = [f"left out, as no image has their names: {', '.join(images)}"] if images else []
+    lines += [f"left out, as texts lie beside targets: {', '.join(texts)}"] if texts else []
     if not parts:
         return lines
     formats = [kind[1:] for kind in (".parquet", ".csv", ".tsv", ".jsonl") if kind in kinds]
     formats += ["tars"] if {".tar", ".tgz"} & kinds.keys() else []
-    hint = f" (--input-format {' or '.join(formats)} packs those)" if formats else ""
+    hint = f"--input-format {' or '.join(formats)} packs those" if formats else ""
+    if {".csv", ".jsonl"} & kinds.keys():
+        hint += "; a list of these images has to be called metadata.jsonl or metadata.csv"
+    hint = hint and f" ({hint})"
     named = ", ".join(parts)
     return [*lines, f"left out, neither images nor captions by their names: {named}{hint}"]
