@@ -1,17 +1,19 @@
 """Datasets to damage, check and repair, all in this process."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.kit.packs import Loud, pack, photos, tree
 from wdsprep.checks.findings import Finding
+from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.verify import Verified, check_datasets
 
 SLICES = ("--samples-per-shard", "4")
 
 
 def check(*datasets: Path | str, quick: bool = False) -> Verified:
-    here = lambda _units, _nbytes: Loud(max_attempts=1)  # noqa: E731
-    return check_datasets([str(dataset) for dataset in datasets], make_runner=here, quick=quick)
+    with patch("wdsprep.runners.make_runner.runner_for", lambda *_, **__: Loud(max_attempts=1)):
+        return check_datasets([str(dataset) for dataset in datasets], VerifyOptions(quick=quick))
 
 
 def findings(*datasets: Path | str, quick: bool = False) -> list[str]:

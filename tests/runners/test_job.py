@@ -22,8 +22,9 @@ from tests.kit.packs import pack, photos, tree
 from wdsprep.cli import main
 from wdsprep.errors import BusyError, FormatError
 from wdsprep.runners.base import BrokenWorkerError, Event, HopelessError, Unit, Work
-from wdsprep.runners.job import Job, JobStatus, job_largest_first
-from wdsprep.runners.make_runner import InProcessRunner
+from wdsprep.runners.job import Job, JobStatus
+from wdsprep.runners.make_runner import InProcessRunner, job_largest_first
+from wdsprep.runners.options import JobOptions
 
 
 # --- the job alone
@@ -62,7 +63,7 @@ PIECES = [Piece(20), Piece(40), Piece(10)]
 
 
 def job_of(work: Halves, **options: Any) -> Job[Piece, int]:
-    return job_largest_first(lambda _units, _nbytes: InProcessRunner(), work, PIECES, **options)
+    return job_largest_first(JobOptions(runner="local"), work, PIECES, name="halves", **options)
 
 
 def test_the_largest_goes_first_and_each_event_is_told_with_where_the_job_stands() -> None:

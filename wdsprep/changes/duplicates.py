@@ -56,8 +56,8 @@ from wdsprep.errors import UsageError
 from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.options import Place, as_places, takes_datasets
 from wdsprep.runners.base import FunctionWork
-from wdsprep.runners.job import JobStatus, check_all_done, job_largest_first
-from wdsprep.runners.make_runner import runner_for
+from wdsprep.runners.job import JobStatus, check_all_done
+from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import split_url
 from wdsprep.store.base import Sink, absolute
 from wdsprep.store.schemes import place_scheme
@@ -218,8 +218,8 @@ def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
     def on_status(status: Callable[[], JobStatus]) -> None:
         listener.on_status(lambda: replace(status(), samples=samples))
 
-    make_runner = partial(runner_for, options, on_message=listener.on_message, name="duplicates")
-    job = job_largest_first(make_runner, FunctionWork(hash_shard), units, on_status=on_status)
+    work = FunctionWork(hash_shard)
+    job = job_largest_first(options, work, units, name="duplicates", on_status=on_status)
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples

@@ -18,8 +18,8 @@ from wdsprep.runners.options import (
     JOIN,
     OUTPUT,
     TRACK,
+    JobOptions,
     ListenedOptions,
-    WorkerOptions,
     WorkerRangeOptions,
     overwrite,
 )
@@ -178,7 +178,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DuplicatesOptions(WorkerOptions, ListenedOptions):
+class DuplicatesOptions(JobOptions):
     """The options of `duplicates` beside its datasets."""
 
     unit_noun: ClassVar[str] = "comparison"

@@ -82,7 +82,7 @@ from wdsprep.errors import BusyError, FingerprintError, NotFoundError, UsageErro
 from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
-from wdsprep.store.base import absolute
+from wdsprep.store.base import absolute_places
 from wdsprep.text import NotebookTable, command, plural
 
 NO_SUCCESSORS: Mapping[str, Mapping[str, ShardSuccessor]] = {}
@@ -106,9 +106,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     for place in datasets:
         _check_dataset_name(os.fspath(place))
     listener = options.listener_or_mute
-    urls_of = [absolute(url) for url in datasets]
-    if len(set(urls_of)) < len(urls_of):
-        raise UsageError("the same dataset is given twice: give each once")
+    urls_of = absolute_places(datasets)
     shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
     made_of_them, successors = find_neighbours(urls_of)
     if options.all:

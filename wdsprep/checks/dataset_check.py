@@ -110,17 +110,19 @@ class DatasetSurvey:
         self.findings.append(fault)
 
 
-def survey_dataset(store: Store, shown: str, on_count: Callable[[int], None]) -> DatasetSurvey:
+def survey_dataset(
+    store: Store, shown: str, on_listing: Callable[[str, int, int], None]
+) -> DatasetSurvey:
     """Survey a dataset: read its receipts and manifest, and note whatever is wrong.
 
     Files that are missing, of another size or unexpected are noted too, as are removals under way.
-    `on_count` gets the number of receipts read. Raise NotFoundError if there is neither a manifest
-    nor a sound receipt.
+    `on_listing` gets what is `shown`, and the number of receipts read. Raise NotFoundError if there
+    is neither a manifest nor a sound receipt.
     """
     edition = Edition.from_store(store)
     files = {entry.name: entry for entry in store.list()}
     manifest, complaint = _read_manifest(store)
-    sound, broken = _read_receipts(store, files, manifest, on_count)
+    sound, broken = _read_receipts(store, files, manifest, lambda n: on_listing(shown, n, 0))
     if manifest is None and not sound:
         raise NotFoundError(
             f"{shown} holds no dataset, since it has neither a sound {MANIFEST} nor a sound "

@@ -4,13 +4,13 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.options import about, option_field
-from wdsprep.runners.options import ListenedOptions, WorkerOptions
+from wdsprep.runners.options import JobOptions
 
 CHECKS = "Checks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(WorkerOptions, ListenedOptions):
+class VerifyOptions(JobOptions):
     """The options of `verify` beside its datasets."""
 
     quick: bool = option_field(

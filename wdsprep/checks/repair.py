@@ -9,10 +9,9 @@ stay: rejects that can be read stay too, and the others become rejects whose rec
 of inputs is removed, and the next `pack` writes it again from the table.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count, islice
 
 from wdsprep.checks.dataset_check import DatasetSurvey
@@ -42,7 +41,6 @@ from wdsprep.dataset.tar.read import read_samples, stream_tape
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import takes_options
 from wdsprep.packing.retry_rejected import read_retries
-from wdsprep.runners.make_runner import runner_for
 from wdsprep.store.base import Chunks, Store, write_bytes
 from wdsprep.text import NotebookTable, plural
 
@@ -60,15 +58,7 @@ def repair(options: RepairOptions) -> "Repair":
     The options are those of `wdsprep repair`.
     """
     listener = options.listener_or_mute
-    verified = check_datasets(
-        [options.dataset],
-        make_runner=partial(
-            runner_for, options, on_message=listener.on_message, name="verify", is_safe=True
-        ),
-        quick=options.quick,
-        listener=listener,
-    )
-    plan = plan_repair(verified.surveys[0])
+    plan = plan_repair(check_datasets([options.dataset], options).surveys[0])
     listener.on_begin(plan)
     if plan.is_needed and (options.yes or listener.confirm(plan)):
         return do_repair(plan, lambda files: listener.on_change(files, 0))
@@ -203,14 +193,20 @@ def _can_stay(survey: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Fin
 def _files_to_remove(
     survey: DatasetSurvey, units: Mapping[str, Iterable[Finding]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files to remove, receipts first, and the lists of inputs that stay."""
+    """Return the files to remove, receipts first, and the lists of inputs that stay.
+
+    These are of retries, and of slices that an earlier append made: the order of the source no
+    longer tells which samples are in them.
+    """
+    generations = survey.manifest.generations if survey.manifest else ()
+    last = max((*generations, *(receipt.generation for receipt in survey.receipts)), default=0)
     receipts = [name for unit in units if (name := receipt_name(unit)) in survey.files]
     named = {finding.name for findings in units.values() for finding in findings}
     kept = sorted(
         name
         for unit in units
         if (name := inputs_name(unit)) in survey.files and name not in named
-        if is_retry(unit) or _is_of_earlier_append(survey, unit)
+        if is_retry(unit) or (survey.dataset == "images" and unit.isdecimal() and int(unit) < last)
     )
     rest = sorted(
         name
@@ -218,16 +214,6 @@ def _files_to_remove(
         if _is_ours(survey, name) and (name in named or unit_of_file(name, survey.dataset) in units)
     )
     return (*receipts, *rest), tuple(kept)
-
-
-def _is_of_earlier_append(survey: DatasetSurvey, unit: str) -> bool:
-    """Return whether a slice was made by an earlier append.
-
-    Then the order of the source no longer tells which samples are in the slice.
-    """
-    generations = survey.manifest.generations if survey.manifest else ()
-    last = max((*generations, *(receipt.generation for receipt in survey.receipts)), default=0)
-    return survey.dataset == "images" and unit.isdecimal() and int(unit) < last
 
 
 def _is_ours(survey: DatasetSurvey, name: str) -> bool:
@@ -246,81 +232,73 @@ def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: N
     `on_count` gets the number of files removed or written. Units that have changed since they were
     found are left as they are.
     """
-    repairer = _Repairer(repair, on_count)
-    repairer.run()
-    return replace(repair, changed=tuple(repairer.changed), done=True)
+    changed: list[str] = []
+    with closing(_change_files(repair, changed)) as changes:
+        for done, _ in enumerate(changes, 1):
+            on_count(done)
+    return replace(repair, changed=tuple(changed), done=True)
 
 
-class _Repairer:
-    """The writer of a repair. It changes a unit only if its files are as they were found."""
+def _change_files(repair: Repair, changed: list[str]) -> Generator[None, None, None]:
+    """Remove and write files, and yield after each of them.
 
-    def __init__(self, repair: Repair, on_count: Callable[[int], None]) -> None:
-        self._repair, self._on_count = repair, on_count
-        self._edition = repair.survey.edition
-        self._store = self._edition.store
-        self._done = 0
-        self.changed: list[str] = []
+    What is not as it was found is left as it is, and its name is added to `changed`.
+    """
+    survey, edition = repair.survey, repair.survey.edition
+    store = edition.store
 
-    def run(self) -> None:
-        repair, survey, holding = self._repair, self._repair.survey, self._edition.holding
-        names_of = {unit: {f.name for f in findings} for unit, findings in repair.units.items()}
-        for name in survey.files:
-            if (unit := unit_of_file(name, survey.dataset)) in names_of:
-                names_of[unit].add(name)
-        for unit, names in names_of.items():
-            with holding(unit):
-                if self._is_same(unit, names):
-                    for name in filter(names.__contains__, repair.names):
-                        self._store.delete(name)
-                        self._tell()
-        for unit, findings in repair.mended.items():
-            names = {finding.name for finding in findings}
-            with holding(unit):
-                if self._is_same(unit, {receipt_name(unit), *names}):
-                    self._mend(unit, names)
-        if repair.unsettled:
-            receipts = survey.receipts
-            known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
-            read_retries(self._edition).settle(known)
-        for name in repair.indexes:
-            (unit,) = {finding.unit for finding in survey.findings if finding.name == name}
-            with holding(unit):
-                if self._is_same(name, {tar_of(name), name}):
-                    self._write_index(unit, name)
-        if repair.writes_manifest:
-            with self._edition.holding_manifest():
-                _write_manifest(self._store, survey)
-        self._store.sweep()
-
-    def _is_same(self, shown: str, names: Collection[str]) -> bool:
-        """Return whether files are as they were found; otherwise note what is `shown`."""
-        if has_changed := self._repair.survey.has_changed(names):
-            self.changed.append(shown)
+    def is_same(shown: str, names: Collection[str]) -> bool:
+        if has_changed := survey.has_changed(names):
+            changed.append(shown)
         return not has_changed
 
-    def _mend(self, unit: str, names: Collection[str]) -> None:
-        if rejects_name(unit) in names:
-            gone = read_retries(self._edition).taken_from(unit)
-            mend_rejects(self._store, read_receipt(self._store, unit), gone)
-            self._tell()
-        if inputs_name(unit) in names:
-            self._store.delete(inputs_name(unit))
-            self._tell()
+    names_of = {unit: {f.name for f in findings} for unit, findings in repair.units.items()}
+    for name in survey.files:
+        if (unit := unit_of_file(name, survey.dataset)) in names_of:
+            names_of[unit].add(name)
+    for unit, names in names_of.items():
+        with edition.holding(unit):
+            for name in repair.names if is_same(unit, names) else ():
+                if name in names:
+                    store.delete(name)
+                    yield
+    for unit, findings in repair.mended.items():
+        names = {finding.name for finding in findings}
+        with edition.holding(unit):
+            if not is_same(unit, {receipt_name(unit), *names}):
+                continue
+            if rejects_name(unit) in names:
+                gone = read_retries(edition).taken_from(unit)
+                mend_rejects(store, read_receipt(store, unit), gone)
+                yield
+            if inputs_name(unit) in names:
+                store.delete(inputs_name(unit))
+                yield
+    if repair.unsettled:
+        receipts = survey.receipts
+        known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
+        read_retries(edition).settle(known)
+    for name in repair.indexes:
+        (unit,) = {finding.unit for finding in survey.findings if finding.name == name}
+        with edition.holding(unit):
+            if is_same(name, {tar_of(name), name}):
+                _write_index(store, unit, name)
+                yield
+    if repair.writes_manifest:
+        with edition.holding_manifest():
+            _write_manifest(store, survey)
+    store.sweep()
 
-    def _write_index(self, unit: str, name: str) -> None:
-        """Write an index or a table anew."""
-        if not is_table(name):
-            write_index(self._store, tar_of(name))
-        elif not write_table(self._store, read_receipt(self._store, unit), tar_of(name)):
-            raise FormatError(
-                f"{self._store.url}/{name} cannot be made, as {UNTOLD}: run the same "
-                '"wdsprep encode" again with --overwrite'
-            )
-        self._tell()
 
-    def _tell(self) -> None:
-        self._done += 1
-        self._on_count(self._done)
+def _write_index(store: Store, unit: str, name: str) -> None:
+    """Write an index or a table anew."""
+    if not is_table(name):
+        write_index(store, tar_of(name))
+    elif not write_table(store, read_receipt(store, unit), tar_of(name)):
+        raise FormatError(
+            f"{store.url}/{name} cannot be made, as {UNTOLD}: run the same "
+            '"wdsprep encode" again with --overwrite'
+        )
 
 
 def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
@@ -332,7 +310,10 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     """
     name = rejects_name(receipt.unit)
     left = [r for r in _read_sound_rejects(store, receipt.unit) if not is_moved(r, gone)]
-    taken = {key for shard in receipt.shards for key in _keys(store, shard.name)}
+    taken: set[str] = set()
+    for shard in receipt.shards:
+        with Chunks(store, shard.name).as_stream() as tar:
+            taken.update(sample.key for sample in read_samples(stream_tape(tar), shard.name))
     known = {reject.key: reject for reject in left if reject.key not in taken}
     lost = receipt.inputs - len(taken) - len(known)
     free = (sample_key(receipt.unit, number) for number in count())
@@ -355,11 +336,6 @@ def _read_sound_rejects(store: Store, unit: str) -> Iterator[Reject]:
         for line in store.read(rejects_name(unit)).splitlines():
             with suppress(FormatError):
                 yield from (r for r in read_rejects(line, unit) if r.key.startswith(unit))
-
-
-def _keys(store: Store, name: str) -> Iterator[str]:
-    with Chunks(store, name).as_stream() as tar:
-        yield from (sample.key for sample in read_samples(stream_tape(tar), name))
 
 
 def _write_manifest(store: Store, survey: DatasetSurvey) -> None:

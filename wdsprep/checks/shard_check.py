@@ -317,35 +317,6 @@ def array_problem(field: Field, data: memoryview, nbytes: int) -> str:
     return ""
 
 
-def read_facts(json_data: bytes) -> dict[str, Any] | str:
-    """Return the object in the json of a sample, or what is wrong with the json."""
-    try:
-        facts = parse_json(json_data.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError) as error:
-        return f"json cannot be read ({error})"
-    return facts if isinstance(facts, dict) else "json is not an object"
-
-
-def text_problem(
-    key: str, facts: Mapping[str, Any], json_data: bytes, txt: bytes, rules: SampleRules
-) -> str:
-    """Return what is wrong with the json and the caption of a sample, or "" if nothing is.
-
-    `facts` are the object in the json.
-    """
-    try:
-        caption = txt.decode()
-    except ValueError as error:
-        return f"txt cannot be read ({error})"
-    if b"null" in json_data and _has_null(facts):
-        return "json has a null value"
-    if wrong := rules.check_facts(facts):
-        return wrong
-    if facts["key"] != key:
-        return f"json states the key {facts['key']}"
-    return "" if facts.get("caption", "") == caption else "txt is not the caption of the json"
-
-
 def _wrong_types(facts: Mapping[str, Any], types: Mapping[str, type]) -> str:
     if [*map(type, map(facts.get, types))] == [*types.values()]:
         return ""
@@ -419,12 +390,18 @@ class ShardCheck:
         for path, start, data_start, nbytes, _target in members(tape.at):
             if not path:
                 break
-            if data_start - start != BLOCK or not _is_plain(tape.at(start, BLOCK)):
+            head = tape.at(start, BLOCK)
+            is_plain = head.startswith(_MODE, 100) and head.startswith(_TIME, 136)
+            if data_start - start != BLOCK or not (is_plain and head.startswith(_REST, 156)):
                 self._note(f"the header of {path} is not as wdsprep writes it")
             key, name = split_member(path) or (path, "")
             if key != self._key or not end:
                 self._close()
-                self._open(key, start)
+                self._key, self._number = key, 0
+                self._texts.clear()
+                self._rules.begin(len(self.keys))
+                self.keys.append(key)
+                self._offsets.append(start)
                 yield
             if problem := self._member(tape, name, data_start, nbytes):
                 self._note(f"{key}: {problem}")
@@ -433,27 +410,40 @@ class ShardCheck:
         self._close()
         self._offsets.append(end)
 
-    def _open(self, key: str, start: int) -> None:
-        self._key, self._number = key, 0
-        self._texts.clear()
-        self._rules.begin(len(self.keys))
-        self.keys.append(key)
-        self._offsets.append(start)
-
     def _close(self) -> None:
         """Note what is wrong with a sample as a whole, after its last member."""
         key, texts = self._key, self._texts
         if self._number < self._rules.members:
             self._note(f"{key}: it has {self._number} of {self._rules.members} members")
         elif len(texts) == 2:
-            facts = read_facts(texts["json"])
+            facts = self._read_facts()
             if isinstance(facts, str):
                 self._note(f"{key}: {facts}")
-            elif problem := text_problem(key, facts, texts["json"], texts["txt"], self._rules):
-                self._note(f"{key}: {problem}")
             else:
                 row = {ROW: len(self.keys) - 1} if self._has_rows else {}
                 self.table.add(key, {**facts, **row})
+
+    def _read_facts(self) -> dict[str, Any] | str:
+        """Return the object in the json of a sample, or what is wrong with json or caption."""
+        data = self._texts["json"]
+        try:
+            facts = parse_json(data.decode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError) as error:
+            return f"json cannot be read ({error})"
+        if not isinstance(facts, dict):
+            return "json is not an object"
+        try:
+            caption = self._texts["txt"].decode()
+        except ValueError as error:
+            return f"txt cannot be read ({error})"
+        if b"null" in data and _has_null(facts):
+            return "json has a null value"
+        if wrong := self._rules.check_facts(facts):
+            return wrong
+        if facts["key"] != self._key:
+            return f"json states the key {facts['key']}"
+        is_same = facts.get("caption", "") == caption
+        return facts if is_same else "txt is not the caption of the json"
 
     def _member(self, tape: HashedTape, name: str, start: int, nbytes: int) -> str:
         if self._number >= self._rules.members:
@@ -468,9 +458,3 @@ class ShardCheck:
         if len(data) < nbytes:
             raise truncated(start, name)
         return ""
-
-
-def _is_plain(head: bytes) -> bool:
-    return (
-        head.startswith(_MODE, 100) and head.startswith(_TIME, 136) and head.startswith(_REST, 156)
-    )

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import cast
 
 from wdsprep.checks.dataset_check import DatasetSurvey, expected_files, survey_dataset
@@ -21,16 +20,16 @@ from wdsprep.checks.findings import Finding, Kind
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.unit_check import CheckUnit, check_empty, check_unit
 from wdsprep.dataset.file_names import latent_shard, latent_unit, receipt_name
-from wdsprep.dataset.receipts import Shard, image_shard_digest
+from wdsprep.dataset.receipts import image_shard_digest
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.options import Place, takes_datasets
-from wdsprep.runners.base import FunctionWork, Runner
-from wdsprep.runners.job import JobListener, JobStatus, job_largest_first
-from wdsprep.runners.make_runner import runner_for
+from wdsprep.runners.base import FunctionWork
+from wdsprep.runners.job import JobStatus
+from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import shared_store
-from wdsprep.store.base import absolute
+from wdsprep.store.base import absolute_places
 from wdsprep.text import NotebookTable, plural
 
 _log = logging.getLogger("wdsprep")
@@ -76,52 +75,30 @@ def verify(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
     """
     if not datasets:
         raise UsageError("nothing to verify: give the path or URL of a dataset")
-    listener = options.listener_or_mute
-    make_runner = partial(
-        runner_for, options, on_message=listener.on_message, name="verify", is_safe=True
-    )
-    return check_datasets(datasets, make_runner=make_runner, quick=options.quick, listener=listener)
+    return check_datasets(datasets, options)
 
 
-def check_datasets(
-    urls: "Sequence[str | os.PathLike[str]]",
-    *,
-    make_runner: Callable[[int, int], Runner],
-    quick: bool = False,
-    listener: JobListener | None = None,
-) -> Verified:
-    """Check the datasets at `urls`, and compare latents with the images among them.
-
-    `make_runner(units, nbytes)` returns the runner whose workers read the shards.
-    """
-    listener = listener or JobListener()
-    places = [absolute(url) for url in urls]
-    if len(set(places)) < len(places):
-        raise UsageError("the same dataset is given twice: give it once")
-    shown = [os.fspath(url) for url in urls]
-    surveys = tuple(_survey(*both, listener) for both in zip(places, shown, strict=True))
+def check_datasets(datasets: Sequence[Place], options: VerifyOptions) -> Verified:
+    """Check datasets, and compare latents with the images among them."""
+    stores = map(shared_store, absolute_places(datasets))
+    shown = [os.fspath(dataset).rstrip("/") or "/" for dataset in datasets]
+    on_listing = options.listener_or_mute.on_listing
+    surveys = tuple(survey_dataset(*pair, on_listing) for pair in zip(stores, shown, strict=True))
     latents = [survey for survey in surveys if survey.dataset == "latents"]
     pairs = [(dataset, images) for dataset in latents if (images := find_images(dataset, surveys))]
     for pair in pairs:
         check_pairs(*pair)
-    if not quick:
-        _check_bytes(surveys, pairs, make_runner, listener)
+    if not options.quick:
+        _check_bytes(surveys, pairs, options)
     for dataset in surveys:
         dataset.findings.sort(key=lambda finding: (finding.kind.is_note, finding.name))
-    return Verified(surveys=surveys, is_quick=quick)
-
-
-def _survey(url: str, shown: str, listener: JobListener) -> DatasetSurvey:
-    shown = shown.rstrip("/") or "/"
-    store = shared_store(url)
-    return survey_dataset(store, shown, lambda count: listener.on_listing(shown, count, 0))
+    return Verified(surveys=surveys, is_quick=options.quick)
 
 
 def _check_bytes(
     surveys: Sequence[DatasetSurvey],
     pairs: Sequence[tuple[DatasetSurvey, DatasetSurvey]],
-    make_runner: Callable[[int, int], Runner],
-    listener: JobListener,
+    options: VerifyOptions,
 ) -> None:
     """Check every byte of some datasets, and add what is wrong to their findings."""
     by_url = {survey.url: survey for survey in surveys}
@@ -132,10 +109,11 @@ def _check_bytes(
             findings = (f for dataset in surveys for f in dataset.findings)
             return replace(status(), findings=sum(not f.kind.is_note for f in findings))
 
-        listener.on_status(with_findings)
+        options.listener_or_mute.on_status(with_findings)
 
     units = [unit for survey in surveys for unit in _units(survey, pairs)]
-    job = job_largest_first(make_runner, FunctionWork(check_unit), units, on_status=on_status)
+    work = FunctionWork(check_unit)
+    job = job_largest_first(options, work, units, name="verify", is_safe=True, on_status=on_status)
     with closing(job):
         for unit, (findings, digests) in job.results():
             _log.info("%s is checked: %s", unit.name, plural(len(findings), "finding"))
@@ -163,9 +141,13 @@ def _units(
     for finding in dataset.findings:
         if finding.kind is not Kind.UNSETTLED:
             known.setdefault(finding.unit, set()).add(finding.name)
-    firsts: dict[str, int] = {}
-    for latents, images in pairs:
-        firsts |= find_limited_shards(latents) if images is dataset else {}
+    firsts = {  # the image shards of which only the first samples were encoded
+        latent_shard(receipt.unit): int(number)
+        for latents, images in pairs
+        if images is dataset
+        for receipt in latents.receipts
+        if (number := receipt.input.partition(":")[2])
+    }
     for receipt in dataset.receipts:
         shards = {shard.name for shard in receipt.shards}
         yield CheckUnit(
@@ -190,15 +172,6 @@ def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> Data
     return max((o for o in others if o.dataset == "images"), key=shared, default=None)
 
 
-def find_limited_shards(latents: DatasetSurvey) -> dict[str, int]:
-    """Return the image shards of which only the first samples were encoded, and how many."""
-    return {
-        latent_shard(receipt.unit): int(number)
-        for receipt in latents.receipts
-        if (number := receipt.input.partition(":")[2])
-    }
-
-
 def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
     """Compare the receipts of latents with those of images, and add findings to the latents."""
     image_shards = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
@@ -221,23 +194,15 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
         elif inputs != (samples := int(receipt.input.partition(":")[2] or shard.samples)):
             what = f"its shard and rejects have {inputs:,} of {plural(samples, 'sample')}"
             _find(latents, receipt.unit, Kind.UNMATCHED, what)
-    if latents.receipts:
-        _check_all_encoded(latents, images, image_shards)
-
-
-def _check_all_encoded(
-    latents: DatasetSurvey, images: DatasetSurvey, image_shards: Mapping[str, Shard]
-) -> None:
-    """Add a finding for each image shard without latents, if the latents are complete.
-
-    `image_shards` has them by name. Those in buckets that are not encoded need no latents.
-    """
+    if not (latents.receipts and latents.is_complete):
+        return
+    # Image shards without latents, but for those in buckets that are not encoded.
     buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
+    encoded = buckets_encoded(latents.receipts[0].settings, buckets)
     units = {receipt.unit for receipt in latents.receipts}
     if latents.manifest:
         units.update(latents.manifest.ledger.units())
-    encoded = buckets_encoded(latents.receipts[0].settings, buckets)
-    for name, shard in image_shards.items() if latents.is_complete else ():
+    for name, shard in image_shards.items():
         if shard.bucket in encoded and latent_unit(name) not in units:
             _find(latents, latent_unit(name), Kind.CHANGED, f"nothing was made of {name}")
 

@@ -30,6 +30,7 @@ from wdsprep.exporting.layout import (
     ExportSample,
     Layout,
     Writing,
+    json_line,
     save_by_torch,
     to_json,
 )
@@ -241,7 +242,7 @@ class AutomodelLayout(Layout):
             out.write(name, save_by_torch({**tensors, "metadata": facts}), samples=1)
             rows.append({"cache_file": name, **{fact: facts[fact] for fact in IN_INDEX}})
             yield
-        out.write(f"{unit}.json", to_json(rows) + b"\n")
+        out.write(f"{unit}.json", json_line(rows))
 
     def _tensors(self, sample: ExportSample) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the tensors of a sample, and what its file says of them."""
@@ -287,7 +288,7 @@ class AutomodelLayout(Layout):
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         shards = [file.name for file in files if file.name.endswith(".json")]
-        return {"metadata.json": to_json({"shards": shards}) + b"\n"}
+        return {"metadata.json": json_line({"shards": shards})}
 
 
 IN_INDEX = (

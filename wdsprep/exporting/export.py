@@ -28,11 +28,11 @@ from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageEr
 from wdsprep.exporting.layout import Exportable, Layout, layout_of, to_json
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.output import CLAIM, MARKS, ExportMark, Output, check_files, unit_of_mark
-from wdsprep.exporting.read_samples import ExportUnit, UnitReader, UnitSource
+from wdsprep.exporting.read_samples import ExportUnit, UnitSource
 from wdsprep.options import takes_options
 from wdsprep.runners.base import PROGRESS_S, FunctionWork, Unit, Work
-from wdsprep.runners.job import Job, check_all_done, job_largest_first
-from wdsprep.runners.make_runner import runner_for
+from wdsprep.runners.job import Job, check_all_done
+from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
 from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shortened, shown
@@ -75,7 +75,12 @@ def export(options: ExportOptions) -> Exported:
     """
     to = options.to
     target = absolute(options.out) if os.fspath(options.out) else ""
-    datasets = _open([absolute(options.dataset), *map(absolute, options.joined)])
+    datasets: list[_Dataset] = []
+    for place in (options.dataset, *options.joined):
+        later = _Dataset(absolute(place))
+        for earlier in datasets:
+            earlier.give_way(later)
+        datasets.append(later)
     chosen = layout_of(to) if to != "energon" else None
     takes_images = chosen is not None and chosen.takes_images
     exportable = _exportable(datasets, tower=options.tower, takes_images=takes_images)
@@ -145,16 +150,6 @@ class _Dataset:
     def moved(self) -> dict[str, Receipt]:
         """Return the receipts of units whose samples may have other positions than their images."""
         return {r.unit: r for r in self.manifest.receipts if may_have_moved(r)}
-
-
-def _open(urls: Sequence[str]) -> list[_Dataset]:
-    """Open datasets, of which later ones take the place of arrays of earlier ones."""
-    datasets: list[_Dataset] = []
-    for url in urls:
-        datasets.append(_Dataset(url))
-        for earlier in datasets[:-1]:
-            earlier.give_way(datasets[-1])
-    return datasets
 
 
 def _exportable(datasets: Sequence[_Dataset], *, tower: str, takes_images: bool) -> Exportable:
@@ -256,21 +251,21 @@ def _export_metadata(dataset: Exportable, target: str) -> Exported:
 def export_shard(out: str, layout: Layout, unit: ExportUnit) -> Generator[int, None, ExportMark]:
     """Write the files that a shard becomes, and its mark last.
 
-    Yield now and then how many bytes of the shard have been read so far.
+    Yield now and then about how many bytes of the shard have been read so far.
     """
-    reading, output = UnitReader(unit, heads=layout.heads), Output(shared_store(out))
-    told, samples = time.monotonic(), iter(reading)
+    output, of = Output(shared_store(out)), unit.sources[0].shard.samples
+    count, reported, samples = 0, time.monotonic(), unit.read(heads=layout.heads)
     if (first := next(samples, None)) is not None:
         with closing(layout.write(output, unit.name, chain([first], samples))) as steps:
-            for _ in steps:
-                if time.monotonic() - told > PROGRESS_S:
-                    yield reading.nbytes
-                    told = time.monotonic()
+            for count, _ in enumerate(steps, 1):
+                if time.monotonic() - reported > PROGRESS_S:
+                    yield unit.nbytes * count // of
+                    reported = time.monotonic()
     mark = ExportMark(
         name=unit.name,
         inputs=tuple(unit.inputs),
         files=tuple(output.files),
-        left_out=reading.left_out,
+        left_out=of - count,
     )
     write_bytes(output.store, mark.file_name, mark.to_bytes())
     return mark
@@ -305,7 +300,13 @@ class _Export:
             done |= {unit.name: mark for unit, mark in self._run(work, pending, "exported")}
         marks = [done[unit.name] for unit in self.units]
         files = [file for mark in marks for file in mark.files]
-        for name, data in chain(layout.index(files).items(), self._empty_captions()):
+        written = dict(layout.index(files))
+        texts = {field.name for field in text_fields(self.dataset.fields)}
+        for source in self.units[0].sources if self.units else ():
+            for name in texts.intersection(source.arrays or ()):
+                with suppress(NotFoundError):
+                    written[empty_name(name)] = shared_store(source.url).read(empty_name(name))
+        for name, data in written.items():
             if pending or there.get(name) != len(data) or store.read(name) != data:
                 write_bytes(store, name, data)
         return Exported(
@@ -371,26 +372,12 @@ class _Export:
         for name in (mark.file_name, *(file.name for file in mark.files)):
             self.store.delete(name)
 
-    def _empty_captions(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the name and bytes of the empty caption's file for each exported array of text."""
-        for source in self.units[0].sources if self.units else ():
-            for name in source.arrays or ():
-                if self.dataset.is_text(name):
-                    with suppress(NotFoundError):
-                        yield empty_name(name), shared_store(source.url).read(empty_name(name))
-
     def _run(self, work: Work, units: Sequence[Unit], done: str) -> Iterator[tuple[Any, Any]]:
         """Yield each unit with its result. Raise WorkError at the end if a unit failed.
 
         `done` is the word in its message for what could not be done.
         """
-        listener = self.options.listener_or_mute
-        make_runner = partial(
-            runner_for, self.options, on_message=listener.on_message, name="export"
-        )
-        job: Job[Any, Any] = job_largest_first(
-            make_runner, work, units, on_status=listener.on_status
-        )
+        job: Job[Any, Any] = job_largest_first(self.options, work, units, name="export")
         with closing(job):
             yield from job.results()
         check_all_done(job.quarantined, "shard", done, "run the same command again")

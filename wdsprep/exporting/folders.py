@@ -22,7 +22,7 @@ from wdsprep.dataset.npy_arrays import (
 from wdsprep.dataset.samples import is_mask
 from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Writing, to_json
+from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Writing, json_line
 from wdsprep.exporting.output import Output
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class ImageFolderLayout(Layout):
         for sample in samples:
             folder = folder_of(unit, sample)
             row = {**write_images(out, folder, sample), "text": caption_line(sample)}
-            lines.setdefault(folder, []).append(to_json(row) + b"\n")
+            lines.setdefault(folder, []).append(json_line(row))
             yield
         for folder, rows in lines.items():
             out.write(f"{folder}/{METADATA}", b"".join(rows))

@@ -15,7 +15,6 @@ from wdsprep.dataset.npy_arrays import (
     GIVEN,
     Field,
     is_of_text,
-    text_fields,
     to_bfloat16,
     values_of,
 )
@@ -76,9 +75,6 @@ class Exportable:
 
     def field(self, name: str) -> Field | None:
         return next((field for field in self.fields if field.name == name), None)
-
-    def is_text(self, name: str) -> bool:
-        return any(field.name == name for field in text_fields(self.fields))
 
     def check(self, to: str, *whats: str) -> None:
         """Raise UsageError unless the samples are of one of the kinds `whats`, which `to` takes."""
@@ -209,6 +205,10 @@ def layout_of(to: str) -> Layout:
 
 def to_json(body: object) -> bytes:
     return json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def json_line(body: object) -> bytes:
+    return to_json(body) + b"\n"
 
 
 def bfloat16_bits(field: Field, data: Buffer) -> "NDArray[Any]":

@@ -38,6 +38,7 @@ from wdsprep.exporting.layout import (
     ExportSample,
     Layout,
     Writing,
+    json_line,
     to_json,
 )
 from wdsprep.exporting.output import ExportedFile, Output
@@ -51,8 +52,6 @@ HASH = "sha256"
 NAMED = {"<f2": "float16", "<f4": "float32", "<i4": "int32", "|u1": "uint8", BFLOAT16: "float32"}
 IMAGES = {LATENT: "img_latent", FLIPPED: "img_latent_flipped"}
 INT, TEXT, BYTES = "int", "str", "bytes"
-SIZES = ("height", "width")
-ORIGINAL = ("original_height", "original_width")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +116,7 @@ class MdsLayout(Layout):
                 "as the VAE gives them: encode the images, or give another --to"
             )
         named = replace(self, tower=dataset.tower or dataset.model, settings=dataset.settings)
-        columns = named._images() if dataset.kind == "images" else named._arrays(dataset)
+        columns = named._columns_of(dataset)
         varying = [field for field in dataset.fields if field.is_variable and field.name == EMB]
         return replace(
             named,
@@ -126,16 +125,15 @@ class MdsLayout(Layout):
             length=varying[0].shape[0] if varying else 0,
         )
 
-    def _images(self) -> list[Column]:
-        ints = (*SIZES, *ORIGINAL)
-        texts = [Column(name=name, kind=TEXT) for name in ("caption", "key")]
-        image = Column(name="image", kind=BYTES, member="image")
-        return [image, *texts, *(Column(name=name, kind=INT) for name in ints)]
-
-    def _arrays(self, dataset: Exportable) -> list[Column]:
+    def _columns_of(self, dataset: Exportable) -> list[Column]:
         columns = [Column(name=name, kind=TEXT) for name in ("caption", "key")]
-        if dataset.what == "latents" and not is_imported(dataset.settings):
-            columns += [Column(name=name, kind=INT) for name in ORIGINAL]
+        if dataset.kind == "images":
+            columns.append(Column(name="image", kind=BYTES, member="image"))
+            columns += [Column(name=name, kind=INT) for name in ("height", "width")]
+        if dataset.kind == "images" or (
+            dataset.what == "latents" and not is_imported(dataset.settings)
+        ):
+            columns += [Column(name=f"original_{name}", kind=INT) for name in ("height", "width")]
         for field in dataset.fields:
             columns.append(self._column(field, dataset))
             if field.is_variable and field.name == EMB:
@@ -145,7 +143,11 @@ class MdsLayout(Layout):
 
     def _column(self, field: Field, dataset: Exportable) -> Column:
         if field.name in IMAGES:
-            shape = () if dataset.has_shapes else self._moments_shape(field, dataset)
+            channels, height, width = shape = field.shape
+            if not dataset.has_moments:  # a mean and a deviation, as the VAE gives them
+                patch = dataset.settings.get("patch", 1)
+                shape = 2 * channels // patch**2, height * patch, width * patch
+            shape = () if dataset.has_shapes else shape
             return Column(name=IMAGES[field.name], kind="float16", member=field.name, shape=shape)
         names = {EMB: f"latent_caption_{self.tower}", MASK: self._mask}
         return Column(
@@ -158,13 +160,6 @@ class MdsLayout(Layout):
     @property
     def _mask(self) -> str:
         return f"attention_mask_caption_{self.tower}"
-
-    def _moments_shape(self, field: Field, dataset: Exportable) -> tuple[int, ...]:
-        channels, height, width = field.shape
-        if dataset.has_moments:
-            return field.shape
-        patch = dataset.settings.get("patch", 1)
-        return 2 * channels // patch**2, height * patch, width * patch
 
     # --- a shard
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
@@ -271,4 +266,4 @@ class MdsLayout(Layout):
             }
             for file in files
         ]
-        return {INDEX: to_json({"shards": shards, "version": 2}) + b"\n"}
+        return {INDEX: json_line({"shards": shards, "version": 2})}

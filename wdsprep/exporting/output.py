@@ -12,7 +12,16 @@ from typing import ClassVar
 
 from blake3 import blake3
 
-from wdsprep.dataset.sealed_json import Fields, Hex, Name, Nbytes, Text, canonical_json, read_record
+from wdsprep.dataset.sealed_json import (
+    Fields,
+    Hex,
+    Name,
+    Nbytes,
+    Text,
+    canonical_json,
+    make_record,
+    read_record,
+)
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.store import shared_store
@@ -130,15 +139,10 @@ class ExportMark:
         """Read the mark of a shard, or None if there is none, or none that can be read."""
         with suppress(NotFoundError, FormatError):
             body = read_record(_MARK, store.read(mark_name(unit)), mark_name(unit))
-            files = tuple(
-                ExportedFile(**{n: fields[n] for n in _FIELDS}) for fields in body["files"]
-            )
+            files = tuple(make_record(ExportedFile, fields) for fields in body["files"])
             inputs = tuple(body["inputs"])
             return cls(name=unit, inputs=inputs, files=files, left_out=body["left_out"])
         return None
-
-
-_FIELDS = tuple(ExportedFile.__dataclass_fields__)
 
 
 _MARK = Fields({"files": list[ExportedFile], "inputs": list[Text], "left_out": Nbytes})

@@ -30,7 +30,6 @@ from wdsprep.exporting.output import Output
 
 if TYPE_CHECKING:
     import pyarrow
-    from numpy.typing import NDArray
 
 GROUP_NBYTES = 64 << 20
 """The bytes of the rows that are kept in memory and written together."""
@@ -139,10 +138,17 @@ class ParquetLayout(Layout):
 
 
 def mlperf_row(sample: ExportSample) -> dict[str, Any]:
+    import numpy as np
+
     bits = {name: bfloat16_bits(field_of(name, d), d) for name, d in sample.members.items()}
     mean, logvar = bits[LATENT].reshape(2, -1, *bits[LATENT].shape[1:])
     arrays = {MLPERF[name]: bits[name] for name in MLPERF} | {"mean": mean, "logvar": logvar}
-    return {"__key__": sample.key, **{name: npy_bytes(array) for name, array in arrays.items()}}
+    row: dict[str, Any] = {"__key__": sample.key}
+    for name, array in arrays.items():
+        out = io.BytesIO()
+        np.save(out, np.ascontiguousarray(array))
+        row[name] = out.getvalue()
+    return row
 
 
 def split_npy(name: str, data: Buffer, count: int) -> list[Buffer]:
@@ -153,15 +159,6 @@ def split_npy(name: str, data: Buffer, count: int) -> list[Buffer]:
     part = replace(field, shape=(field.shape[0] // count, *field.shape[1:]))
     starts = range(len(field.header), len(data), part.array_nbytes)
     return [part.header + data[start : start + part.array_nbytes] for start in starts]
-
-
-def npy_bytes(array: "NDArray[Any]") -> bytes:
-    """Return the `.npy` file of an array."""
-    import numpy as np
-
-    out = io.BytesIO()
-    np.save(out, np.ascontiguousarray(array))
-    return out.getvalue()
 
 
 def _features() -> dict[str, Any]:

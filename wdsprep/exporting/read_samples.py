@@ -50,7 +50,6 @@ class ReadSample:
     key: str
     fields: dict[str, Buffer]
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
-    end: int = 0
 
 
 Samples = Iterator[ReadSample]
@@ -132,7 +131,6 @@ class UnitSource:
                         yield sample
                     sample = ReadSample(key, {})
                 sample.places[name] = (data, nbytes)
-                sample.end = data + nbytes
                 if wants(name):
                     read = view if nbytes >= LARGE_NBYTES else at
                     content = sample.fields[name] = read(data, nbytes)
@@ -196,33 +194,16 @@ class ExportUnit:
         """Return the digests of all source shards, which tell whether one has changed."""
         return [source.shard.digest for source in self.sources]
 
-
-class UnitReader:
-    """A reader of the samples of a unit.
-
-    `nbytes` counts the bytes that were read, and `left_out` the samples that joined datasets lack.
-    With `heads` only tar headers and texts are read.
-    """
-
-    def __init__(self, unit: ExportUnit, *, heads: bool = False) -> None:
-        self._first, *self._joined = unit.sources
-        self._heads = heads
-        self.nbytes = self.left_out = 0
-
-    def __iter__(self) -> Iterator[ExportSample]:
-        first = self._first
-        samples = read_shard(first.store, first.shard, first.read(heads=self._heads))
-        joined = [
-            read_shard(source.store, source.shard, source.read_joined(first))
-            for source in self._joined
+    def read(self, *, heads: bool) -> Iterator[ExportSample]:
+        """Yield the samples that all sources have; with `heads` with their texts alone."""
+        first, *joined = self.sources
+        readers = [
+            read_shard(source.store, source.shard, source.read_joined(first)) for source in joined
         ]
-        for sample in samples:
-            others = [other for other in map(next, joined) if other is not None]
-            if len(others) < len(joined):
-                self.left_out += 1
-                continue
-            yield self._join(sample, others)
-            self.nbytes = max(self.nbytes, sample.end)
+        for sample in read_shard(first.store, first.shard, first.read(heads=heads)):
+            others = [other for other in map(next, readers) if other is not None]
+            if len(others) == len(joined):
+                yield self._join(sample, others)
 
     def _join(self, sample: ReadSample, others: Sequence[TarSample]) -> ExportSample:
         """Join a sample with those of other datasets.
@@ -230,11 +211,11 @@ class UnitReader:
         Its caption is that of the last dataset with arrays made of captions, or its own if there is
         none. Its facts win over those of joined scores. Raise UsageError if the keys differ.
         """
-        first = self._first
+        first, *joined = self.sources
         files = {name: data for name, data in sample.fields.items() if name not in TEXTS}
         facts = first.facts(sample)
         caption = sample.fields.get("txt", b"")
-        for other, source in zip(others, self._joined, strict=True):
+        for other, source in zip(others, joined, strict=True):
             if other.key != sample.key:
                 raise UsageError(
                     f"{source.url}/{source.shard.name} has {other.key} where {first.url} has "

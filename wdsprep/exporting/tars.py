@@ -17,6 +17,7 @@ from wdsprep.exporting.layout import (
     Layout,
     Writing,
     bfloat16_bits,
+    json_line,
     pad_to,
     save_by_torch,
     to_json,
@@ -107,14 +108,10 @@ def metadata_files(counts: Mapping[str, int], subflavors: Mapping[str, str]) -> 
     config = {"__class__": "CrudeWebdataset", "__module__": "megatron.energon"}
     parts = {"split_parts": {"test": [], "train": named, "val": []}}
     return {
-        f"{NV_META}/dataset.yaml": _file({**config, "subflavors": dict(subflavors)}),
-        f"{NV_META}/split.yaml": _file(parts),
-        f"{NV_META}/.info.json": _file({"shard_counts": dict(counts)}),
+        f"{NV_META}/dataset.yaml": json_line({**config, "subflavors": dict(subflavors)}),
+        f"{NV_META}/split.yaml": json_line(parts),
+        f"{NV_META}/.info.json": json_line({"shard_counts": dict(counts)}),
     }
-
-
-def _file(body: object) -> bytes:
-    return to_json(body) + b"\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +216,7 @@ class WidsLayout(Layout):
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         shards = [{"filesize": f.nbytes, "nsamples": f.samples, "url": f.name} for f in files]
-        return {META: to_json({"shardlist": shards, "wids_version": 1}) + b"\n"}
+        return {META: json_line({"shardlist": shards, "wids_version": 1})}
 
 
 @dataclass(frozen=True, kw_only=True)

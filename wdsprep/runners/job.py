@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
@@ -90,15 +90,7 @@ class JobListener:
         return False
 
 
-class SizedUnit(Unit, Protocol):
-    """A unit whose steps tell how many of its bytes are done."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 U = TypeVar("U", bound=Unit)
-S = TypeVar("S", bound=SizedUnit)
 R = TypeVar("R")
 
 
@@ -169,24 +161,6 @@ class Job(Generic[U, R]):
             units=len(self._sizes),
             share_done=nbytes / max(1, self._nbytes_of),
         )
-
-
-def job_largest_first(
-    make_runner: Callable[[int, int], Runner],
-    work: Work,
-    units: Iterable[S],
-    *,
-    on_status: StatusListener = lambda _status: None,
-) -> Job[S, Any]:
-    """Return a job of units that are all known beforehand, the largest first.
-
-    So no worker begins a large unit at the end. `make_runner` gets the number of units, and their
-    bytes.
-    """
-    units = sorted(units, key=lambda unit: -unit.nbytes)
-    sizes = {unit.name: unit.nbytes for unit in units}
-    runner = make_runner(len(units), sum(sizes.values()))
-    return Job(runner, work, units, sizes=sizes, on_status=on_status)
 
 
 def check_all_done(quarantined: Sequence[Quarantined], noun: str, done: str, remedy: str) -> None:

@@ -1,17 +1,18 @@
 """Make a runner: of processes on this machine, of actors on a Ray cluster, or in this process.
 
 `runner_for` makes the runner of a job that may be small: it has no more workers than the job has
-units, or none.
+units, or none. `job_largest_first` is such a job, of units whose sizes are known.
 """
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from itertools import islice
-from typing import cast
+from typing import Any, Protocol, TypeVar, cast
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.runners.base import Event, Runner, RunnerSettings, SlotMessage, Unit, Work
-from wdsprep.runners.options import WorkerOptions, with_runner
+from wdsprep.runners.job import Job, StatusListener
+from wdsprep.runners.options import JobOptions, WorkerOptions, with_runner
 from wdsprep.runners.schedule import drive
 from wdsprep.runners.worker import Worker, open_worker
 
@@ -104,3 +105,41 @@ def runner_for(
         name=name,
     )
     return make_runner(runner, settings)
+
+
+class SizedUnit(Unit, Protocol):
+    """A unit whose steps tell how many of its bytes are done."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+S = TypeVar("S", bound=SizedUnit)
+
+
+def job_largest_first(
+    options: JobOptions,
+    work: Work,
+    units: Iterable[S],
+    *,
+    name: str,
+    is_safe: bool = False,
+    on_status: StatusListener | None = None,
+) -> Job[S, Any]:
+    """Return a job of units that are all known beforehand, the largest first.
+
+    So no worker begins a large unit at the end. The runner is that of `runner_for`. The listener of
+    the options hears of the status, unless `on_status` is given.
+    """
+    units = sorted(units, key=lambda unit: -unit.nbytes)
+    sizes = {unit.name: unit.nbytes for unit in units}
+    listener = options.listener_or_mute
+    runner = runner_for(
+        options,
+        len(units),
+        sum(sizes.values()),
+        on_message=listener.on_message,
+        name=name,
+        is_safe=is_safe,
+    )
+    return Job(runner, work, units, sizes=sizes, on_status=on_status or listener.on_status)

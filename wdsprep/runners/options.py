@@ -228,6 +228,11 @@ class WorkerOptions(Options):
         return parse_workers(self.workers)[1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(WorkerOptions, ListenedOptions):
+    """The options of a command whose units of work are all known before it begins."""
+
+
 SPAN = about(
     "Work in so many processes; MIN:MAX on a cluster that grows.",
     WORKERS,

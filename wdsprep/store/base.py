@@ -195,6 +195,14 @@ def absolute(url: "str | os.PathLike[str]") -> str:
     return os.path.abspath(expand_home(path))  # noqa: PTH100
 
 
+def absolute_places(urls: "Sequence[str | os.PathLike[str]]") -> list[str]:
+    """Make the places of datasets absolute. Raise UsageError if one of them is given twice."""
+    places = [absolute(url) for url in urls]
+    if len({*places}) < len(places):
+        raise UsageError("the same dataset is given twice: give each once")
+    return places
+
+
 def expand_home(path: str | os.PathLike[str]) -> Path:
     """Return a path with the folder of a user in place of `~` or `~NAME`, if there is one."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib raises where there is none
