@@ -3,9 +3,9 @@
 - `remove` removes samples: `find_samples` finds those that a user lists, and `rewrite_units` writes
   a unit of work again without them. `forgotten_latents` finds latents beside the images, and what
   they have to lose later.
-- `select` copies samples into new datasets, by a run for each: `selected_samples` says which
-  samples, `merged_datasets` which datasets become one and what is joined to them, and `shard_plan`
-  which shards. `copy_samples` is the work on a shard.
+- `select` copies samples into new datasets, by a run for each: `merged_datasets` says which
+  datasets become one and what is joined to them, and `selected_samples` which samples, in which
+  shards. `copy_samples` is the work on a shard.
 - `duplicates` finds copies among images: `image_hashes` keeps what each picture looks like, and
   `near_duplicates` finds which look alike.
 

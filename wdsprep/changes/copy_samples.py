@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wdsprep.changes.find_samples import image_digests
-from wdsprep.changes.shard_plan import CopyUnit, SamplesToCopy, list_pieces
+from wdsprep.changes.selected_samples import CopyUnit, SamplesToCopy, list_pieces
 from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.draft import Draft, DraftShard
@@ -33,7 +33,6 @@ from wdsprep.dataset.file_names import (
 from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
-from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_table import KEY, ROW, table_columns
 from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
 from wdsprep.dataset.settings import Settings, counted_as
@@ -397,15 +396,22 @@ class _NewShard:
         )
 
     def _leave_out_removed(self, samples: CopiedSamples, prefix: str) -> None:
-        """Make rejects of samples that were removed from the new dataset before."""
+        """Make rejects of samples that were removed from the new dataset before.
+
+        They have the source, the URL or an image digest of a removed sample.
+        """
         if not (removed := self._draft.removed):
             return
-        numbers = range(len(samples.keys))
-        gone = {number for number in numbers if _is_removed(removed, samples, number)}
-        for number in gone:
-            key = f"{prefix}{samples.keys[number]}"
-            self._draft.rejects.add(Reject(key=key, source="", code=Code.REMOVED))
-        samples.keep([number for number in numbers if number not in gone])
+        kept: list[int] = []
+        for number, facts in enumerate(samples.rows.to_pylist()):
+            is_removed = any(removed.has(kind, facts.get(kind) or "") for kind in ("source", "url"))
+            digests = image_digests(samples.fields(number), facts)
+            if is_removed or any(removed.has("sha256", digest) for digest in digests):
+                key = f"{prefix}{samples.keys[number]}"
+                self._draft.rejects.add(Reject(key=key, source="", code=Code.REMOVED))
+            else:
+                kept.append(number)
+        samples.keep(kept)
 
     def _add(self, samples: CopiedSamples, prefix: str) -> None:
         """Add samples of a part. A prefix is put before their keys, in their json too."""
@@ -433,11 +439,3 @@ class _NewShard:
         columns = [name for name in COUNTED if name in samples.rows.column_names]
         for facts in samples.rows.select(columns).to_pylist():
             count_sample(self._counts, kind, facts, shape)
-
-
-def _is_removed(removed: Removed, samples: CopiedSamples, number: int) -> bool:
-    """Return whether a sample has the source, the URL or an image digest of a removed sample."""
-    (facts,) = samples.rows.slice(number, 1).to_pylist()
-    known = any(removed.has(kind, facts.get(kind) or "") for kind in ("source", "url"))
-    digests = image_digests(samples.fields(number), facts)
-    return known or any(removed.has("sha256", digest) for digest in digests)

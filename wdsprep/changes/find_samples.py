@@ -53,7 +53,6 @@ Rows = dict[int, dict[str, Any]]
 FoundInUnit = tuple[UnitRemoval | None, set[bytes], set[str]]
 """What a unit loses, the marks of inputs that must stay away, and the wanted keys that were removed
 before."""
-Fields = Mapping[str, bytes]
 OWN_KEY = re.compile(r"\d{12,}")
 DIGITS = 6  # the fewest of a slice, and of a number in it
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -131,7 +130,15 @@ class SampleFinder:
             with naming_place(f"{store.url}/{shard.name}"):
                 rows = self._find_in_shard(store, receipt, shard, kinds, lost_keys)
             if rows:
-                shards[_removal(shard, rows)] = rows
+                removal = ShardRemoval(
+                    name=shard.name,
+                    samples=shard.samples,
+                    nbytes=shard.nbytes,
+                    digest=shard.digest,
+                    rows=tuple(rows),
+                    keys=tuple(row[KEY] for row in rows.values()),
+                )
+                shards[removal] = rows
         rejects = self._find_rejects(store, receipt, kinds, lost_keys)
         known = {reject.key for reject in rejects if reject.code is Code.REMOVED}
         gone = {key for shard in shards for key in shard.keys}
@@ -140,7 +147,7 @@ class SampleFinder:
             lost = None  # they are of other images, or samples are removed from them alone
         known -= lost_keys if lost else set()
         rejects = [reject for reject in rejects if reject.key not in known]
-        removal = UnitRemoval(
+        unit = UnitRemoval(
             unit=receipt.unit,
             shards=tuple(shards),
             rejects=tuple(reject.key for reject in rejects),
@@ -149,7 +156,7 @@ class SampleFinder:
         )
         rows_gone = [] if lost else [row for rows in shards.values() for row in rows.values()]
         marks = self._marks(store, receipt, shards, rows_gone, rejects)
-        return removal if shards or rejects or lost else None, marks, known
+        return unit if shards or rejects or lost else None, marks, known
 
     def _marks(
         self,
@@ -165,8 +172,14 @@ class SampleFinder:
         kinds = ("source",) if self._options.keep_copies else ("source", "url", "sha256")
         facts = [*rows, *({"source": reject.source, "url": reject.url} for reject in rejects)]
         marks = {mark_of(kind, row[kind]) for row in facts for kind in kinds if row.get(kind)}
-        if not self._options.keep_copies:
-            marks.update(*(_marks_of_images(store, removal) for removal in shards))
+        for removal in () if self._options.keep_copies else shards:
+            with ShardReader(store, removal) as reader, naming_place(reader.place):
+                for key, sample in zip(removal.keys, reader.samples(removal.rows), strict=True):
+                    if sample.key != key:
+                        raise DamageError(
+                            reader.place, "its table or its index leads to others", key
+                        )
+                    marks |= {mark_of("sha256", n) for n in image_digests(sample.fields, {})}
         return marks
 
     def _find_in_shard(
@@ -276,29 +289,7 @@ def _digests_of_images(store: Store, shard: Shard) -> Iterator[tuple[int, str]]:
         raise DamageError(f"{store.url}/{shard.name}", UNLIKE_RECEIPT)
 
 
-def _marks_of_images(store: Store, removal: ShardRemoval) -> set[bytes]:
-    """Return the marks of the stored images of the samples that leave a shard."""
-    marks = set()
-    with ShardReader(store, removal) as reader, naming_place(reader.place):
-        for key, sample in zip(removal.keys, reader.samples(removal.rows), strict=True):
-            if sample.key != key:
-                raise DamageError(reader.place, "its table or its index leads to others", key)
-            marks |= {mark_of("sha256", digest) for digest in image_digests(sample.fields, {})}
-    return marks
-
-
-def _removal(shard: Shard, rows: Rows) -> ShardRemoval:
-    return ShardRemoval(
-        name=shard.name,
-        samples=shard.samples,
-        nbytes=shard.nbytes,
-        digest=shard.digest,
-        rows=tuple(rows),
-        keys=tuple(row[KEY] for row in rows.values()),
-    )
-
-
-def image_digests(fields: Fields, facts: Mapping[str, Any]) -> Iterator[str]:
+def image_digests(fields: Mapping[str, bytes], facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the SHA-256 digests by which an image may be known.
 
     One is of the bytes that came, if the json states it. The other is of the stored bytes, which

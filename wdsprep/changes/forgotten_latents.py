@@ -17,7 +17,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.receipts import Receipt, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.removed_samples import Removed, ShardRemoval, ShardSuccessor, removed_from
+from wdsprep.dataset.removed_samples import ShardRemoval, ShardSuccessor, removed_from
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import NotFoundError, WdsprepError
 from wdsprep.store import open_store
@@ -81,13 +81,15 @@ def _successors(url: str) -> Mapping[str, ShardSuccessor]:
 
 
 def find_lost(
-    removed: Removed, images: str, receipts: Sequence[Receipt], now: Mapping[str, ShardRemoval]
+    images: str, receipts: Sequence[Receipt], now: Mapping[str, ShardRemoval]
 ) -> dict[str, ShardRemoval]:
     """Return by units of latents what the image shards that they were made of lose or have lost.
 
-    `removed` is of the images, and `now` what their shards lose, by units of latents.
+    They have lost it if these latents were forgotten when samples were removed from the images.
+    `now` has what the shards lose, by units of latents.
     """
     store, lost_by_unit = open_store(images), dict(now)
+    removed = removed_from(store)
     losing = {lost.digest: ShardSuccessor(digest="", rows=lost.rows) for lost in now.values()}
     all_removed = replace(removed, successors={**removed.successors, **losing})
     for receipt in receipts:

@@ -33,7 +33,7 @@ from wdsprep.loading.options import Stream
 from wdsprep.loading.where import Subset, find_subset
 from wdsprep.sources.patterns import is_table
 from wdsprep.store import shared_store
-from wdsprep.store.base import Store, absolute
+from wdsprep.store.base import Store, absolute, absolute_places
 from wdsprep.tables.stored_tables import StoredTables
 
 NAME, SPLIT = "{name}", "{split}"
@@ -162,9 +162,7 @@ def group_datasets(datasets: "Sequence[str | os.PathLike[str]]", out: str) -> li
     for origin in map(open_origin, datasets):
         name = origin.url.rstrip("/").rpartition("/")[2]
         by_place.setdefault(out.replace(NAME, name), []).append(origin)
-    urls = [origin.url for origins in by_place.values() for origin in origins]
-    if len(set(urls)) < len(urls):
-        raise UsageError("the same dataset is given twice: give each once")
+    absolute_places([origin.url for origins in by_place.values() for origin in origins])
     groups = [_group(place, origins) for place, origins in by_place.items()]
     images = [group for group in groups if group.dataset == "images"]
     rest = [group for group in groups if group.dataset != "images"]

@@ -34,7 +34,7 @@ have the sample.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -235,38 +235,10 @@ class _Dataset:
         """Units of which nothing is left, as their image shard has lost all samples."""
         self.digests = dict[str, str]()
         """The new digests of image shards, or "" for those that are gone, by units of latents."""
-        self._marks = set[bytes]()
+        self.found_marks = set[bytes]()
+        """The marks of what was found in its units."""
 
-    def search(
-        self,
-        finder: SampleFinder,
-        receipts: Sequence[Receipt],
-        lost: Mapping[str, ShardRemoval],
-        on_listing: Callable[[str, int, int], object],
-    ) -> None:
-        """Search some units, and keep what is found there, and the marks of before.
-
-        `lost` has what the image shards of units of latents lose. `on_listing` gets the name of
-        the dataset, the number of units searched and of all.
-        """
-        any_slice = self._has_other_keys() or not (self.has_images or finder.are_own)
-
-        def look(receipt: Receipt) -> FoundInUnit:
-            kinds = {*finder.kinds} if self.has_images else set[str]()
-            if any_slice or finder.may_be_in(receipt.unit):
-                kinds |= finder.texts.keys() & {KEY}
-            return finder.find_in_unit(self.store, receipt, kinds, lost.get(receipt.unit))
-
-        for receipt in receipts:
-            self.units.pop(receipt.unit, None)
-        found = map_ahead(look, receipts, self.store.readers)
-        for done, (removal, marks, known) in enumerate(found):
-            on_listing(self.shown, done, len(receipts))
-            self.units |= {removal.unit: removal} if removal else {}
-            self._marks |= marks
-            self.known |= known
-
-    def _has_other_keys(self) -> bool:
+    def has_other_keys(self) -> bool:
         """Return whether keys may not begin with their slice.
 
         That is so in what `select` made, and in latents of tars that another program packed.
@@ -281,7 +253,7 @@ class _Dataset:
 
     def marks(self, finder: SampleFinder | None) -> Iterator[bytes]:
         """Yield the marks of inputs that must stay away."""
-        yield from self._marks
+        yield from self.found_marks
         if finder and self.has_images:
             yield from finder.marks
 
@@ -446,23 +418,38 @@ class _RemovalJob:
             self._search(dataset, list(dataset.manifest.receipts))
 
     def _search(self, dataset: _Dataset, receipts: Sequence[Receipt]) -> None:
-        """Search some units of a dataset, and keep what is found there."""
-        if self._finder is None:
+        """Search some units of a dataset, and keep what is found there, and the marks of before."""
+        if (finder := self._finder) is None:
             return
+        images, lost = self._by_url.get(dataset.images), dict[str, ShardRemoval]()
+        any_slice = dataset.has_other_keys() or not (dataset.has_images or finder.are_own)
+
+        def look(receipt: Receipt) -> FoundInUnit:
+            kinds = {*finder.kinds} if dataset.has_images else set[str]()
+            if any_slice or finder.may_be_in(receipt.unit):
+                kinds |= finder.texts.keys() & {KEY}
+            return finder.find_in_unit(dataset.store, receipt, kinds, lost.get(receipt.unit))
+
         with naming_repair(dataset.store):
-            lost = self._lost_by(dataset, receipts) if dataset.images else {}
-            if self._finder.kinds:  # which images alone state
-                _check_current(dataset, receipts, lost)
-            dataset.search(self._finder, receipts, lost, self._listener.on_listing)
-
-    def _lost_by(self, latents: _Dataset, receipts: Sequence[Receipt]) -> dict[str, ShardRemoval]:
-        """Return what the image shards of units of latents lose, and what they lost before.
-
-        They lost it before if these latents were forgotten when samples were removed from images.
-        """
-        images = self._by_url.get(latents.images)
-        now = by_latent_unit(images.units.values() if images else ())
-        return find_lost(removed_from(open_store(latents.images)), latents.images, receipts, now)
+            if dataset.images:
+                now = by_latent_unit(images.units.values() if images else ())
+                lost |= find_lost(dataset.images, receipts, now)
+            for receipt in receipts if finder.kinds else ():  # which images alone state
+                shard = lost.get(receipt.unit)
+                if shard and image_shard_digest(receipt.input) != shard.digest:
+                    maker = maker_of(dataset.manifest.dataset, dataset.manifest.settings)
+                    raise FingerprintError(
+                        f"{dataset.shown} was made of another {shard.name} than there is now: run "
+                        f'the same "{maker}" with --redo-changed, then the same command again'
+                    )
+            for receipt in receipts:
+                dataset.units.pop(receipt.unit, None)
+            found = map_ahead(look, receipts, dataset.store.readers)
+            for done, (removal, marks, known) in enumerate(found):
+                self._listener.on_listing(dataset.shown, done, len(receipts))
+                dataset.units |= {removal.unit: removal} if removal else {}
+                dataset.found_marks |= marks
+                dataset.known |= known
 
     def _images_of(self, latents: _Dataset) -> str:
         """Return the URL of the images that latents were made of, or "" if nobody knows them.
@@ -583,17 +570,3 @@ class _RemovalJob:
             if dataset.is_only_marked:
                 with dataset.edition.holding_manifest():
                     forget_removal(dataset.store)
-
-
-def _check_current(
-    latents: _Dataset, receipts: Sequence[Receipt], lost: Mapping[str, ShardRemoval]
-) -> None:
-    """Raise FingerprintError if latents were made of another version of a shard in `lost`."""
-    for receipt in receipts:
-        shard = lost.get(receipt.unit)
-        if shard and image_shard_digest(receipt.input) != shard.digest:
-            maker = maker_of(latents.manifest.dataset, latents.manifest.settings)
-            raise FingerprintError(
-                f"{latents.shown} was made of another {shard.name} than there is now: run the "
-                f'same "{maker}" with --redo-changed, then the same command again'
-            )

@@ -8,8 +8,8 @@
 2. *Who decides.* Given images, samples are selected from them, and latents and text follow: the
    samples that were made of the selected ones, so that all are pairs again. Otherwise samples are
    selected from latents (`selected_samples`).
-3. *Units.* The selection is cut into shards (`shard_plan`), which are numbered over all buckets;
-   each is a unit of work. The cut depends on the content of the datasets and on the options alone,
+3. *Units.* The selection is cut into shards, which are numbered over all buckets; each is a unit of
+   work. The cut depends on the content of the datasets and on the options alone,
    so any number of workers gives the same bytes, and a run that was killed goes on.
 4. *Work.* A unit copies bytes (`copy_samples`), and reads the receipts of its sources before and
    after: if one has changed meanwhile, the unit is not finished. Images come first, then what was
@@ -51,14 +51,16 @@ from wdsprep.changes.merged_datasets import (
 )
 from wdsprep.changes.options import SelectOptions
 from wdsprep.changes.selected_samples import (
+    CopyUnit,
     Parts,
-    WantedKeys,
+    SamplesToCopy,
+    cut_into_shards,
     draw_samples,
+    read_wanted_keys,
     select_keys,
     select_where,
     split_samples,
 )
-from wdsprep.changes.shard_plan import CopyUnit, SamplesToCopy, cut_into_shards
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.manifest import Manifest
@@ -144,7 +146,7 @@ class _Selection:
     def __init__(self, options: SelectOptions) -> None:
         out, keys = os.fspath(options.out), options.keys
         self.options, self.parts = options, parse_split(options.split)
-        self._keys = None if isinstance(keys, str) and not keys else WantedKeys(keys)
+        self._keys = None if isinstance(keys, str) and not keys else read_wanted_keys(keys)
         if self.parts and SPLIT not in out:
             raise UsageError(
                 f"--split makes several datasets: put {SPLIT} into OUT, as {out}/{SPLIT}"
@@ -193,7 +195,7 @@ class _Selection:
         settings = {
             "count": options.count,
             "join": self._digest,
-            "keys": self._keys.digest if self._keys else "",
+            "keys": hex_digest(self._keys.marks.data) if self._keys else "",
             "part": part,
             "prefix": options.prefix,
             "split": [[name, str(share)] for name, share in self.parts.items()],
@@ -222,7 +224,7 @@ class _Selection:
         group, options = self._groups[0], self.options
         samples = group.all_samples
         if self._keys:
-            samples = select_keys(samples, group, self._keys)
+            samples = select_keys(samples, group, self._keys, options.keys)
         if options.where:
             subsets = subsets_of(group.origins, self._joined, options.where)
             samples = select_where(samples, group, subsets)
@@ -372,23 +374,20 @@ class _SelectedDataset:
 
         Samples that the new `image` shard lacks, because they were removed there, are left out.
         """
-        images, pieces = self.group.follows or self.group, cut.pieces
+        images, pieces = self.group.follows or self.group, list(cut.pieces)
         if image.samples < cut.samples:
             keys = {*_keys_of(open_store(absolute(images.place_of(self.part))), image)}
-            pieces = tuple(self._with_keys(images, keys, pieces))
-        return tuple(replace(piece, unit=latent_unit(piece.shard.name)) for piece in pieces)
-
-    def _with_keys(
-        self, images: Group, keys: set[str], pieces: Sequence[SamplesToCopy]
-    ) -> Iterator[SamplesToCopy]:
-        """Yield the pieces of images without samples whose keys are not among `keys`."""
-        prefixes = self.selection.prefixes(images)
-        for piece in pieces:
-            all_keys = _keys_of(images.origins[piece.origin].store, piece.shard)
-            prefix = prefixes[piece.origin]
-            left = [n for n in piece.numbers.tolist() if prefix + all_keys[n] in keys]
-            if left:
-                yield replace(piece, numbers=np.array(left, np.uint32))
+            prefixes = self.selection.prefixes(images)
+            for at, piece in enumerate(pieces):
+                all_keys = _keys_of(images.origins[piece.origin].store, piece.shard)
+                prefix = prefixes[piece.origin]
+                left = [n for n in piece.numbers.tolist() if prefix + all_keys[n] in keys]
+                pieces[at] = replace(piece, numbers=np.array(left, np.uint32))
+        return tuple(
+            replace(piece, unit=latent_unit(piece.shard.name))
+            for piece in pieces
+            if len(piece.numbers)
+        )
 
     def write(
         self, cuts: Sequence[CopyUnit], images: Outcome | None, options: SelectOptions | None
@@ -423,7 +422,10 @@ class _SelectedDataset:
             by_images=self.group.follows is not None,
             empty=self._empty(edition),
         )
-        run = Run(edition, manifest, count=len(pending), extra=self._extra)
+        stated = self.group.origins[0].manifest.extra
+        extra = {name: stated[name] for name in ("model",) if name in stated}
+        extra["selection"] = self.digest
+        run = Run(edition, manifest, count=len(pending), extra=lambda: extra)
         runner = None
         if pending and options:
             nbytes = sum(unit.nbytes for unit in pending)
@@ -433,12 +435,6 @@ class _SelectedDataset:
         track = self.selection.options.track
         (outcome,) = do_runs([run], runner, work, pending, listener=listener, track=track)
         return outcome
-
-    def _extra(self) -> dict[str, Any]:
-        """Return what the manifest states beside settings: the model, and the selection."""
-        extra = self.group.origins[0].manifest.extra
-        model = {name: extra[name] for name in ("model",) if name in extra}
-        return {**model, "selection": self.digest}
 
     def _empty(self, edition: Edition) -> dict[str, str]:
         """Copy the files for the empty caption from the first dataset; return their digests.
@@ -460,19 +456,15 @@ class _SelectedDataset:
                     f"{shown} have different {name}, so they cannot become one dataset: give each "
                     f"a place, such as OUT/{NAME}"
                 )
-            _copy_file(self.group.origins[0].store, edition, name)
+            try:
+                edition.store.read(name, nbytes=0)
+            except NotFoundError:
+                data = self.group.origins[0].store.read(name)
+                with edition.holding(name), contextlib.suppress(ExistsError):
+                    write_bytes(edition.store, name, data, exclusive=True)
         return {name: digests.pop() for name, digests in sorted(digests_of.items())}
 
 
 def _keys_of(store: Store, shard: Shard) -> list[str]:
     with naming_repair(store), ShardReader(store, shard) as reader:
         return [*reader.keys()]
-
-
-def _copy_file(store: Store, edition: Edition, name: str) -> None:
-    try:
-        edition.store.read(name, nbytes=0)
-    except NotFoundError:
-        data = store.read(name)
-        with edition.holding(name), contextlib.suppress(ExistsError):
-            write_bytes(edition.store, name, data, exclusive=True)

@@ -1,14 +1,18 @@
-"""Select samples by a condition, by keys, by chance, or by parts of a split.
+"""Select samples by a condition, by keys, by chance, or by parts of a split; plan their shards.
 
 A selection has samples of one list of shards: those of a group of datasets. Chance is a
 hash of the seed, of the digest of the shard and of the number in it. So neither the order of shards
 nor that of the options changes which samples are drawn, and nothing but indexes has to be read.
+
+A new shard is a run of selected samples of one bucket, bounded in number and bytes. It also ends
+where the next key does not rise, which is usually between two datasets. So keys rise in each shard,
+as `verify` and `inspect` expect.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from itertools import accumulate, islice
 
 import numpy as np
@@ -16,53 +20,59 @@ from numpy.typing import NDArray
 
 from wdsprep.changes.merged_datasets import Group
 from wdsprep.changes.options import NameList, read_lines
+from wdsprep.dataset.damage import naming_repair
+from wdsprep.dataset.file_names import image_shard, is_table, latent_unit, slice_name
 from wdsprep.dataset.random_numbers import draw, key_of
-from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples
+from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.dataset.sample_table import KEY
-from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.sealed_json import canonical_json, hex_digest
+from wdsprep.dataset.shard_reader import ShardReader
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.where import Subset
+from wdsprep.packing.options import ShardSizes
 from wdsprep.tables.query import WantedTexts
 from wdsprep.text import EXAMPLES, examples, plural
 
+MOST_TWICE = 1_000
+"""Hashes of keys that several datasets have of which keys are compared: not all are different."""
 Parts = Mapping[str, Fraction]
 """The share of each part of a split, by its name."""
 
 
 # --- by keys
-class WantedKeys(WantedTexts):
-    """The keys to select, of a file with a key on each line, or a list; `shown` says which."""
-
-    def __init__(self, keys: NameList) -> None:
-        self._given, self.shown = keys, "the list of keys"
-        if isinstance(keys, str | os.PathLike):
-            self.shown = os.fspath(keys)
-        super().__init__(KEY, read_lines("keys", keys))
-        if not len(self):
-            raise UsageError(f"{self.shown} has no keys: write one on each line")
-
-    @property
-    def digest(self) -> str:
-        return hex_digest(self.marks.data)
-
-    def check_seen(self) -> None:
-        """Raise UsageError if one of the keys was not seen."""
-        if missing := int((~self.seen).sum()):
-            missing_keys = [*islice(self.unseen(read_lines("keys", self._given)), EXAMPLES + 1)]
-            raise UsageError(
-                f"{self.shown} has {plural(missing, 'key')} that no sample has "
-                f"({examples(missing_keys)}): remove them from the list"
-            )
+def read_wanted_keys(keys: NameList) -> WantedTexts:
+    """Return the keys to select, of a file with a key on each line, or of a list."""
+    wanted = WantedTexts(KEY, read_lines("keys", keys))
+    if not len(wanted):
+        raise UsageError(f"{_shown(keys)} has no keys: write one on each line")
+    return wanted
 
 
-def select_keys(selection: SampleSelection, group: Group, wanted: WantedKeys) -> SampleSelection:
-    """Return the samples with the wanted keys. Raise UsageError if a key is missing."""
+def _shown(keys: NameList) -> str:
+    return os.fspath(keys) if isinstance(keys, str | os.PathLike) else "the list of keys"
+
+
+def select_keys(
+    selection: SampleSelection, group: Group, wanted: WantedTexts, keys: NameList
+) -> SampleSelection:
+    """Return the samples with the wanted keys, which were read from `keys`.
+
+    Raise UsageError if a key is missing.
+    """
     is_wanted = np.zeros(selection.samples, np.bool_)
     first = 0
-    for _, keys in group.read_keys(selection):
-        is_wanted[first + wanted.find(keys)] = True
-        first += len(keys)
-    wanted.check_seen()
+    for _, shard_keys in group.read_keys(selection):
+        is_wanted[first + wanted.find(shard_keys)] = True
+        first += len(shard_keys)
+    if missing := int((~wanted.seen).sum()):
+        missing_keys = [*islice(wanted.unseen(read_lines("keys", keys)), EXAMPLES + 1)]
+        raise UsageError(
+            f"{_shown(keys)} has {plural(missing, 'key')} that no sample has "
+            f"({examples(missing_keys)}): remove them from the list"
+        )
     return selection.filter(is_wanted)
 
 
@@ -112,7 +122,11 @@ def _divide(
 
     The seed decides the order.
     """
-    draw_words = partial(_random_words, group, seed)
+
+    def draw_words(samples: ShardSamples) -> NDArray[np.uint64]:
+        _origin, shard = group.find_shard(samples)
+        return draw(key_of("select", seed, shard.digest), samples.numbers.astype(np.int64))
+
     all_words = np.concatenate([np.empty(0, np.uint64), *map(draw_words, selection.per_shard())])
     all_words.sort()
     masks: list[list[NDArray[np.bool_]]] = [[] for _ in ends[1:]]
@@ -125,7 +139,136 @@ def _divide(
     return [selection.filter(np.concatenate(part)) for part in masks]
 
 
-def _random_words(group: Group, seed: int, samples: ShardSamples) -> NDArray[np.uint64]:
-    """Return a random number for each of some samples."""
-    _origin, shard = group.find_shard(samples)
-    return draw(key_of("select", seed, shard.digest), samples.numbers.astype(np.int64))
+# --- their shards
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplesToCopy:
+    """Samples of one shard that a new shard gets, and all that a worker needs to find them.
+
+    `origin` is the number of the dataset, and `unit` the unit that made the shard. The digest in
+    `shard` tells whether it has changed since. A `ShardSamples` says less: only the number of its
+    shard in a list, which no worker has and no receipt keeps.
+    """
+
+    origin: int
+    unit: str
+    shard: Shard
+    numbers: Numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyUnit:
+    """A unit of work that writes one shard of a selection.
+
+    `input` is what its receipt states as its input: the digest of the list of `pieces`, or of the
+    new image shard if latents follow their images.
+    """
+
+    name: str
+    shard: str
+    pieces: tuple[SamplesToCopy, ...]
+    input: str
+    nbytes: int
+
+    @property
+    def bucket(self) -> int:
+        return self.pieces[0].shard.bucket
+
+    @property
+    def samples(self) -> int:
+        return sum(len(piece.numbers) for piece in self.pieces)
+
+
+def list_pieces(pieces: Sequence[SamplesToCopy]) -> bytes:
+    """Return the list of the inputs of a unit, which does not depend on where datasets are."""
+    lines = [
+        {
+            "dataset": piece.origin,
+            "digest": piece.shard.digest,
+            "samples": ranges(piece.numbers),
+            "shard": piece.shard.name,
+        }
+        for piece in pieces
+    ]
+    return b"".join(canonical_json(line) + b"\n" for line in lines)
+
+
+def cut_into_shards(
+    selection: SampleSelection, group: Group, limits: ShardSizes, *, prefixes: Sequence[str]
+) -> Iterator[CopyUnit]:
+    """Divide the selected samples into shards.
+
+    `prefixes` are put before the keys of each dataset. Without them, raise UsageError if two
+    datasets have the same key. A shard of images also ends where keys do not rise.
+    """
+    if len(group.origins) > 1 and not any(prefixes):
+        _check_apart(selection, group)
+    are_images = group.dataset == "images"
+    number, nbytes, pieces = 0, 0, list[SamplesToCopy]()
+    last = key_order("")
+
+    def unit() -> CopyUnit:
+        tar = image_shard(pieces[0].shard.bucket, slice_name(number), 0)
+        return CopyUnit(
+            name=slice_name(number) if are_images else latent_unit(tar),
+            shard=tar,
+            pieces=tuple(pieces),
+            input=hex_digest(list_pieces(pieces)),
+            nbytes=nbytes,
+        )
+
+    def read_sizes(samples: ShardSamples) -> NDArray[np.int64]:
+        origin, shard = group.find_shard(samples)
+        if is_table(shard.name):
+            return np.full(len(samples.numbers), shard.nbytes // shard.samples)
+        with naming_repair(origin.store):
+            return ShardReader(origin.store, shard).sizes[samples.numbers]
+
+    all_sizes = map_ahead(read_sizes, selection.per_shard(), group.readers)
+    for sizes, (samples, keys) in zip(all_sizes, group.read_keys(selection), strict=True):
+        at, old = group.shards[samples.shard]
+        first, end = (key_order(prefixes[at] + key) for key in (keys[0], keys[-1]))
+        old_unit, numbers = group.origins[at].units[old.name], samples.numbers
+        falls = are_images and last >= first
+        is_next = bool(pieces) and (falls or pieces[0].shard.bucket != old.bucket)
+        while len(numbers):
+            room = limits.samples_per_shard - sum(len(piece.numbers) for piece in pieces)
+            ends = sizes[:room].cumsum()
+            left = limits.max_shard_nbytes - nbytes
+            fit = 0 if is_next else int(np.searchsorted(ends, left, side="right"))
+            if not fit and pieces:
+                yield unit()
+                number, nbytes, pieces, is_next = number + 1, 0, [], False
+                continue
+            fit = max(1, fit)
+            pieces.append(SamplesToCopy(at, old_unit, old, numbers[:fit]))
+            nbytes += int(sizes[:fit].sum())
+            numbers, sizes = numbers[fit:], sizes[fit:]
+        last = end
+    if pieces:
+        yield unit()
+
+
+def _check_apart(selection: SampleSelection, group: Group) -> None:
+    """Raise UsageError if two datasets have the same key.
+
+    Only the hashes of all keys are held at a time.
+    """
+    hashes: list[list[NDArray[np.int64]]] = [[] for _ in group.origins]
+    for samples, keys in group.read_keys(selection):
+        key_hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+        hashes[group.shards[samples.shard][0]].append(key_hashes)
+    unique = [
+        np.unique(np.concatenate([np.empty(0, np.int64), *key_hashes])) for key_hashes in hashes
+    ]
+    values, counts = np.unique(np.concatenate(unique), return_counts=True)
+    twice = {*values[counts > 1][:MOST_TWICE].tolist()}
+    first_origins: dict[str, int] = {}
+    for samples, keys in group.read_keys(selection) if twice else ():
+        origin = group.shards[samples.shard][0]
+        for key in (key for key in keys if hash(key) in twice):
+            if (other := first_origins.setdefault(key, origin)) != origin:
+                both = " and ".join(group.origins[number].shown for number in (other, origin))
+                raise UsageError(
+                    f"{both} both have the key {key}: give --prefix, which puts the number of "
+                    "its dataset (0, 1, ...) before each key"
+                )
