@@ -148,8 +148,13 @@ class Option:
         return self.annotation == "bool"
 
     @property
+    def kind(self) -> str:
+        """Return the type of its values, but for None."""
+        return self.annotation.removesuffix(" | None")
+
+    @property
     def is_number(self) -> bool:
-        return self.annotation in NUMBERS
+        return self.kind in NUMBERS
 
     def read(self, given: Any) -> Any:
         """Return the value of the option for what a user gave.
@@ -177,7 +182,8 @@ class Option:
         elif self.about.is_place:
             value = _place(self.spelled, given)
         else:
-            value = KINDS.get(self.annotation, _anything)(self.spelled, given)
+            check = KINDS.get(self.kind)
+            value = given if check is None else check(self.spelled, given)
         self._check(value)
         return value
 
@@ -211,7 +217,7 @@ class Option:
 
     def read_text(self, text: str) -> Any:
         """Return the value of the option for a word of a command line."""
-        parse = self.about.parse or NUMBERS.get(self.annotation)
+        parse = self.about.parse or NUMBERS.get(self.kind)
         try:
             return self._read(text if parse is None else parse(text))
         except ValueError:
@@ -254,26 +260,13 @@ def _place(name: str, given: Any) -> Any:
     return given
 
 
-def _anything(_name: str, given: Any) -> Any:
-    return given
-
-
-NUMBERS: Mapping[str, Callable[[str], float]] = {
-    "int": int,
-    "int | None": int,
-    "float": float,
-    "float | None": float,
-}
+NUMBERS: Mapping[str, Callable[[str], float]] = {"int": int, "float": float}
 KINDS: Mapping[str, Callable[[str, Any], Any]] = {
     "int": whole_number,
-    "int | None": whole_number,
     "float": real_number,
-    "float | None": real_number,
     "bool": flag,
     "str": _text,
-    "str | None": _text,
     "str | os.PathLike[str]": _place,
-    "str | os.PathLike[str] | None": _place,
 }
 """The checks of options that have no `read` function, by their types."""
 

@@ -208,12 +208,6 @@ def _cut(text: str, width: int) -> str:
     return f"{text}…"
 
 
-def _is_terminal(out: TextIO) -> bool:
-    """Return whether a stream is a terminal on which a line can be drawn again in place."""
-    env = os.environ
-    return out.isatty() and env.get("TERM") != "dumb" and "JPY_PARENT_PID" not in env
-
-
 class NotebookCell:
     """An output of the cell that runs in a notebook, whose text is replaced with each drawing."""
 
@@ -248,7 +242,9 @@ class ProgressLine:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        self._terminal = _is_terminal(self._out)
+        env = os.environ  # in a notebook, a command draws no line in place
+        is_dumb = env.get("TERM") == "dumb" or "JPY_PARENT_PID" in env
+        self._terminal = self._out.isatty() and not is_dumb
         self._cell = None if out else NotebookCell.current()
         self._started = time.monotonic()
         self._next = self._started + (FIRST_S if self.is_seen else PIPE_S)

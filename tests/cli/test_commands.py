@@ -19,7 +19,7 @@ from pyarrow import parquet as pq
 
 from tests.kit.packs import jpeg, pack, tar_bytes, write_files
 from wdsprep.cli import cli, main
-from wdsprep.cli.base_command import Command, HeadedOption
+from wdsprep.cli.base_command import GENERAL, Command, HeadedOption
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.encoding import MODELS
 
@@ -72,7 +72,7 @@ def test_help_has_headings_whole_sentences_and_examples_that_can_be_parsed(
     assert isinstance(command, Command)
     for param in command.params:
         if isinstance(param, HeadedOption):
-            assert param.heading != HeadedOption.heading, param.name
+            assert param.heading != GENERAL, param.name
             assert re.fullmatch(r"[A-Z].* .*\.", param.help or ""), param.name
         else:
             assert isinstance(param, click.Argument), "its options are made by `option`"

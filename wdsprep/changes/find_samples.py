@@ -139,7 +139,10 @@ class SampleFinder:
                     keys=tuple(row[KEY] for row in rows.values()),
                 )
                 shards[removal] = rows
-        rejects = self._find_rejects(store, receipt, kinds, lost_keys)
+        rejects = rejects_in(store, receipt.unit) if receipt.rejects else []
+        texts = {name: [getattr(reject, name) for reject in rejects] for name in NAMES}
+        numbers = self._find_numbers(texts, kinds - {"sha256"}, lost_keys)
+        rejects = [rejects[number] for number in numbers]
         known = {reject.key for reject in rejects if reject.code is Code.REMOVED}
         gone = {key for shard in shards for key in shard.keys}
         gone |= {reject.key for reject in rejects} - known
@@ -212,15 +215,6 @@ class SampleFinder:
         known_columns = table.select([n for n in (*NAMES, "sha256") if n in table.column_names])
         rows = known_columns.take(np.array(rising, np.int64)).to_pylist()
         return dict(zip(rising, rows, strict=True))
-
-    def _find_rejects(
-        self, store: Store, receipt: Receipt, kinds: set[str], lost_keys: Collection[str]
-    ) -> list[Reject]:
-        """Return the rejects of a unit that are wanted or lost."""
-        rejects = rejects_in(store, receipt.unit) if receipt.rejects else []
-        texts = {name: [getattr(reject, name) for reject in rejects] for name in NAMES}
-        numbers = self._find_numbers(texts, kinds - {"sha256"}, lost_keys)
-        return [rejects[number] for number in numbers]
 
     def _find_numbers(
         self, texts: Mapping[str, Sequence[str]], kinds: set[str], lost_keys: Collection[str]

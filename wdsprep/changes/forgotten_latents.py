@@ -21,7 +21,7 @@ from wdsprep.dataset.removed_samples import ShardRemoval, ShardSuccessor, remove
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import NotFoundError, WdsprepError
 from wdsprep.store import open_store
-from wdsprep.store.base import Store, local_path
+from wdsprep.store.base import local_path
 
 MOST_LISTED = 20_000
 """The most names that are listed of a prefix in a bucket, which lists all files below it."""
@@ -98,8 +98,10 @@ def find_lost(
         if successor is None or digest in losing:
             continue
         name = latent_shard(receipt.unit)
-        keys = {*_removed_keys(store, unit_of_file(name, "images"))}
-        keys |= {*now[receipt.unit].keys} if receipt.unit in now else set()
+        keys = {*now[receipt.unit].keys} if receipt.unit in now else set[str]()
+        with suppress(NotFoundError):
+            rejects = rejects_in(store, unit_of_file(name, "images"))
+            keys |= {reject.key for reject in rejects if reject.code is Code.REMOVED}
         lost_by_unit[receipt.unit] = ShardRemoval(
             name=name,
             samples=0,  # of the shard there was, nothing else is known
@@ -109,10 +111,3 @@ def find_lost(
             keys=tuple(sorted(keys)),
         )
     return lost_by_unit
-
-
-def _removed_keys(store: Store, unit: str) -> Iterator[str]:
-    with suppress(NotFoundError):
-        for reject in rejects_in(store, unit):
-            if reject.code is Code.REMOVED:
-                yield reject.key

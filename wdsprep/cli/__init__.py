@@ -104,14 +104,6 @@ def main(arguments: list[str] | None = None) -> int:
         return _main(sys.argv[1:] if arguments is None else arguments)
 
 
-def _after_interrupt(arguments: list[str], *, resumes: bool) -> str:
-    """Return the next step after an interrupt."""
-    if not resumes:
-        return "run the same command again"
-    again = f"the same without {OVERWRITE}" if OVERWRITE in arguments else "the same command"
-    return f"run {again} to go on from here"
-
-
 def _main(arguments: list[str]) -> int:
     try:
         code = cli.main(arguments, prog_name="wdsprep", standalone_mode=False)
@@ -127,7 +119,12 @@ def _main(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort) as error:
         resumes = isinstance(error, click.Abort) and error.args == (True,)
         left, is_kept = TERMINAL.left_off()
-        following = _after_interrupt(arguments, resumes=resumes and is_kept)
+        following = "run the same command again"
+        if resumes and is_kept:
+            again = (
+                f"the same without {OVERWRITE}" if OVERWRITE in arguments else "the same command"
+            )
+            following = f"run {again} to go on from here"
         complain(": ".join(filter(None, ("interrupted", left, following))), traced=False)
         return INTERRUPTED
     except WdsprepError as error:

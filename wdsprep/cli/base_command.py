@@ -8,15 +8,13 @@ import importlib
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
 from wdsprep.errors import UsageError
 from wdsprep.options import unknown_option_message
 from wdsprep.terminal import TERMINAL
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def import_function(function: str) -> Callable[..., Any]:
@@ -26,13 +24,16 @@ def import_function(function: str) -> Callable[..., Any]:
     return found
 
 
+GENERAL = "General"
+"""The heading of the options that all commands have, which comes last."""
+
+
 class HeadedOption(click.Option):
     """An option that is listed under a heading in the help of its command."""
 
-    heading = "General"
-
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, heading: str = GENERAL, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.heading = heading
         if self.metavar is None and self.type.name.startswith(("integer", "float")):
             self.metavar = "N"
 
@@ -50,43 +51,26 @@ PLACE = click.Path(readable=False)
 """The type of a file, folder, pattern or URL: shells complete it with files, nothing checks it."""
 
 
-def _be_quiet(ctx: click.Context, _param: Any, wanted: bool) -> None:
-    TERMINAL.is_quiet |= wanted
-    _check_volume(ctx)
-
-
-def _be_verbose(ctx: click.Context, _param: Any, wanted: bool) -> None:
-    if wanted:
+def _set_volume(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    """Take one of the options -q, -v and --debug, whose place is before a command or after it."""
+    if wanted and param.name == "verbose":
         TERMINAL.be_verbose()
-    _check_volume(ctx)
-
-
-def _debug(_ctx: click.Context, _param: Any, wanted: bool) -> None:
-    TERMINAL.is_debugging |= wanted
-
-
-def _check_volume(ctx: click.Context) -> None:
+    TERMINAL.is_quiet |= wanted and param.name == "quiet"
+    TERMINAL.is_debugging |= wanted and param.name == "debug"
     if TERMINAL.is_quiet and TERMINAL.is_verbose:
         raise click.UsageError("--quiet and --verbose contradict each other: give one of them", ctx)
 
 
 def volume_options() -> list[click.Parameter]:
     """Return the options -q, -v and --debug, which may stand before a command or after it."""
-    said = partial(HeadedOption, is_flag=True, expose_value=False)
-    return [
-        said(
-            ["-q", "--quiet"],
-            callback=_be_quiet,
-            help="Print nothing but errors, warnings, findings and what was asked for.",
-        ),
-        said(
-            ["-v", "--verbose"],
-            callback=_be_verbose,
-            help="Print a line for each unit that is done or tried again and each worker that is "
-            "lost, and the traceback of an error.",
-        ),
-        said(["--debug"], callback=_debug, help="Print the traceback of an error."),
-    ]
+    helps = {
+        "-q --quiet": "Print nothing but errors, warnings, findings and what was asked for.",
+        "-v --verbose": "Print a line for each unit that is done or tried again and each worker "
+        "that is lost, and the traceback of an error.",
+        "--debug": "Print the traceback of an error.",
+    }
+    said = partial(HeadedOption, is_flag=True, expose_value=False, callback=_set_volume)
+    return [said(names.split(), help=text) for names, text in helps.items()]
 
 
 class Command(click.Command):
@@ -130,33 +114,16 @@ class Command(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                heading = getattr(param, "heading", HeadedOption.heading)
-                groups.setdefault(heading, []).append(record)
-        for heading in sorted(
-            groups, key=lambda heading: heading == HeadedOption.heading
-        ):  # that comes last
+                groups.setdefault(getattr(param, "heading", GENERAL), []).append(record)
+        for heading in sorted(groups, key=lambda heading: heading == GENERAL):
             with formatter.section(heading):
                 formatter.write_dl(groups[heading])
 
 
-def options(
-    heading: str, *decorators: Callable[[Function], Function]
-) -> Callable[[Function], Function]:
-    """Return a decorator that adds several options under one heading."""
-
-    def decorate(function: Function) -> Function:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-            cast("Any", function).__click_params__[-1].heading = heading
-        return function
-
-    return decorate
-
-
 DATASETS = click.argument("datasets", metavar="DATASET...", nargs=-1, required=True, type=PLACE)
 """The argument of a command that takes one or more datasets."""
-OUTPUT = options(
-    "Output", option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+OUTPUT = option(
+    "--json", "as_json", heading="Output", is_flag=True, help="Print the result as JSON."
 )
 """The option of a command that prints its result as JSON too."""
 

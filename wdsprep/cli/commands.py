@@ -22,7 +22,6 @@ from wdsprep.cli.base_command import (
     Command,
     import_function,
     option,
-    options,
 )
 from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo, tell
@@ -138,14 +137,12 @@ def encode() -> None:
         "wdsprep inspect shards/images --where 'width >= 768'",
     ),
 )
-@options(
-    "Output",
-    option(
-        "--urls",
-        "list_urls",
-        is_flag=True,
-        help="Print the URLs of the shards, as a trainer takes them.",
-    ),
+@option(
+    "--urls",
+    "list_urls",
+    heading="Output",
+    is_flag=True,
+    help="Print the URLs of the shards, as a trainer takes them.",
 )
 @OUTPUT
 def inspect_command(dataset: str, key: str, **options: Any) -> None:
@@ -191,9 +188,11 @@ def report() -> None:
 
 @command(name="demo", examples=("wdsprep demo", "wdsprep demo trial"))
 @click.argument("folder", metavar="[DIR]", default="demo", type=PLACE)
-@options(
-    "Output",
-    option("--overwrite", is_flag=True, help="Start over: draw and make everything again."),
+@option(
+    "--overwrite",
+    heading="Output",
+    is_flag=True,
+    help="Start over: draw and make everything again.",
 )
 def demo_command(folder: str, overwrite: bool) -> int:
     """Show everything at work in DIR, on pictures drawn for it. It needs no download and no GPU.

@@ -60,8 +60,9 @@ def option_of(declared: Option) -> click.Option:
     bare: dict[str, Any] = {"is_flag": True if declared.is_flag else None}
     if about.bare is not None:
         bare = {"is_flag": False, "flag_value": about.bare}
-    option = HeadedOption(
+    return HeadedOption(
         names,
+        heading=about.heading,
         # with False instead of None, the value of `--min-size=-5` would be an option of its own
         **bare,
         multiple=about.is_many,
@@ -71,8 +72,6 @@ def option_of(declared: Option) -> click.Option:
         show_default=about.usual,
         help=about.help,
     )
-    option.heading = about.heading
-    return option
 
 
 def argument_of(declared: Option) -> click.Argument:

@@ -27,14 +27,15 @@ from wdsprep.errors import FormatError, UsageError
 from wdsprep.exporting.folders import folder_of, stem_of
 from wdsprep.exporting.layout import (
     Exportable,
+    ExportedFile,
     ExportSample,
     Layout,
+    Output,
     Writing,
     json_line,
     save_by_torch,
     to_json,
 )
-from wdsprep.exporting.output import ExportedFile, Output
 
 
 def latents_in(sample: ExportSample, roles: Sequence[str]) -> list[tuple[Field, Buffer]]:

@@ -25,9 +25,19 @@ from wdsprep.dataset.settings import changed_settings, columns_of
 from wdsprep.dataset.stored_dataset import check_kind, open_dataset
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
-from wdsprep.exporting.layout import Exportable, Layout, layout_of, to_json
+from wdsprep.exporting.layout import (
+    CLAIM,
+    MARKS,
+    Exportable,
+    ExportMark,
+    Layout,
+    Output,
+    check_files,
+    layout_of,
+    to_json,
+    unit_of_mark,
+)
 from wdsprep.exporting.options import ExportOptions
-from wdsprep.exporting.output import CLAIM, MARKS, ExportMark, Output, check_files, unit_of_mark
 from wdsprep.exporting.read_samples import ExportUnit, UnitSource
 from wdsprep.options import takes_options
 from wdsprep.runners.base import PROGRESS_S, FunctionWork, Unit, Work
@@ -135,22 +145,6 @@ class _Dataset:
         if not later.has_images:
             self.roles = tuple(role for role in self.roles if role not in later.roles)
 
-    @property
-    def made_of(self) -> dict[str, str]:
-        """Return the digest of the image shard of each unit, by the name of the unit of latents.
-
-        Latents state it as the input of the unit. After `encode --limit` the number of samples
-        follows.
-        """
-        if self.has_images:
-            return {unit: shard.digest for unit, shard in self.shards.items()}
-        return {receipt.unit: receipt.input for receipt in self.manifest.receipts}
-
-    @property
-    def moved(self) -> dict[str, Receipt]:
-        """Return the receipts of units whose samples may have other positions than their images."""
-        return {r.unit: r for r in self.manifest.receipts if may_have_moved(r)}
-
 
 def _exportable(datasets: Sequence[_Dataset], *, tower: str, takes_images: bool) -> Exportable:
     """Return the dataset to export, with what is joined to it.
@@ -203,12 +197,19 @@ def _units(datasets: Sequence[_Dataset], layout: Layout) -> Iterator[ExportUnit]
     Raise UsageError if they were not made of the same images.
     """
     first, *others = datasets
-    made_of = [dataset.made_of for dataset in datasets] if others else []
-    moved = [dataset.moved if others else {} for dataset in datasets]
+    # Of each unit the digest of the image shard, which latents state as its input (after `encode
+    # --limit` the number of samples follows), and its receipt if samples may have moved.
+    made_of: list[dict[str, str]] = []
+    moved: list[dict[str, Receipt]] = []
+    for dataset in datasets:
+        receipts = dataset.manifest.receipts if others else ()
+        images = {unit: shard.digest for unit, shard in dataset.shards.items()}
+        made_of.append(images if dataset.has_images else {r.unit: r.input for r in receipts})
+        moved.append({r.unit: r for r in receipts if may_have_moved(r)})
     for unit, shard in first.shards.items():
         if not shard.samples or not all(unit in dataset.shards for dataset in others):
             continue
-        if len({inputs[unit] for inputs in made_of}) > 1:
+        if others and len({inputs[unit] for inputs in made_of}) > 1:
             raise UsageError(
                 f"{shard.name} of {first.url} and of a joined dataset were made of different "
                 "images: join datasets that were encoded from the same images"

@@ -22,8 +22,7 @@ from wdsprep.dataset.npy_arrays import (
 from wdsprep.dataset.samples import is_mask
 from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Writing, json_line
-from wdsprep.exporting.output import Output
+from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Output, Writing, json_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -35,13 +35,14 @@ from wdsprep.dataset.tar.write import Buffer, Data, join_small, nbytes_of, piece
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import (
     Exportable,
+    ExportedFile,
     ExportSample,
     Layout,
+    Output,
     Writing,
     json_line,
     to_json,
 )
-from wdsprep.exporting.output import ExportedFile, Output
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,11 +22,11 @@ from wdsprep.exporting.layout import (
     Exportable,
     ExportSample,
     Layout,
+    Output,
     Writing,
     bfloat16_bits,
     to_json,
 )
-from wdsprep.exporting.output import Output
 
 if TYPE_CHECKING:
     import pyarrow

@@ -13,8 +13,10 @@ from wdsprep.dataset.tar.write import Buffer, TarWriter
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import (
     Exportable,
+    ExportedFile,
     ExportSample,
     Layout,
+    Output,
     Writing,
     bfloat16_bits,
     json_line,
@@ -22,7 +24,6 @@ from wdsprep.exporting.layout import (
     save_by_torch,
     to_json,
 )
-from wdsprep.exporting.output import ExportedFile, Output
 from wdsprep.store.base import local_path
 from wdsprep.store.schemes import root_and_name
 

@@ -86,7 +86,11 @@ class HostLimits:
         failed = failure is not None and failure.code in DEAD
         turns.failures = FAILURES_IN_A_ROW if for_all else turns.failures + 1 if failed else 0
         if failure is not None and turns.failures >= FAILURES_IN_A_ROW:
-            _fail_waiting(turns, failure)
+            shared = (failure.code, f"{failure.detail}, as others there", *failure.args[2:])
+            for waiter in turns.waiting:
+                if not waiter.done():
+                    waiter.set_exception(type(failure)(*shared))
+            turns.waiting.clear()
         if pause_s:
             loop = asyncio.get_running_loop()
             turns.not_before = max(turns.not_before, loop.time() + pause_s)
@@ -123,7 +127,8 @@ class HostLimits:
         if host not in self._hosts:  # forgotten before its pause ended
             return
         turns = self._hosts[host]
-        if turns.queued or _is_paused(turns):
+        is_paused = turns.not_before > 0 and turns.not_before > asyncio.get_running_loop().time()
+        if turns.queued or is_paused:
             return
         room = 1 if turns.failures >= FAILURES_IN_A_ROW else self._per_host
         if turns.waiting and turns.busy < room:
@@ -131,18 +136,6 @@ class HostLimits:
             self._ready.append(host)
         elif not (turns.waiting or turns.busy):
             del self._hosts[host]
-
-
-def _is_paused(turns: _HostState) -> bool:
-    return turns.not_before > 0 and turns.not_before > asyncio.get_running_loop().time()
-
-
-def _fail_waiting(turns: _HostState, error: RejectedError) -> None:
-    shared = (error.code, f"{error.detail}, as others there", *error.args[2:])
-    for waiter in turns.waiting:
-        if not waiter.done():
-            waiter.set_exception(type(error)(*shared))
-    turns.waiting.clear()
 
 
 ROOM_NBYTES = 128 << 20

@@ -159,7 +159,9 @@ def _groups(text: str) -> Iterator[tuple[set[str], list[tuple[bool, str]]]]:
     agents: set[str] = set()
     rules: list[tuple[bool, str]] = []
     naming = False
-    for key, value in _lines(text):
+    for line in re.split(r"[\r\n]+", text.removeprefix("\ufeff")):
+        key, _, value = (part.strip() for part in line.partition("#")[0].partition(":"))
+        key = key.lower()
         if key == "user-agent":
             if not naming:
                 yield agents, rules
@@ -172,12 +174,6 @@ def _groups(text: str) -> Iterator[tuple[set[str], list[tuple[bool, str]]]]:
             if value:
                 rules.append((key == "allow", normal_path(value)))
     yield agents, rules
-
-
-def _lines(text: str) -> Iterator[tuple[str, str]]:
-    for line in re.split(r"[\r\n]+", text.removeprefix("\ufeff")):
-        key, _, value = line.partition("#")[0].partition(":")
-        yield key.strip().lower(), value.strip()
 
 
 def normal_path(path: str) -> str:
@@ -233,12 +229,9 @@ class RobotsCache:
             return error
         finally:
             del self._coming[target.origin]
-        self._keep(target.origin, robots)
-        return robots
-
-    def _keep(self, origin: str, robots: Robots) -> None:
-        self._known[origin] = robots
+        self._known[target.origin] = robots
         self._nbytes += robots.nbytes + _ENTRY_NBYTES
         while self._nbytes > CACHED_NBYTES and len(self._known) > 1:
             _, dropped = self._known.popitem(last=False)
             self._nbytes -= dropped.nbytes + _ENTRY_NBYTES
+        return robots

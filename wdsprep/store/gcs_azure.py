@@ -223,7 +223,9 @@ class ObjectStore(MarkedStore):
                 if key.startswith(prefix):
                     is_found = True
                     if not key.endswith("/"):
-                        yield _entry(meta)
+                        written_s = meta["last_modified"].timestamp()
+                        tag, nbytes = _tag(meta), meta["size"]
+                        yield Entry(name=key, nbytes=nbytes, stamp=tag, written_s=written_s)
                 elif is_found or (not folder and key > prefix):
                     return
 
@@ -340,11 +342,6 @@ def _read_range(
     if (first, stop, len(data)) != (start, expected, expected - start):
         raise ShortReadError(f"{what}: {len(data):,} of {expected - start:,} bytes read")
     return data
-
-
-def _entry(meta: Mapping[str, Any]) -> Entry:
-    written_s = meta["last_modified"].timestamp()
-    return Entry(name=meta["path"], nbytes=meta["size"], stamp=_tag(meta), written_s=written_s)
 
 
 def _tag(meta: Mapping[str, Any]) -> str:

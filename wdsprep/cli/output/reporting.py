@@ -100,7 +100,9 @@ def describe(dataset: str, key: str, *, list_urls: bool, as_json: bool, **option
         facts = found.facts
         return json.dumps(facts, sort_keys=True) if as_json else join_lines(_screen(dataset, facts))
     if isinstance(found, Reject):
-        return found.to_json().strip() if as_json else join_lines([_reject(found)])
+        detail = f": {found.detail}" if found.detail else ""
+        reject = f"{found.key} is a reject ({found.code}){detail}: it came from {found.source}"
+        return found.to_json().strip() if as_json else join_lines([reject])
     if as_json:
         return json.dumps(found.facts, ensure_ascii=False, sort_keys=True)
     if isinstance(found, MatchingSamples):
@@ -243,8 +245,3 @@ def _statistics(member: Mapping[str, Any]) -> str:
         f"{name} {member[name]:.4g}" for name in ("min", "max", "mean", "std") if name in member
     )
     return f"  {member['dtype']} {shape}: {measures}" + ("" if member["finite"] else ", not finite")
-
-
-def _reject(reject: Reject) -> str:
-    detail = f": {reject.detail}" if reject.detail else ""
-    return f"{reject.key} is a reject ({reject.code}){detail}: it came from {reject.source}"
