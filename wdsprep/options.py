@@ -45,7 +45,6 @@ from wdsprep.text import (
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-OptionsT = TypeVar("OptionsT", bound="Options")
 
 
 MOST = (1 << 63) - 1
@@ -294,10 +293,9 @@ class Options:
         """Prepare what a function needs while it runs, and yield the options that it gets."""
         yield self
 
-    def part(self, options: type[OptionsT]) -> OptionsT:
-        """Return the options that a base class of this one declares, as a value of that class."""
-        found = cast("Any", options)
-        return cast("OptionsT", found(**{f.name: getattr(self, f.name) for f in fields(found)}))
+    def part(self, kind: type[T]) -> T:
+        """Return the options that are fields of another dataclass, as a value of that class."""
+        return kind(**{f.name: getattr(self, f.name) for f in fields(cast("Any", kind))})
 
 
 def options_of(declared: Callable[..., Any]) -> tuple[Option, ...]:

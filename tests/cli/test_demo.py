@@ -14,8 +14,8 @@ import pytest
 from tests.kit.packs import jpeg, outcome
 from tests.kit.paths import ROOT
 from wdsprep.cli import cli, main
-from wdsprep.cli.demo import steps
-from wdsprep.cli.demo.pictures import KINDS, write_pictures
+from wdsprep.cli import demo as steps
+from wdsprep.cli.demo import KINDS, write_pictures
 
 LOCAL = ["--runner", "local", "--device", "cpu"]
 

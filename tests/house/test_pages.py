@@ -39,10 +39,10 @@ from wdsprep import cpus
 cpus.usable_cpus = lambda: 1
 
 from wdsprep.__main__ import main
-from wdsprep.cli.demo import pictures
+from wdsprep.cli import demo
 from wdsprep.runners import options
 
-pictures.write_pictures.__defaults__ = 12, (256, 256, 256, 512)
+demo.write_pictures.__defaults__ = 12, (256, 256, 256, 512)
 options.choose_runner = lambda *_wanted, **_there: "local"
 sys.exit(main())
 """

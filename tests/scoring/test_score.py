@@ -16,8 +16,8 @@ from tests.kit.scores import arrays_in, columns_in, pictures_in, score_here
 from tests.kit.scoring_models import KINDS, LABELS, alone, small
 from tools.tiny.drawings import draw
 from wdsprep.cli import main
-from wdsprep.cli.demo.pictures import KINDS as PICTURES
-from wdsprep.cli.demo.pictures import SUFFIXES
+from wdsprep.cli.demo import KINDS as PICTURES
+from wdsprep.cli.demo import SUFFIXES
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.scoring.languages import share_of_letters
 from wdsprep.scoring.score import example_condition

@@ -200,7 +200,7 @@ def demo_command(folder: str, overwrite: bool) -> int:
     Draws, packs, encodes with a toy model, verifies, loads and reports, each by the command it
     shows.
     """
-    from wdsprep.cli.demo.steps import demo
+    from wdsprep.cli.demo import demo
 
     every = click.get_current_context().find_root().command
 

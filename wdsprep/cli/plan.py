@@ -130,13 +130,7 @@ Trial = tuple[float, float, str]
 def plan_lines(options: PlanOptions) -> str:
     """Return the text that `wdsprep plan` prints."""
     trials = dict(map(read_trial, options.trials))
-    choice = Choice(
-        model=options.model,
-        latents=options.latents,
-        flip=options.flip,
-        text=options.text,
-        tokens=options.tokens,
-    )
+    choice = options.part(Choice)
     if choice.latents == "moments" and choice.preset.vae == DC:
         raise UsageError(f"--latents moments: the VAE of {choice.model} gives no distribution")
     resolutions = _resolutions(options, trials)

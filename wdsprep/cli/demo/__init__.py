@@ -1,1 +1,0 @@
-"""The pictures and the steps of `wdsprep demo`."""
