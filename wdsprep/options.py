@@ -169,7 +169,10 @@ class Option:
         if given is None and ("None" in self.annotation or self.default is None):
             return None
         if self.about.is_many:
-            return tuple(map(self._read, _as_list(self.spelled, given)))
+            listed = [given] if isinstance(given, str | os.PathLike) else given
+            if not isinstance(listed, Iterable):
+                raise UsageError(f"{self.spelled} {brief(given)}: give a list")
+            return tuple(map(self._read, listed))
         return self._read(given)
 
     def _read(self, given: Any) -> Any:
@@ -177,7 +180,10 @@ class Option:
             try:
                 value = self.about.read(given)
             except UsageError as error:
-                raise UsageError(one_line(self._named(str(error).strip()))) from None
+                said = str(error).strip()
+                has_name = self.dashed in said if self.is_command else said.startswith(self.name)
+                named = said if has_name else f"{self.spelled} {said}"
+                raise UsageError(one_line(named)) from None
         elif self.about.is_place:
             value = _place(self.spelled, given)
         else:
@@ -190,11 +196,6 @@ class Option:
         takes_lists = self.default == () or re.search("Iterable|Sequence", self.annotation)
         kinds: tuple[type, ...] = (str, tuple, list) if takes_lists else (str,)
         return isinstance(given, kinds) and not given
-
-    def _named(self, said: str) -> str:
-        """Return a message with the name of the option before it, unless it has the name."""
-        has_name = self.dashed in said if self.is_command else said.startswith(self.name)
-        return said if has_name else f"{self.spelled} {said}"
 
     def _check(self, value: Any) -> None:
         about = self.about
@@ -221,14 +222,6 @@ class Option:
             return self._read(text if parse is None else parse(text))
         except ValueError:
             return self._read(text)
-
-
-def _as_list(name: str, given: Any) -> Sequence[Any]:
-    if isinstance(given, str | os.PathLike):
-        return [given]
-    if not isinstance(given, Iterable):
-        raise UsageError(f"{name} {brief(given)}: give a list")
-    return list(given)
 
 
 def _plain(given: Any) -> Any:

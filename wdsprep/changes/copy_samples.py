@@ -365,13 +365,18 @@ class _NewShard:
             with naming_repair(source.store):
                 for reject in source.rejects():
                     rejects.add(reject)
+        kind = counted_as(self._work.dataset, self._work.settings)
         for source, before, among, shape in order_sources(sources, self._work.settings):
             with naming_repair(source.store):
                 for samples in source.read(before, among):
                     self._leave_out_removed(samples, source.prefix)
                     if samples.keys:
                         self._add(samples, source.prefix)
-                        self._count(samples, shape)
+                    self._samples += len(samples.keys)
+                    self._nbytes += sum(end - begin for begin, end in samples.reach)
+                    names = [name for name in COUNTED if name in samples.rows.column_names]
+                    for facts in samples.rows.select(names).to_pylist():
+                        count_sample(self._counts, kind, facts, shape)
                     yield RunProgress(
                         samples=self._samples,
                         nbytes=self._nbytes,
@@ -430,12 +435,3 @@ class _NewShard:
         for number, key in enumerate(keys.to_pylist()):
             self._tar.add(key, [*samples.renamed(number, key).items()])
         self._tar.add_rows(samples.rows.drop_columns([KEY]).append_column(KEY, keys))
-
-    def _count(self, samples: CopiedSamples, shape: str) -> None:
-        """Add samples to the totals, and to the counts that a receipt states."""
-        self._samples += len(samples.keys)
-        self._nbytes += sum(end - begin for begin, end in samples.reach)
-        kind = counted_as(self._work.dataset, self._work.settings)
-        columns = [name for name in COUNTED if name in samples.rows.column_names]
-        for facts in samples.rows.select(columns).to_pylist():
-            count_sample(self._counts, kind, facts, shape)

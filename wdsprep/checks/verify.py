@@ -10,7 +10,7 @@ the image shard, and a digest of them is enough.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import cast
@@ -130,8 +130,12 @@ def _check_bytes(
         by_url[unit.url].add_finding(receipt_name(unit.receipt.unit), Kind.UNCHECKED, what)
     for dataset in surveys:
         check_empty(dataset)
+    what = "the keys of its shard and its rejects, or their order, are not the image shard's"
     for latents, images in pairs:
-        check_keys(latents, keys[latents.url], keys[images.url])
+        for receipt in latents.receipts:
+            both = [keys[place].get(receipt.input) for place in (latents.url, images.url)]
+            if None not in both and both[0] != both[1]:
+                _find(latents, receipt.unit, Kind.UNMATCHED, what)
 
 
 def _units(
@@ -205,20 +209,6 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
     for name, shard in image_shards.items():
         if shard.bucket in encoded and latent_unit(name) not in units:
             _find(latents, latent_unit(name), Kind.CHANGED, f"nothing was made of {name}")
-
-
-def check_keys(
-    latents: DatasetSurvey, latent_keys: Mapping[str, str], image_keys: Mapping[str, str]
-) -> None:
-    """Compare the keys of latents with those of images, and add findings to the latents.
-
-    Both mappings have digests of the keys, by the input that a latent receipt states.
-    """
-    what = "the keys of its shard and its rejects, or their order, are not the image shard's"
-    for receipt in latents.receipts:
-        of = receipt.input
-        if of in latent_keys and of in image_keys and latent_keys[of] != image_keys[of]:
-            _find(latents, receipt.unit, Kind.UNMATCHED, what)
 
 
 def _find(latents: DatasetSurvey, unit: str, kind: Kind, what: str) -> None:

@@ -26,7 +26,6 @@ from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.datasets import (
-    ReadSample,
     ReportDataset,
     open_each,
     pick,
@@ -394,14 +393,13 @@ def _sample_lines(dataset: ReportDataset, samples: int, seed: int) -> Iterator[s
     places = pick(dataset.manifest.shards, samples, f"card {seed}")
     yield f"\nOf {span(dataset.name)}:\n\n"
     for sample in read_samples(dataset, places):
-        yield f"- {_sample_line(sample)}\n"
-
-
-def _sample_line(sample: ReadSample) -> str:
-    if sample.problem:
-        return f"sample {sample.place.number:,} of {span(sample.place.shard.name)} cannot be read"
-    caption = sample.caption
-    caption = caption if len(caption) <= LONGEST else f"{caption[:LONGEST]}…"
-    sides = [sample.facts.get(name) for name in ("width", "height")]
-    size = f", {sides[0]} x {sides[1]}" if all(type(side) is int for side in sides) else ""
-    return f"{span(sample.key)}{size}: {span(caption) if caption.strip() else 'no caption'}"
+        if sample.problem:
+            place = f"sample {sample.place.number:,} of {span(sample.place.shard.name)}"
+            yield f"- {place} cannot be read\n"
+            continue
+        caption = sample.caption
+        caption = caption if len(caption) <= LONGEST else f"{caption[:LONGEST]}…"
+        sides = [sample.facts.get(name) for name in ("width", "height")]
+        size = f", {sides[0]} x {sides[1]}" if all(type(side) is int for side in sides) else ""
+        said = span(caption) if caption.strip() else "no caption"
+        yield f"- {span(sample.key)}{size}: {said}\n"

@@ -39,7 +39,7 @@ from wdsprep.errors import (
     TarError,
     UsageError,
 )
-from wdsprep.reporting.overview import overview
+from wdsprep.reporting.overview import overview, shards_by_bucket
 from wdsprep.store import open_store, split_url
 from wdsprep.store.base import Store, absolute, is_web
 from wdsprep.store.schemes import WRITABLE_PLACE
@@ -96,11 +96,7 @@ class ReportDataset:
 
     @cached_property
     def buckets(self) -> dict[str, list[Shard]]:
-        """Return the shards by the folder that they are in."""
-        shards: dict[str, list[Shard]] = {}
-        for shard in self.manifest.shards:
-            shards.setdefault(shard.name.partition("/")[0], []).append(shard)
-        return shards
+        return shards_by_bucket(self.manifest.shards)
 
     @cached_property
     def open(self) -> Callable[[Shard], ShardReader]:

@@ -24,14 +24,13 @@ from wdsprep.dataset.shard_reader import open_shard
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, FormatError, NotFoundError, UsageError
-from wdsprep.loading.options import Places
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.reporting.options import InspectOptions, OverviewOptions
 from wdsprep.reporting.overview import Overview
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.tables.stored_tables import read_keys
-from wdsprep.text import Counting, NotebookTable, command, plural
+from wdsprep.text import NotebookTable, command, plural
 
 SHOWN = ("key", "width", "height", "caption")
 
@@ -77,37 +76,32 @@ class MatchingSamples(NotebookTable):
         }
 
 
-def find_matching(
-    dataset: str, *, where: str, join: Places, limit: int, heard: Counting
-) -> MatchingSamples:
-    """Return how many samples meet a condition, and the first `limit` of them.
-
-    The condition may name columns of what is joined. `heard` gets the number of shards searched,
-    and of all.
-    """
+def _find_matching(options: InspectOptions) -> MatchingSamples:
+    """Return how many samples meet the condition, and the first of them."""
     # DuckDB takes 0.2 s, which few need
     from wdsprep.changes.merged_datasets import select_samples
     from wdsprep.loading.open_datasets import join_places
 
-    subset = select_samples(dataset, join_places(join), where)
+    subset = select_samples(os.fspath(options.dataset), join_places(options.join), options.where)
     search = subset.search()
     shards = search.tables.shards
     numbers: dict[int, list[int]] = {}
     matching = 0
     for count, selected in enumerate(search.run()):
-        heard(count + 1, len(shards))
-        if (left := limit - matching) > 0 and (some := selected.mask.nonzero()[0][:left].tolist()):
-            numbers[count] = some
+        options.heard(count + 1, len(shards))
+        left = max(0, options.limit - matching)
+        if first_numbers := selected.mask.nonzero()[0][:left].tolist():
+            numbers[count] = first_numbers
         matching += int(selected.mask.sum())
     shown = search.tables.columns(SHOWN, [shards[number] for number in numbers])
     first = [
         SampleRow(shard=shards[shard].name, number=number, **{**dict.fromkeys(SHOWN), **row})
-        for (shard, some), table in zip(numbers.items(), shown, strict=True)
-        for number, row in zip(some, table.take(some).to_pylist(), strict=True)
+        for (shard, there), table in zip(numbers.items(), shown, strict=True)
+        for number, row in zip(there, table.take(there).to_pylist(), strict=True)
     ]
     return MatchingSamples(
         dataset=subset.whole.store.url,
-        where=where,
+        where=options.where,
         matching=matching,
         samples=subset.whole.samples,
         first=tuple(first),
@@ -151,13 +145,7 @@ def inspect(options: InspectOptions) -> "Inspected":
     if options.limit != InspectOptions.limit and not options.where:
         raise UsageError("--limit counts the samples that --where shows: give a condition too")
     if options.where:
-        return find_matching(
-            dataset,
-            where=options.where,
-            join=options.join,
-            limit=options.limit,
-            heard=options.heard,
-        )
+        return _find_matching(options)
     store, manifest = open_dataset(dataset)
     if not key:
         return Overview(dataset=dataset, manifest=manifest)

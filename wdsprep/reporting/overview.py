@@ -62,7 +62,14 @@ def overview(manifest: Manifest) -> dict[str, Any]:
     shards = manifest.shards
     shapes = shape_counts(manifest.settings, manifest.counts)
     facts: dict[str, Any] = {
-        "buckets": _by_bucket(shards),
+        "buckets": {
+            bucket: {
+                "nbytes": sum(shard.nbytes for shard in shards_there),
+                "samples": sum(shard.samples for shard in shards_there),
+                "shards": len(shards_there),
+            }
+            for bucket, shards_there in shards_by_bucket(shards).items()
+        },
         "complete": manifest.complete,
         "counts": {n: c for n, c in manifest.counts.items() if "<" not in n and n not in shapes},
         "extra": dict(manifest.extra),
@@ -100,15 +107,12 @@ def images_from(manifest: Manifest, resolution: int) -> int:
     return sum(number for (least, _), number in sides if least >= resolution)
 
 
-def _by_bucket(shards: Sequence[Shard]) -> dict[str, dict[str, int]]:
-    rows: dict[str, dict[str, int]] = {}
+def shards_by_bucket(shards: Sequence[Shard]) -> dict[str, list[Shard]]:
+    """Return the shards by the folder that they are in."""
+    by_bucket: dict[str, list[Shard]] = {}
     for shard in shards:
-        bucket = shard.name.partition("/")[0]
-        row = rows.setdefault(bucket, {"nbytes": 0, "samples": 0, "shards": 0})
-        row["nbytes"] += shard.nbytes
-        row["samples"] += shard.samples
-        row["shards"] += 1
-    return rows
+        by_bucket.setdefault(shard.name.partition("/")[0], []).append(shard)
+    return by_bucket
 
 
 def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]]]:
@@ -122,11 +126,10 @@ def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]
 def patterns(url: str, manifest: Manifest) -> list[str]:
     """Return a brace pattern for each bucket whose numbers have no gap, otherwise each URL."""
     store_url = open_store(url).url
-    by_bucket: dict[str, list[str]] = {}
-    for shard in manifest.shards:
-        by_bucket.setdefault(shard.name.partition("/")[0], []).append(shard.name)
     return [
-        f"{store_url}/{name}" for names in by_bucket.values() for name in _braces(store_url, names)
+        f"{store_url}/{name}"
+        for shards in shards_by_bucket(manifest.shards).values()
+        for name in _braces(store_url, [shard.name for shard in shards])
     ]
 
 

@@ -31,14 +31,8 @@ from wdsprep.text import plural
 
 CAPTIONLESS = (
     "warning: no image has a caption, so all embeddings are of the empty caption: pack again with "
-    "captions, or encode with --text none and --overwrite"
+    "captions, "
 )
-
-TEXTLESS = (
-    "warning: no image has a caption, so all embeddings are of the empty caption: pack again with "
-    "captions, then encode with --overwrite"
-)
-
 REMEDIES = remedies_of(EncodeOptions)
 
 
@@ -167,8 +161,8 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         manifest = outcome.manifest
         if outcome.has_captions:
             return captionless_lines(outcome, "sample" if manifest.is_of_text else "image")
-        warning = TEXTLESS if manifest.is_of_text else CAPTIONLESS
-        return [KeptLine(self._name_dataset(warning, manifest))]
+        step = "then encode with" if manifest.is_of_text else "or encode with --text none and"
+        return [KeptLine(self._name_dataset(f"{CAPTIONLESS}{step} --overwrite", manifest))]
 
     def _void_line(self, manifest: Manifest, place: str, remedies: Mapping[str, str]) -> str:
         """Return the line for a run that encoded no image: why, and what to do."""
