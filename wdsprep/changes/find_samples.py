@@ -29,7 +29,7 @@ from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import latent_unit
 from wdsprep.dataset.receipts import Receipt, Shard, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, rejects_in
+from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of
 from wdsprep.dataset.sample_table import KEY, REST
 from wdsprep.dataset.samples import META, roles_of
@@ -157,23 +157,19 @@ class SampleFinder:
             made_of=lost.digest if lost else "",
             lost_rows=lost.rows if lost else (),
         )
-        rows_gone = [] if lost else [row for rows in shards.values() for row in rows.values()]
-        marks = self._marks(store, receipt, shards, rows_gone, rejects)
+        facts = [] if lost else [row for rows in shards.values() for row in rows.values()]
+        if receipt.dataset == "images":
+            facts += [{"source": reject.source, "url": reject.url} for reject in rejects]
+            marks = self._image_marks(store, shards, facts)
+        else:
+            marks = {mark_of("source", row["source"]) for row in facts if row["source"]}
         return unit if shards or rejects or lost else None, marks, known
 
-    def _marks(
-        self,
-        store: Store,
-        receipt: Receipt,
-        shards: Iterable[ShardRemoval],
-        rows: Iterable[Mapping[str, Any]],
-        rejects: Iterable[Reject],
+    def _image_marks(
+        self, store: Store, shards: Iterable[ShardRemoval], facts: Iterable[Mapping[str, Any]]
     ) -> set[bytes]:
-        """Return the marks by which `pack` recognises what is removed from a unit."""
-        if receipt.dataset != "images":
-            return {mark_of("source", row["source"]) for row in rows if row["source"]}
+        """Return the marks by which `pack` recognises what is removed from a unit of images."""
         kinds = ("source",) if self._options.keep_copies else ("source", "url", "sha256")
-        facts = [*rows, *({"source": reject.source, "url": reject.url} for reject in rejects)]
         marks = {mark_of(kind, row[kind]) for row in facts for kind in kinds if row.get(kind)}
         for removal in () if self._options.keep_copies else shards:
             with ShardReader(store, removal) as reader, naming_place(reader.place):

@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wdsprep.dataset.file_names import index_name, is_table
 from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED, field_of
@@ -40,24 +40,25 @@ TEXTS = {EMB: "prompt_embeds.pth", POOLED: "pooled_prompt_embeds.pth"}
 Members = list[tuple[str, Buffer]]
 
 
-def write_tar(
-    out: Output,
-    unit: str,
-    samples: Iterator[ExportSample],
-    members: Callable[[ExportSample], Members],
-    *,
-    indexed: bool = False,
-) -> Writing:
-    """Write one tar, with its index if `indexed`. Yield after each sample."""
-    name = f"{unit}.tar"
-    with out.open(name) as file, TarWriter(file, hashed=False) as tar:
-        for sample in samples:
-            tar.add(sample.key, members(sample))
-            yield
-        tar.finish()
-        file.samples = tar.samples
-    if indexed:
-        out.write(index_name(name), tar.index)
+class TarLayout(Layout):
+    """A layout of a tar for each shard. A subclass says which members the samples have in it."""
+
+    is_indexed: ClassVar[bool] = False
+    """True if an index is written beside each tar."""
+
+    def members(self, sample: ExportSample) -> Members:
+        raise NotImplementedError
+
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        name = f"{unit}.tar"
+        with out.open(name) as file, TarWriter(file, hashed=False) as tar:
+            for sample in samples:
+                tar.add(sample.key, self.members(sample))
+                yield
+            tar.finish()
+            file.samples = tar.samples
+        if self.is_indexed:
+            out.write(index_name(name), tar.index)
 
 
 # --- Energon
@@ -116,7 +117,7 @@ def metadata_files(counts: Mapping[str, int], subflavors: Mapping[str, str]) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrimusLayout(Layout):
+class PrimusLayout(TarLayout):
     """The layout of tars for AMD's Primus: Energon tars of tensors that `torch.save` wrote.
 
     Primus needs latents, a prompt embedding and a pooled embedding, as Flux has them, in bfloat16.
@@ -125,6 +126,7 @@ class PrimusLayout(Layout):
     zeros.
     """
 
+    is_indexed = True
     has_moments: bool = False
     length: int = 0
     """The length of the prompt embedding."""
@@ -142,9 +144,6 @@ class PrimusLayout(Layout):
         return replace(
             self, has_moments=dataset.has_moments, length=emb.shape[0] if emb is not None else 0
         )
-
-    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        return write_tar(out, unit, samples, self.members, indexed=True)
 
     def members(self, sample: ExportSample) -> Members:
         arrays = {"latents": bits_of(sample, LATENT)}
@@ -177,7 +176,7 @@ def save_tensor(bits: "NDArray[Any]") -> bytes:
 
 # --- wids and webshart
 @dataclass(frozen=True, kw_only=True)
-class WidsLayout(Layout):
+class WidsLayout(TarLayout):
     """The layout of tars with an index for `wids`, webdataset's reader with random access.
 
     It has what Sana needs: Sana takes the caption of a sample from `prompt` of its json, and its
@@ -197,9 +196,6 @@ class WidsLayout(Layout):
                 "--latents sample or mean"
             )
         return replace(self, is_of_latents=dataset.what == "latents")
-
-    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        return write_tar(out, unit, samples, self.members)
 
     def members(self, sample: ExportSample) -> Members:
         facts = {**sample.facts, "prompt": sample.caption}
