@@ -18,6 +18,7 @@ from tests.exporting.test_roles import EMB, LATENT, POOLED, SHAPES, SOURCE, edit
 from tests.kit.edit_trainers import automodel_batches, musubi_batches
 from tests.kit.encodes import latents_of
 from tests.kit.latent_sets import field
+from tests.kit.packs import tree
 from wdsprep.errors import SourceError, UsageError
 
 FIXED = field("emb", EMB.shape, EMB.dtype)
@@ -300,6 +301,33 @@ def test_units_stay_when_folders_are_added_and_each_has_a_number_of_samples(
         "m/000000.tar",
         "m/000001.tar",
     ]
+
+
+def test_text_that_only_later_samples_have_is_not_left_out(tmp_path: Path) -> None:
+    for number in range(70):
+        write_musubi(tmp_path / "c", f"{number:02d}", qie(number), text={} if number < 69 else None)
+    with pytest.raises(SourceError, match=r"none of the first rows .* has no varlen_vl_embed"):
+        wdsprep.import_(tmp_path / "c", tmp_path / "out", resolution=64)
+    imported = wdsprep.import_(
+        tmp_path / "c", tmp_path / "out", resolution=64, columns="latent=latents"
+    )
+    assert imported.samples == 70
+
+
+def test_workers_and_a_limit_make_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
+    monkeypatch.setattr("wdsprep.importing.edit_caches.UNIT_SAMPLES", 3)
+    musubi, saved = tmp_path / "c/musubi", {f"s{n}": saved_edit(n) for n in range(8)}
+    for number in range(8):
+        write_musubi(musubi, f"{number}", qie(number, number % 3))
+    for cache in (musubi, write_automodel(tmp_path / "c/automodel", saved, lists=3)):
+        out, there = tmp_path / f"{cache.name}-here", tmp_path / f"{cache.name}-there"
+        assert import_here(cache, out, limit=4).manifest.samples == 4
+        import_here(cache, out)
+        wdsprep.import_(cache, there, resolution=64, workers=2, runner="local")
+        assert tree(out) == tree(there)
 
 
 def test_an_image_that_was_cached_in_two_sizes_is_two_samples(tmp_path: Path) -> None:

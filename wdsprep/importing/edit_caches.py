@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from heapq import nlargest
 from io import BytesIO
 from itertools import chain, groupby, islice
 from typing import Any
@@ -50,22 +51,19 @@ Part = tuple[str, int, str]
 class SampleFiles(LatentCache):
     """A cache that has files of its own for each sample. An item is a run of samples."""
 
-    def columns(self, item: Item) -> list[str]:
-        """Return the names of what some samples have, those with most files first."""
+    def columns(self, items: Sequence[Item]) -> list[str]:
+        """Return the names of what some samples have, which are those with most files."""
         names: dict[str, None] = {}
         why = "it lists none"
-        samples = sorted(
-            self._samples(item), key=lambda sample: -len(sample[1])
-        )  # whole ones first
-        for _, files in samples[:LOOKED_AT]:
+        samples = chain.from_iterable(map(self._samples, items))
+        for _, files in nlargest(LOOKED_AT, samples, key=lambda sample: len(sample[1])):
             values = make_or_refuse(shown(files[0][0]), partial(self._read, files))
             if isinstance(values, Refusal):
                 why = values.detail
             else:
                 names |= dict.fromkeys(values)
         if not names:
-            place = f"{self.url}/{shown(item.name)}"
-            raise SourceError(f"none of the first samples of {place} is sound ({why})")
+            raise SourceError(f"none of the first samples of {self.url} is sound ({why})")
         return [*names]
 
     def count(self, item: Item) -> int:

@@ -81,7 +81,7 @@ def import_(options: ImportOptions) -> Outcome:
     if not (items := list(cache.items())):
         raise SourceError(f"{source} lists no samples: give a cache that has some")
     first = f"{cache.url}/{shown(items[0].name)}"
-    chosen = choose_columns(cache.columns(items[0]), asked, resolution=resolution, what=first)
+    chosen = choose_columns(cache.columns(items), asked, resolution=resolution, what=first)
     plan = settle_plan(
         chosen,
         rows_of(cache, items[:PROBED_FILES], chosen.names),

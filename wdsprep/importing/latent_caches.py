@@ -103,8 +103,9 @@ class LatentCache:
                 with open_parquet(shared_store(self.url), entry.name) as file:
                     yield _item(entry, samples=file.rows)
 
-    def columns(self, item: Item) -> list[str]:
-        """Return the names of the columns of a file; for a tar, the members of its first sample."""
+    def columns(self, items: Sequence[Item]) -> list[str]:
+        """Return the columns of the first file; for a tar, the members of its first sample."""
+        item = items[0]
         if self.kind == "mds":
             return [*read_index(self.url, item.extra)[item.name].encodings]
         if self.kind == "arrow":
