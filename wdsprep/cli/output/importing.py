@@ -26,8 +26,8 @@ FILES = {
     "arrow": "Arrow file",
     "parquet": "Parquet file",
     "tars": "tar",
-    "musubi": "group of samples",
-    "automodel": "list of samples",
+    "musubi": "group",
+    "automodel": "list",
 }
 
 
