@@ -2,14 +2,18 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+import wdsprep
 from tests.kit.encodes import encode_here, packed, pictures
-from tests.kit.packs import jpeg, manifest_of, pack, write_files
+from tests.kit.packs import jpeg, manifest_of, pack, packing_here, write_files
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import Field
+from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
@@ -39,6 +43,36 @@ def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str, flip: bo
     arrays = [(field.name, field.header + bytes(field.array_nbytes)) for field in fields]
     tar.add("000000000001", [*arrays, ("json", b"{}"), ("txt", b"a caption")])
     assert tar.nbytes == sample_nbytes(256, choice)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("roles", [("target", "source", "mask"), ("source",)])
+def test_a_sample_takes_what_encode_stores_of_its_images_in_roles(
+    roles: tuple[str, ...], flip: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for role in ("target", "source"):
+        write_files(tmp_path / role, {"0.jpg": jpeg(8, (64, 64)), "0.txt": "a red cat"})
+    (tmp_path / "mask").mkdir()
+    Image.new("L", (64, 64), 255).save(tmp_path / "mask/0.png")
+    images = tmp_path / "images"
+    more = [f"{role}={tmp_path / role}" for role in ("source", "mask")]
+    with packing_here():
+        wdsprep.pack(
+            tmp_path / "target", images, role=more, buckets=(64,), min_caption=0, workers=1
+        )
+    encode_here(images, tmp_path / "out", roles=roles, flip=flip, text="none")
+    manifest = manifest_of(tmp_path / "out")
+    choice = Choice(model="tiny", roles=roles, flip=flip, text="none")
+    assert manifest.nbytes == sample_nbytes(64, choice) + len(END)
+    words = ["plan", str(images), "--roles", ",".join(roles), "--text", "none"]
+    words += ["--resolution", "64", *["--flip"] * flip]
+    (phase,) = json.loads("".join(lines([*words, "--json"], capfd)))["phases"]
+    assert phase["nbytes_written"] == sample_nbytes(64, replace(choice, model="sd2"))
+    assert f"--roles {','.join(roles)} --limit" in lines(words, capfd)[-1]
+    assert main(["plan", str(images), "--roles", "target,control"]) == 2
+    assert "has no images in the role control: its roles are source, mask" in capfd.readouterr().err
+    assert main([*COUNTS, "--roles", "source", "--latents", "none"]) == 2
+    assert "--roles is for images, of which --latents none" in capfd.readouterr().err
 
 
 def test_a_trial_says_the_speed_and_the_bytes_of_a_sample_and_the_whole_run_takes_it_away(

@@ -368,6 +368,14 @@ def test_a_plan_of_the_toy_needs_no_torch(images: Path, tmp_path: Path) -> None:
         ({"resolution": 256, "shapes": "nearest:32,2"}, 5),
         ({"resolution": (64, 128, 256), "shapes": "nearest:64,2"}, 5),
         ({"resolution": (64, 128, 256, 512, 1024)}, 5),
+        (
+            {
+                "resolution": 256,
+                "roles": "target,source,more",
+                "role_size": ("source=nearest:32,2", "more=aligned"),
+            },
+            5,
+        ),
     ],
 )
 def test_many_shapes_are_not_compiled_one_after_the_other(

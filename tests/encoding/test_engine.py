@@ -22,6 +22,7 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.models.base import Encoded, Part, Tokens, fitting_batch_size, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
+from wdsprep.encoding.role_images import RoleCuts
 from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample
 from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
@@ -34,6 +35,7 @@ def engine(
     batch_size: int = 4,
     threads: int = 1,
     cuts: Sequence[Shapes] = (),
+    roles: Sequence[RoleCuts] = (),
     **limits: int,
 ) -> Engine:
     return Engine(
@@ -44,6 +46,7 @@ def engine(
         decoders=2,
         threads=threads,
         cuts=cuts,
+        roles=roles,
         **limits,
     )
 
@@ -317,8 +320,26 @@ def test_all_is_computed_on_one_core_each_so_that_their_count_never_shows() -> N
     assert set(encoder.cores) == {1}
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_networks_are_compiled_for_all_shapes_before_samples_come(is_compiled: bool) -> None:
+ROLES = (
+    RoleCuts(
+        sizes={"source": "shapes", "more": "aligned", "style": "pipeline"},
+        shapes={"source": Shapes.from_sizes([(24, 8)])},
+    ),
+    RoleCuts(has_target=False, sizes={"mask": "latent"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("is_compiled", "roles", "wanted"),
+    [
+        (True, (), {(4, 16, 16), (4, 32, 8), (4, 8, 8)}),
+        (True, ROLES, {(4, 16, 16), (4, 32, 8), (4, 8, 24)}),
+        (False, ROLES, set()),
+    ],
+)
+def test_networks_are_compiled_for_all_known_shapes_before_samples_come(
+    is_compiled: bool, roles: Sequence[RoleCuts], wanted: set[tuple[int, ...]]
+) -> None:
     class Compiled(Means):
         def encode_images(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
             shapes.append((len(pixels), *pixels.shape[2:]))
@@ -327,9 +348,9 @@ def test_networks_are_compiled_for_all_shapes_before_samples_come(is_compiled: b
     shapes: list[tuple[int, ...]] = []
     encoder = Compiled()
     encoder.is_compiled = is_compiled
-    made = engine(encoder, cuts=[Shapes.from_sizes([(16, 16), (8, 32)]), Shapes.square(8)])
-    made.close()
-    assert {*shapes} == ({(4, 16, 16), (4, 32, 8), (4, 8, 8)} if is_compiled else set())
+    cuts = [Shapes.from_sizes([(16, 16), (8, 32)]), Shapes.square(8)]
+    engine(encoder, cuts=cuts, roles=roles).close()
+    assert {*shapes} == wanted
 
 
 def test_a_failing_encoder_is_told_to_whoever_waits() -> None:

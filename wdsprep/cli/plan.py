@@ -12,10 +12,12 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import DC, TOKENS
 from wdsprep.encoding.options import parse_resolutions, resolutions_of
+from wdsprep.encoding.recipe_options import check_roles, check_roles_option
 from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, option_field, takes_options
@@ -100,6 +102,15 @@ class PlanOptions(Options):
         "Plan with this kept of each image.", MODEL, default="sample", choices=LATENTS, usual=True
     )
     flip: bool = option_field("Plan with latents of mirror images too.", MODEL, default=False)
+    roles: str | Sequence[str] = option_field(
+        "Plan with the images that samples have in these roles, as in target,source, one in each; "
+        "by default with the target alone.",
+        MODEL,
+        default=(),
+        read=check_roles_option,
+        metavar="ROLE,...",
+        usual="target",
+    )
     text: str = option_field(
         "Plan with this kept of each caption.", MODEL, default="emb", choices=TEXTS, usual=True
     )
@@ -116,10 +127,13 @@ class PlanOptions(Options):
         super().check_together()
         if bool(self.images) is bool(self.counts):
             raise UsageError("nothing to plan: give a dataset of images, or --counts 256=N,512=N")
-        if self.latents == "none" and self.flip:
-            raise UsageError(
-                "--flip is for images, of which --latents none encodes none: leave one of them out"
-            )
+        of_images = {"--flip": self.flip, "--roles": bool(self.roles)}
+        for option in (name for name, is_given in of_images.items() if is_given):
+            if self.latents == "none":
+                raise UsageError(
+                    f"{option} is for images, of which --latents none encodes none: leave one of "
+                    "them out"
+                )
 
 
 Trial = tuple[float, float, str]
@@ -192,6 +206,7 @@ def images_at(options: PlanOptions, resolutions: Sequence[int]) -> dict[int, tup
     _, manifest = open_dataset(place)
     if manifest.dataset != "images":
         raise UsageError(f"{place} is a dataset of {manifest.kind}: give a dataset of images")
+    check_roles(place, options.roles, roles_of(manifest.settings))
     return {side: _images_in(manifest, side) for side in resolutions}
 
 
@@ -262,6 +277,7 @@ def _lines(
 def _how_to_try(options: PlanOptions, resolution: int, *, count: int) -> str:
     model = () if options.model == "sd2" else ("--model", options.model)
     images = os.fspath(options.images) or "shards/images"
-    tried = ("encode", images, "trial", "--resolution", str(resolution), *model)
+    roles = ("--roles", ",".join(options.roles)) if options.roles else ()
+    tried = ("encode", images, "trial", "--resolution", str(resolution), *model, *roles)
     planned = command_line("plan", images, "--trial", "trial")
     return f"{command_line(*tried, '--limit', str(count))}, then {planned}"

@@ -174,9 +174,11 @@ class Engine:
 
     @property
     def _image_shapes(self) -> set[Size]:
-        """Return the shapes of all cuts of images."""
-        both = zip(self._cuts, self._parts, strict=True)
-        return {size for cut, part in both if Part.IMAGE in part for size in cut.sizes}
+        """Return all known shapes of images for the VAE."""
+        roles = self._roles or (RoleCuts(),) * len(self._cuts)
+        datasets = zip(self._cuts, self._parts, roles, strict=True)
+        known = (rules.vae_sizes(cut.sizes) for cut, part, rules in datasets if Part.IMAGE in part)
+        return set[Size]().union(*known)
 
     @property
     def _samples_inside(self) -> int:
@@ -273,7 +275,9 @@ class Engine:
         if self._encoder.is_split:
             return
         side = self._encoder.resolution
-        shapes = self._image_shapes if self._encoder.is_compiled else {(side, side)}
+        shapes = {(side, side)}
+        if self._encoder.is_compiled:
+            shapes = self._image_shapes or shapes
         nothing: list[DeviceBatch] = []
         if Part.IMAGE in self._part:
             nothing += [

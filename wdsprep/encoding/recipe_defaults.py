@@ -14,7 +14,6 @@ from wdsprep.dataset.npy_arrays import (
     TOKENS,
     Field,
     layout,
-    mirrored_name,
     text_fields,
 )
 from wdsprep.dataset.samples import is_mask
@@ -25,12 +24,11 @@ from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_options import (
     ALIGNED,
-    FULL,
     MASK_RULES,
     PIPELINE,
-    PIXELS,
     SHAPES,
     Recipe,
+    role_fields,
 )
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODE
@@ -48,10 +46,7 @@ def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, 
     if not model.pipeline_kind:
         return recipe, model
     from wdsprep.encoding.models.dry_run import find_outputs
-    from wdsprep.encoding.models.references import most_references
 
-    if recipe.references:
-        model = replace(model, references=most_references(model))
     return recipe, find_outputs(model, recipe)
 
 
@@ -177,7 +172,7 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
 
 def _settings_of_roles(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that say which roles are encoded, and how large their images become."""
-    shapes = {role: rule for role, rule in recipe.rules.items() if not isinstance(rule, str)}
+    shapes = recipe.shape_lists
     sizes = {role: SHAPES if role in shapes else rule for role, rule in recipe.rules.items()}
     return {
         "roles": recipe.roles,
@@ -195,7 +190,14 @@ def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
     if recipe.is_of_text:
         return text_fields(_text_fields(model, recipe))
     latents = latent_fields(model, recipe) if recipe.has_target else ()
-    return *latents, *_role_fields(model, recipe), *_text_fields(model, recipe)
+    in_roles = role_fields(
+        recipe.rules,
+        recipe.resolution,
+        channels=model.channels,
+        factor=model.factor,
+        flip=recipe.flip,
+    )
+    return *latents, *in_roles, *_text_fields(model, recipe)
 
 
 def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
@@ -205,24 +207,6 @@ def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
         channels, side = 2 * channels // model.patch**2, side * model.patch
     names = (LATENT, FLIPPED) if recipe.flip else (LATENT,)
     return tuple(Field(name=name, dtype="<f2", shape=(channels, side, side)) for name in names)
-
-
-def _role_fields(model: Model, recipe: Recipe) -> Iterator[Field]:
-    """Yield the fields of each role, for images in the shape of the square.
-
-    Masks and pixels have no array of their mirror images: whoever loads them turns them.
-    """
-    side, cells = recipe.resolution, recipe.resolution // model.factor
-    for role, rule in recipe.rules.items():
-        dtype, shape = "<f2", tuple[int, ...]((model.channels, cells, cells))
-        if rule == PIXELS:
-            dtype, shape = "|u1", (3, side, side)
-        elif is_mask(role):
-            dtype, shape = "|u1", (side, side) if rule == FULL else (cells, cells)
-        field = Field(name=f"{role}.npy", dtype=dtype, shape=shape, is_of_role=True)
-        yield field
-        if recipe.flip and field.holds_latents:
-            yield replace(field, name=mirrored_name(field.name))
 
 
 def _text_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:

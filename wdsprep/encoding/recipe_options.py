@@ -6,9 +6,10 @@ a whole.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
+from wdsprep.dataset.npy_arrays import Field, mirrored_name
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.samples import ROLE, TARGET, is_mask
 from wdsprep.dataset.shapes import Size
@@ -53,6 +54,22 @@ def check_roles_option(given: Any) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise UsageError(f"--roles {name} is given twice: give each role once")
     return () if [*names] == [TARGET] else tuple(names)
+
+
+def check_roles(images: str, wanted: Sequence[str], there: Sequence[str]) -> None:
+    """Raise UsageError if images of these roles are to be encoded, and no sample has one of them.
+
+    `images` is the place of a dataset, and `there` has the roles of its images.
+    """
+    lacking = [role for role in wanted if role not in (TARGET, *there)]
+    if lacking and not there:
+        raise UsageError(
+            f"{images} has no images in roles: leave --roles out, or pack it with --role"
+        )
+    if lacking:
+        raise UsageError(
+            f"{images} has no images in the role {lacking[0]}: its roles are {', '.join(there)}"
+        )
 
 
 def check_role_size(given: Any) -> tuple[str, ShapesGiven]:
@@ -309,6 +326,11 @@ class Recipe(RecipeOptions):
         """Return the rule for each role that has one, a list of shapes as widths and heights."""
         return dict(cast("Sequence[tuple[str, Any]]", self.role_size))
 
+    @property
+    def shape_lists(self) -> dict[str, tuple[Size, ...]]:
+        """Return the list of shapes of each role whose images are cut to one."""
+        return {role: rule for role, rule in self.rules.items() if not isinstance(rule, str)}
+
     def _check_text_alone(self) -> None:
         """Raise UsageError if text alone has options of images, or nothing is left to encode."""
         of_images = {
@@ -336,14 +358,34 @@ class Recipe(RecipeOptions):
 
 def check_compiled_shapes(recipes: Sequence[Recipe]) -> None:
     """Raise UsageError if a VAE would be compiled for many shapes to encode with all recipes."""
-    shapes = {
-        size
-        for recipe in recipes
-        if recipe.compile and not recipe.is_of_text
-        for size in recipe.sizes or ((recipe.resolution, recipe.resolution),)
-    }
+    shapes = set[Size]()
+    for recipe in recipes:
+        if recipe.compile and not recipe.is_of_text:
+            square = (recipe.resolution, recipe.resolution)
+            shapes.update(recipe.sizes or (square,), *recipe.shape_lists.values())
     if len(shapes) > MOST_COMPILED:
         raise UsageError(
             f"--compile takes minutes for each shape, and there are {len(shapes)}: leave it out, "
             f"or encode {MOST_COMPILED} shapes at most"
         )
+
+
+def role_fields(
+    rules: Mapping[str, object], side: int, *, channels: int, factor: int, flip: bool
+) -> Iterator[Field]:
+    """Yield the fields of each role, by its rule, for images in the shape of the square.
+
+    `side` is that of the square. Masks and pixels have no array of their mirror images: whoever
+    loads them turns them.
+    """
+    cells = side // factor
+    for role, rule in rules.items():
+        dtype, shape = "<f2", tuple[int, ...]((channels, cells, cells))
+        if rule == PIXELS:
+            dtype, shape = "|u1", (3, side, side)
+        elif is_mask(role):
+            dtype, shape = "|u1", (side, side) if rule == FULL else (cells, cells)
+        field = Field(name=f"{role}.npy", dtype=dtype, shape=shape, is_of_role=True)
+        yield field
+        if flip and field.holds_latents:
+            yield replace(field, name=mirrored_name(field.name))

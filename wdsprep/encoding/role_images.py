@@ -11,7 +11,7 @@ A mask is cut where its target was, and kept as mean levels: of each cell of the
 or of each pixel of the crop (`full`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,8 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import TARGET, RoleImage, is_mask, role_of, roles_of
 from wdsprep.dataset.settings import Settings
-from wdsprep.encoding.recipe_options import PIPELINE, PIXELS
+from wdsprep.dataset.shapes import Size
+from wdsprep.encoding.recipe_options import ALIGNED, PIPELINE, PIXELS
 from wdsprep.errors import WorkError
 from wdsprep.images.crop import Crop, crop, crop_mask, decode_image
 from wdsprep.images.nearest_shape import Fit, SameCut, Shapes, cut_of
@@ -73,6 +74,15 @@ class RoleCuts:
     def has_various_sizes(self) -> bool:
         """Return whether images may have other shapes than the target's."""
         return bool(self.shapes) or PIPELINE in self.sizes.values()
+
+    def vae_sizes(self, targets: Iterable[Size]) -> set[Size]:
+        """Return the known sizes of images for the VAE, given those to which targets are cut.
+
+        What a pipeline makes of its references is not among them.
+        """
+        is_aligned = any(rule == ALIGNED and not is_mask(role) for role, rule in self.sizes.items())
+        cut = {*targets} if self.has_target or is_aligned else set()
+        return cut.union(*(shapes.sizes for shapes in self.shapes.values()))
 
     @property
     def references(self) -> frozenset[str]:

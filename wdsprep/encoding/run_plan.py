@@ -32,7 +32,7 @@ from wdsprep.encoding.models.find_model import Model, check_resolution, check_sh
 from wdsprep.encoding.options import Encode, EncodeOptions, EncodeWorkerOptions
 from wdsprep.encoding.pending_shards import PackedShards, count_units, pending_shards
 from wdsprep.encoding.recipe_defaults import choices_for, settings_of, settle_recipe
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Recipe, check_roles
 from wdsprep.encoding.worker_plan import EncodeWorkerPlan, plan_for_machines, settle_runner
 from wdsprep.errors import DamageError, NotFoundError, UsageError
 from wdsprep.sources.patterns import is_glob
@@ -246,26 +246,13 @@ def _find_phases(options: EncodeOptions) -> list[_Phase]:
                 )
             resolution = min(phase.source.text_resolution for phase in others)
         source = find_image_shards(images, resolution, shapes=recipe.sizes, upscale=recipe.upscale)
-        _check_roles(str(options.images), source, recipe)
+        if not source.is_foreign:
+            check_roles(str(options.images), recipe.roles, source.roles)
         place = absolute(place)
         check_apart(source.url if is_glob(images) else images, place)
         recipe = replace(recipe, resolution=source.resolution)
         phases.append(_Phase(recipe, place, source, source.first(options.limit)))
     return phases
-
-
-def _check_roles(images: str, source: ImageShards, recipe: Recipe) -> None:
-    """Raise UsageError if no sample of the images has an image in a role that is to be encoded."""
-    lacking = [role for role in recipe.images_in_roles if role not in source.roles]
-    if not lacking or source.is_foreign:
-        return
-    if not source.roles:
-        raise UsageError(
-            f"{images} has no images in roles: leave --roles out, or pack it with --role"
-        )
-    raise UsageError(
-        f"{images} has no images in the role {lacking[0]}: its roles are {', '.join(source.roles)}"
-    )
 
 
 def _joint_recipe(recipes: Sequence[Encode]) -> Encode:
@@ -286,8 +273,8 @@ def _find_model(phases: Sequence[_Phase], recipe: Encode, told: Callable[[str], 
         if not phase.recipe.is_of_text:
             check_resolution(model, phase.recipe.resolution)
             check_shapes(model, phase.recipe.sizes)
-            for role, rule in phase.recipe.rules.items():
-                check_shapes(model, () if isinstance(rule, str) else rule, f"--role-size {role}")
+            for role, sizes in phase.recipe.shape_lists.items():
+                check_shapes(model, sizes, f"--role-size {role}")
     return model
 
 

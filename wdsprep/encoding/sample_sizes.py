@@ -1,15 +1,18 @@
 """The bytes that a sample takes in a latent shard, without its model at hand.
 
 They follow from the format and from what `presets` says of a model, to the byte but for captions
-and json, which are taken to fill one tar block each, as they nearly always do.
+and json, which are taken to fill one tar block each, as they nearly always do. A sample is taken to
+have one image in each role, of the size of its target, and a mask on the grid of its latent.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, OF_SIZES, Field
+from wdsprep.dataset.samples import TARGET
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.encoding.models.presets import PRESETS, TOKENS, Preset
+from wdsprep.encoding.recipe_options import role_fields
 
 CLIP_ALONE = ("sd1", "sd2", "tiny")  # whose tokens need no mask
 
@@ -21,6 +24,8 @@ class Choice:
     model: str = "sd2"
     latents: str = "sample"
     flip: bool = False
+    roles: tuple[str, ...] = ()
+    """The roles whose images are encoded, the target among them; () for the target alone."""
     text: str = "emb"
     tokens: int = TOKENS
     """The number of tokens in a caption, for models that store no padding."""
@@ -44,8 +49,16 @@ def _arrays(resolution: int, choice: Choice) -> Iterator[Field]:
     channels = preset.channels * (2 if choice.latents == "moments" else 1)
     side = resolution // preset.factor
     if not choice.is_of_text:
-        for name in (LATENT, FLIPPED) if choice.flip else (LATENT,):
-            yield Field(name=name, dtype="<f2", shape=(channels, side, side))
+        if not choice.roles or TARGET in choice.roles:
+            for name in (LATENT, FLIPPED) if choice.flip else (LATENT,):
+                yield Field(name=name, dtype="<f2", shape=(channels, side, side))
+        yield from role_fields(
+            {role: "" for role in choice.roles if role != TARGET},
+            resolution,
+            channels=preset.channels,
+            factor=preset.factor,
+            flip=choice.flip,
+        )
     sizes = [array for array in preset.arrays if array.name in OF_SIZES]
     if choice.text == "emb":
         for array in preset.arrays:

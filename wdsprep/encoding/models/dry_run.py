@@ -14,6 +14,7 @@ each). To tokenize 64 captions a call, and to keep the results for their batch, 
 and took 150 lines: look again if a GPU waits for captions.
 """
 
+import contextlib
 import inspect
 import logging
 import threading
@@ -43,7 +44,7 @@ from wdsprep.encoding.models.families import is_mask, member_name
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
 from wdsprep.encoding.models.pipeline_parts import Component
-from wdsprep.encoding.models.references import ReferencePipeline
+from wdsprep.encoding.models.references import ReferencePipeline, takes_references
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.images.crop import blank_image
@@ -56,6 +57,8 @@ SHORT = "A  <b>photo</b> of M&amp;Ms"
 """A caption with something to clean: some pipelines do so if further packages are installed."""
 BLANKS = ((1024, 1024), (1536, 768), (768, 1536), (2048, 512), (512, 2048))
 """The sizes of blank images by which the lengths of text that depends on images are found."""
+MOST_REFERENCES = 3
+"""The references of a sample for which text is given room, if a pipeline takes several."""
 SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
 """A pipeline that has these asks for the size to make too, as `target_size` or otherwise."""
 
@@ -70,14 +73,7 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
         return replace(model, outputs=_size_fields(kind) if kind else ())
     silence_libraries()
     kind = pipeline_class(model)
-    dtype = HALF if recipe.dtype == "fp32" else recipe.dtype
-    dry_run = DryRun(model, recipe.text_length, dtype)
-    if dry_run.call.takes_images and model.references > 1:
-        try:
-            dry_run.template()
-        except WorkError:  # it makes no text of a caption and several images
-            model = replace(model, references=1)
-            dry_run = DryRun(model, recipe.text_length, dtype)
+    model, dry_run = _find_dry_run(model, recipe)
     call = dry_run.call
     settings = {
         "pipeline": call.name,
@@ -98,6 +94,22 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
         fixed = [field for field in fixed if field.name != MASK]
     outputs = (*fixed, *_size_fields(kind), *variable)
     return replace(model, outputs=outputs, text_settings=settings)
+
+
+def _find_dry_run(model: Model, recipe: Recipe) -> tuple[Model, "DryRun"]:
+    """Return a dry run, and the model with the most references that its pipeline takes.
+
+    A pipeline without its VAE may refuse several only when text is made of them.
+    """
+    dtype = HALF if recipe.dtype == "fp32" else recipe.dtype
+    if recipe.references and takes_references(model):
+        several = replace(model, references=MOST_REFERENCES)
+        with contextlib.suppress(WorkError):
+            dry_run = DryRun(several, recipe.text_length, dtype)
+            dry_run.template()
+            return several, dry_run
+        model = replace(model, references=1)
+    return model, DryRun(model, recipe.text_length, dtype)
 
 
 def _is_setting(name: str, value: Any) -> bool:

@@ -40,30 +40,10 @@ TRIAL = (1024, 1024)
 """The size of a blank image with which a pipeline is tried."""
 
 
-MOST_REFERENCES = 3
-"""The references of a sample for which text is given room, if a pipeline takes several."""
-
-
 def takes_references(model: Model) -> bool:
     """Return whether the pipeline of a model takes reference images."""
     kind = pipeline_class(model) if model.pipeline_kind else None
     return kind is not None and IMAGE in inspect.signature(kind.__call__).parameters
-
-
-def most_references(model: Model) -> int:
-    """Return how many reference images a sample may have whose text depends on them.
-
-    It is 0 if the pipeline takes none, and 1 if it refuses several. Without its VAE, that may show
-    only when text is made of them.
-    """
-    if not takes_references(model):
-        return 0
-    pipeline = ReferencePipeline(model)
-    try:
-        pipeline.prepare([blank_image(TRIAL)] * MOST_REFERENCES)
-    except WorkError:
-        return 1
-    return MOST_REFERENCES
 
 
 class References(NamedTuple):
