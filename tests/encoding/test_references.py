@@ -176,6 +176,20 @@ def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
     assert other.shape != embeddings.shape or not torch.equal(other, embeddings)
 
 
+@pytest.mark.parametrize(
+    ("name", "most"), [("QwenImageEdit", 1), ("QwenImageEditPlus", 3), ("FluxKontext", 3)]
+)
+@pytest.mark.parametrize("latents", ["none", "auto"])
+def test_text_has_room_for_as_many_references_as_the_pipeline_takes(
+    name: str, most: int, latents: str, family: Family
+) -> None:
+    """With its VAE or without; where text does not depend on references, any number is right."""
+    recipe = Recipe(resolution=64, latents=latents, roles=("target", "source"))
+    model = find_model(str(family(name)), text="emb", has_vae=latents == "auto")
+    assert model.references == 0
+    assert settle_recipe(recipe, model, "cpu")[1].references == most
+
+
 def test_text_without_the_images_that_it_depends_on_is_an_error(family: Family) -> None:
     encoder, _ = loaded(family("QwenImageEditPlus"), 2, latents="none")
     with pytest.raises(ValueError, match="depends on images"):
