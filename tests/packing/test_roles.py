@@ -576,8 +576,8 @@ def test_a_run_says_which_optional_role_no_sample_has(
     with packing_here():
         assert main(words) == 0
     said = capsys.readouterr().err
-    assert "no sample has a mask: check --role mask=.msak" in said
-    assert "no sample has a source" not in said
+    assert "none of the first 2 samples has a mask: check --role mask=.msak" in said
+    assert "has a source" not in said
 
 
 def test_targets_and_roles_are_told_apart_by_what_the_user_names(tmp_path: Path) -> None:

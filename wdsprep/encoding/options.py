@@ -285,9 +285,8 @@ def place_beside(images: str, name: str) -> str:
     is_whole = is_keyed(images) and not root_and_name(images)[1]
     if is_whole or place_scheme(images) == "hf" or is_glob(images) or is_tar(last):
         return f"shards/{name}"
-    return f"{folder}{slash}" + (
-        last.replace("images", name) if "images" in last else f"{last}-{name}"
-    )
+    beside = last.replace("images", name) if "images" in last else f"{last}-{name}"
+    return f"{folder}{slash}{beside}"
 
 
 def places_of(

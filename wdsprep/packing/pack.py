@@ -11,17 +11,13 @@ each. `plan_workers` has the rules and only computes; `plan_for_machines` looks 
 `pack` imports the code that does the work only when the work begins.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.file_names import table_name
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.sample_table import read_table, table_columns
 from wdsprep.dataset.settings import Settings
-from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
+from wdsprep.errors import SourceError, UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchRules
 from wdsprep.images.headers import CAPTIONS
 from wdsprep.options import options_given_under, takes_options
@@ -30,7 +26,6 @@ from wdsprep.runners.base import Runner, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.sources.base import Source
-from wdsprep.store.base import Store
 
 if TYPE_CHECKING:
     from wdsprep.packing.worker import PackWorker
@@ -203,7 +198,7 @@ def pack(options: PackOptions) -> "Outcome":
     slice_size = rules.samples_per_shard if found.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.on_begin(seen)
-    if found.columns.roles and found.kind in ("tars", "urls"):  # others tell it by their listing
+    if found.columns.roles and found.kind != "folder":  # whose listing tells it
         for role, lack in find_unseen_roles(found, seen.items()):
             if not role.is_optional:
                 raise SourceError(f"{lack}, or give --optional-role {role.name}")
@@ -259,26 +254,4 @@ def pack(options: PackOptions) -> "Outcome":
     )
     pending = retries.apart_from(chain(plan.pending(), again))
     (packed,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
-    unseen = unseen_roles(edition.store, packed.manifest) if count else frozenset[str]()
-    for role in found.columns.roles:
-        if role.name in unseen:
-            said = f"no sample has a {role.name}: check --role {role.name}={role.where}"
-            listener.on_message(said)
     return packed
-
-
-def unseen_roles(store: Store, manifest: Manifest) -> frozenset[str]:
-    """Return the optional roles in which no sample of a dataset of images has an image.
-
-    Tables are read up to the first that has such images.
-    """
-    unseen = {*manifest.settings.get("optional_roles", ())}
-    columns = table_columns("images", manifest.settings)
-    for shard in manifest.shards:
-        if not unseen:
-            break
-        with suppress(NotFoundError, DamageError):  # gone or damaged meanwhile, as verify says
-            name, widths = table_name(shard.name), {f"{role}_width": role for role in unseen}
-            table = read_table(store.read(name), columns, what=name, names=widths)
-            unseen = {role for width, role in widths.items() if not len(table[width].drop_null())}
-    return frozenset(unseen)

@@ -1,6 +1,5 @@
 """The output of `wdsprep pack`: the source, progress, and the result."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -249,7 +248,7 @@ def _captionless(manifest: Manifest) -> KeptLine:
         remedy = f"nothing has a field {column!r}: give another --caption-col, or none"
     elif settings["source"] in ("table", "urls"):
         remedy = "give a table with a column of captions, by --caption-col if it is not recognised"
-    if beside := next((kind for kind in others if re.fullmatch(r"\.\w+ in \w+", kind)), ""):
+    if beside := next((kind for kind in others if kind[0] == "." and " in " in kind), ""):
         extension, _, role = beside.split()
         files = plural(others[beside], f"{extension} file")
         remedy = f"{files} lie beside images in {role}: if those are the targets, exchange the two"
