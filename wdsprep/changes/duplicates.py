@@ -28,7 +28,6 @@ further images of whole samples 25 each.
 
 import io
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -59,7 +58,7 @@ from wdsprep.runners.base import FunctionWork
 from wdsprep.runners.job import JobStatus, check_all_done
 from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import split_url
-from wdsprep.store.base import Sink, absolute
+from wdsprep.store.base import Sink, absolute, absolute_places
 from wdsprep.store.schemes import place_scheme
 from wdsprep.text import Counting, NotebookTable
 
@@ -177,9 +176,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
 def _opened(shown: Sequence[str], hashes: str, role: str) -> list[ImagesLooked]:
     if not shown:
         raise UsageError("nothing to compare: give a dataset of images")
-    places = [absolute(url) for url in shown]
-    if twice := [url for url, count in Counter(places).items() if count > 1]:
-        raise UsageError(f"{twice[0]} is given twice: give each dataset once")
+    places = absolute_places(shown)
     lasts = [url.rstrip("/").rpartition("/")[2] for url in places]
     if hashes and len(set(lasts)) < len(lasts):
         raise UsageError(

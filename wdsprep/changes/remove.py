@@ -85,7 +85,6 @@ from wdsprep.store import open_store
 from wdsprep.store.base import absolute_places
 from wdsprep.text import NotebookTable, command, plural
 
-NO_SUCCESSORS: Mapping[str, Mapping[str, ShardSuccessor]] = {}
 UNITS_AT_ONCE = 4
 """The number of units that are changed at a time: one waits for the disk while another hashes."""
 
@@ -402,12 +401,12 @@ class _RemovalJob:
         datasets: Sequence[_Dataset],
         listener: JobListener,
         finder: SampleFinder | None = None,
-        successors: Mapping[str, Mapping[str, ShardSuccessor]] = NO_SUCCESSORS,
+        successors: Mapping[str, Mapping[str, ShardSuccessor]] | None = None,
     ) -> None:
         self._images = [dataset for dataset in datasets if dataset.has_images]
         self._latents = [dataset for dataset in datasets if not dataset.has_images]
         self._by_url = {dataset.url: dataset for dataset in datasets}
-        self._listener, self._finder, self._successors = listener, finder, successors
+        self._listener, self._finder, self._successors = listener, finder, successors or {}
 
     # --- find
     def find(self) -> None:

@@ -131,9 +131,8 @@ class MdsLayout(Layout):
         if dataset.kind == "images":
             columns.append(Column(name="image", kind=BYTES, member="image"))
             columns += [Column(name=name, kind=INT) for name in ("height", "width")]
-        if dataset.kind == "images" or (
-            dataset.what == "latents" and not is_imported(dataset.settings)
-        ):
+        are_latents = dataset.what == "latents" and not is_imported(dataset.settings)
+        if dataset.kind == "images" or are_latents:
             columns += [Column(name=f"original_{name}", kind=INT) for name in ("height", "width")]
         for field in dataset.fields:
             columns.append(self._column(field, dataset))
@@ -252,19 +251,9 @@ class MdsLayout(Layout):
         return both
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
-        config = self._config()
-        shards = [
-            {
-                **config,
-                "raw_data": {
-                    "basename": file.name,
-                    "bytes": file.nbytes,
-                    "hashes": dict(file.digests),
-                },
-                "samples": file.samples,
-                "version": 2,
-                "zip_data": None,
-            }
-            for file in files
-        ]
+        shards = []
+        for file in files:
+            data = {"basename": file.name, "bytes": file.nbytes, "hashes": dict(file.digests)}
+            about = {"raw_data": data, "samples": file.samples, "version": 2, "zip_data": None}
+            shards.append(self._config() | about)
         return {INDEX: json_line({"shards": shards, "version": 2})}

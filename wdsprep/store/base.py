@@ -197,9 +197,11 @@ def absolute(url: "str | os.PathLike[str]") -> str:
 
 def absolute_places(urls: "Sequence[str | os.PathLike[str]]") -> list[str]:
     """Make the places of datasets absolute. Raise UsageError if one of them is given twice."""
-    places = [absolute(url) for url in urls]
-    if len({*places}) < len(places):
-        raise UsageError("the same dataset is given twice: give each once")
+    places: list[str] = []
+    for place in map(absolute, urls):
+        if place in places:
+            raise UsageError(f"{place} is given twice: give each dataset once")
+        places.append(place)
     return places
 
 
