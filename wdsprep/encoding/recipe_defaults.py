@@ -131,30 +131,18 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     included if they are not the defaults. A recipe for text alone has no settings that concern
     only images.
     """
-    limits = {
-        "max_area": recipe.max_area,
-        "max_bytes": recipe.max_bytes,
-        "max_crop": recipe.max_crop,
-        "upscale": recipe.upscale,
-        "shapes": list(map(list, recipe.sizes)),
-    }
-    usual = {
-        "max_area": MAX_AREA,
-        "max_bytes": MAX_NBYTES,
-        "max_crop": 1.0,
-        "upscale": 1.0,
-        "shapes": [],
-    }
-    of_images = {
-        "crop": "centre",
-        DECODE: recipe.decode,
-        "seed": recipe.seed,
-        **rule_of(model),
-    }
+    of_images = {"crop": "centre", DECODE: recipe.decode, "seed": recipe.seed, **rule_of(model)}
     if recipe.images_in_roles:
         of_images |= _settings_of_roles(recipe)
+    limits: dict[str, tuple[Any, Any]] = {  # each with its default
+        "max_area": (recipe.max_area, MAX_AREA),
+        "max_crop": (recipe.max_crop, 1.0),
+        "upscale": (recipe.upscale, 1.0),
+        "shapes": (list(map(list, recipe.sizes)), []),
+    }
     if recipe.is_of_text:
-        of_images, limits = {}, {"max_bytes": recipe.max_bytes}
+        of_images, limits = {}, {}
+    limits["max_bytes"] = recipe.max_bytes, MAX_NBYTES
     settings = {
         "dtype": recipe.dtype,
         "latents": recipe.latents,
@@ -165,7 +153,7 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
         **of_images,
         **model.text_settings,
         **({"flip": True} if recipe.flip else {}),
-        **{name: limit for name, limit in limits.items() if limit != usual[name]},
+        **{name: limit for name, (limit, usual) in limits.items() if limit != usual},
     }
     return as_json(settings)
 

@@ -221,16 +221,10 @@ class RecipeOptions(Options):
         page="decode large JPEGs [at a reduced size](#decoding) (fast), or at full size",
     )
     seed: int = option_field(
-        "Seed the sampling noise with this number.",
-        MODEL,
-        default=0,
-        usual=True,
+        "Seed the sampling noise with this number.", MODEL, default=0, usual=True
     )
     compile: bool = option_field(
-        "Compile the models first, which pays in long runs.",
-        WORKERS,
-        default=False,
-        order=-1,
+        "Compile the models first, which pays in long runs.", WORKERS, default=False, order=-1
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)
     max_bytes: int | str = field(default=MAX_NBYTES, metadata=NBYTES)

@@ -20,7 +20,7 @@ from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, refresh_manifest
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.options import CaptionSource
-from wdsprep.encoding.captions.table import CaptionTable, find_table, warn_of_field
+from wdsprep.encoding.captions.table import CaptionTable, warn_of_field
 from wdsprep.encoding.image_shards import (
     ImageShard,
     ImageShards,
@@ -165,7 +165,9 @@ def make_plan(
     phases = _find_phases(options)
     recipe = _joint_recipe([phase.recipe for phase in phases])
     worker_options = settle_runner(options.part(EncodeWorkerOptions), told)
-    table = find_table(options.of_captions)  # before a model is fetched for what cannot be
+    table = None  # found before a model is fetched for what cannot be
+    if place := options.of_captions.captions:
+        table = CaptionTable.find(str(place), options.captions_by, options.caption_column)
     incomplete = _find_model(phases, recipe, told)
     worker_plan = plan_for_machines(worker_options)
     models = {_needs_of(recipe): incomplete}
@@ -284,22 +286,21 @@ def _needs_of(recipe: Recipe) -> tuple[str, bool]:
 
 
 def _find_settings(
-    phases: Sequence[_Phase], joint: Recipe, models: dict[tuple[str, bool], Model], device: str
+    phases: Sequence[_Phase], joint: Recipe, models: Mapping[tuple[str, bool], Model], device: str
 ) -> list[dict[str, Any]]:
     """Return the settings of each dataset, without those of captions.
 
     Text that is stored apart, and latents without text, get the settings that a run for them alone
     would have. But all are computed in fp32 if `joint`, the recipe of the whole run, is in fp32.
-    `models` has the models that were found so far; others are found and added.
+    `models` has the models that were found so far; others are found here.
     """
     settled: dict[tuple[str, bool], Model] = {}
     settings = []
     for recipe in (phase.recipe for phase in phases):
         text, has_vae = needs = _needs_of(recipe)
-        if needs not in models:
-            models[needs] = find_model(recipe.model, text=text, has_vae=has_vae)
         if needs not in settled:
-            settled[needs] = settle_recipe(recipe, models[needs], device)[1]
+            model = models.get(needs) or find_model(recipe.model, text=text, has_vae=has_vae)
+            settled[needs] = settle_recipe(recipe, model, device)[1]
         model = settled[needs]
         completed = replace(recipe, **choices_for(recipe, model, device))
         if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either

@@ -18,7 +18,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.sealed_json import Hex, Nbytes, Text, hex_digest, make_record, read_record
-from wdsprep.encoding.captions.options import OWN, CaptionOptions, CaptionSource, replace_surrogates
+from wdsprep.encoding.captions.options import OWN, CaptionSource, replace_surrogates
 from wdsprep.encoding.image_shards import ImageShard, read_rows
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
@@ -200,13 +200,6 @@ def _is_too_long(caption: str) -> bool:
     if 12 * len(caption) < MAX_TEXT_NBYTES:
         return False
     return 2 * len(facts_bytes({OWN: caption})) > MAX_TEXT_NBYTES
-
-
-def find_table(options: CaptionOptions) -> CaptionTable | None:
-    """Return the table of captions that the options name, or None; only its columns are read."""
-    if not options.captions:
-        return None
-    return CaptionTable.find(str(options.captions), options.captions_by, options.caption_column)
 
 
 def warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:
