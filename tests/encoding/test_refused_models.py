@@ -206,7 +206,7 @@ def test_a_part_left_out_is_no_second_tower_and_kolors_has_its_classes_in_diffus
 ) -> None:
     index = {**INDEX, "text_encoder_2": [None, None]}
     folder = lay_out(tmp_path / "sd", with_changes(sd_files(), {"model_index.json": index}))
-    assert find_model(str(folder), text="emb").pipeline is None
+    assert find_model(str(folder), text="emb").components == ()
     kolors = {
         "_class_name": "KolorsPipeline",
         "text_encoder": ["kolors", "ChatGLMModel"],
@@ -215,7 +215,7 @@ def test_a_part_left_out_is_no_second_tower_and_kolors_has_its_classes_in_diffus
     }
     changes = {"model_index.json": kolors, "tokenizer/tokenizer_config.json": CODE}
     folder = lay_out(tmp_path / "kolors", with_changes(flux_files(), changes))
-    assert find_model(str(folder), text="tokens").pipeline
+    assert find_model(str(folder), text="tokens").components
 
 
 @pytest.mark.parametrize(
@@ -260,8 +260,7 @@ def test_what_hidream_leaves_out_is_told_with_the_commands_that_bring_it(
         "tokenizer_4/tokenizer.json": b"{}",
     }
     model = find_model(str(lay_out(folder, llama)), text="emb")
-    assert model.pipeline is not None
-    assert [part.name for part in model.pipeline.components][-2:] == [*parts]
+    assert [part.name for part in model.components][-2:] == [*parts]
     assert llama.keys() <= set(model.files)
 
 

@@ -27,7 +27,7 @@ from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_
 from tests.kit.latent_sets import array_of, field, flat, keys
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
-from wdsprep.encoding.on_the_fly.encode_steps import StepBegun
+from wdsprep.encoding.on_the_fly.encode_steps import BatchEncoder, StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.loading.join import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
@@ -280,16 +280,16 @@ def differing(one: Any, other: Any) -> list[int]:
 def not_finite_once(*, row: int) -> Iterator[None]:
     """As if a model had made such numbers of one row of the first step."""
     seen: list[StepBegun] = []
-    real = StepBegun.results
+    real = BatchEncoder.results
 
-    def results(begun: StepBegun) -> Any:
+    def results(encoder: BatchEncoder, begun: StepBegun) -> Any:
         seen.append(begun)
         return [
             Code.NOT_FINITE if begun is seen[0] and number == row else encoded
-            for number, encoded in enumerate(real(begun))
+            for number, encoded in enumerate(real(encoder, begun))
         ]
 
-    with patch.object(StepBegun, "results", results):
+    with patch.object(BatchEncoder, "results", results):
         yield
 
 

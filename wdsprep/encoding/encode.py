@@ -234,6 +234,6 @@ def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
 
     require_gpu(device)
     check_age(torch_device(device))
-    has_bf16_text = model.pipeline is not None and recipe.text == "emb"
+    has_bf16_text = bool(model.components) and recipe.text == "emb"
     check_precision(torch_device(device), recipe.dtype, has_bf16_text=has_bf16_text)
     return load_encoder(check_weights(model), recipe, device)

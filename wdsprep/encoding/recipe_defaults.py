@@ -57,7 +57,7 @@ def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
         "dtype": recipe.dtype if recipe.dtype != "auto" else choose_dtype(recipe, model, device),
         "role_size": tuple(_role_sizes(recipe, model)),
     }
-    if model.pipeline is not None:
+    if model.components:
         preset = PRESETS.get(model.name.partition("@")[0])
         usual = preset.text_length if preset else 0
         chosen["text_length"] = recipe.text_length or usual
@@ -118,9 +118,9 @@ def choose_dtype(recipe: Recipe, model: Model, device: str) -> str:
     vae = "fp16" if model.fits_fp16 else TF32 if has_tf32() else "fp32"
     if recipe.text != "emb":
         return vae
-    if model.pipeline is not None and not has_bf16():
+    if model.components and not has_bf16():
         return "fp32"
-    text = HALF if model.pipeline else "fp16"
+    text = HALF if model.components else "fp16"
     return text if recipe.is_of_text or text == vae else f"{HALF}+{vae}"
 
 
@@ -198,7 +198,7 @@ def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
 
 
 def _text_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
-    if recipe.text == "none" or model.pipeline is not None:
+    if recipe.text == "none" or model.components:
         return model.outputs
     if recipe.text == "tokens":
         return (Field(name=TOKENS, dtype="<i4", shape=(model.clip_length,)),)

@@ -117,7 +117,7 @@ class EncodingReader:
             self._encode_substitute(batch, row, result)
             if isinstance(result, Code)
             else _make_row(batch, row, result)
-            for row, result in enumerate(begun.results())
+            for row, result in enumerate(self.encoder.results(begun))
         ]
 
     def _encode_substitute(self, batch: Batch, row: int, code: Code) -> EncodedRow:
@@ -125,7 +125,7 @@ class EncodingReader:
         batch.refused[wanted] = Reject(key=batch.keys[row], source=sample.source, code=code)
         for attempt in range(ATTEMPTS):
             single = self.reader.read_substitute(batch, row, wanted, attempt)
-            (result,) = self.begin(single).results()
+            (result,) = self.encoder.results(self.begin(single))
             if isinstance(result, EncodedSample):
                 return _make_row(single, 0, result)
         raise FormatError(

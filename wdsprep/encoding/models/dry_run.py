@@ -68,7 +68,7 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
 
     Without text these are only the arrays that are made from the sizes of images.
     """
-    if model.pipeline is None:
+    if not model.components:
         kind = find_class(model.pipeline_kind)
         return replace(model, outputs=_size_fields(kind) if kind else ())
     silence_libraries()

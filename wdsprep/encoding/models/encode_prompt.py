@@ -314,11 +314,11 @@ def assemble(
     `load` loads a part, given its class. All classes are checked before the first part is loaded.
     `others` are parts that are not of text, and may be more than the pipeline has.
     """
-    kind, pipeline = pipeline_class(model), model.pipeline
-    classes = {part: class_of(part) for part in (pipeline.components if pipeline else ())}
+    kind = pipeline_class(model)
+    classes = {part: class_of(part) for part in model.components}
     parts = {part.name: load(part, part_kind) for part, part_kind in classes.items()}
     taken = inspect.signature(kind).parameters
-    arguments = {**(pipeline.arguments if pipeline else {}), **(others or {})}
+    arguments = {**model.arguments, **(others or {})}
     arguments = {name: value for name, value in arguments.items() if name in taken}
     without = {name: None for name, one in taken.items() if one.default is one.empty}
     with explain_pipeline_errors(kind.__name__):

@@ -269,13 +269,11 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
 
 
 def _text_nbytes(model: Model, recipe: Recipe) -> int:
-    pipeline = model.pipeline
     towers = {"text_encoder": "CLIPTextModel"} if model.clip_length else {}
-    if pipeline:
-        towers |= {part.name: part.kind for part in pipeline.components if part.has_weights}
+    towers |= {part.name: part.kind for part in model.components if part.has_weights}
     nbytes = TEXT_NBYTES
     for name, kind in towers.items():
-        dtype = dtype_of_tower(recipe.dtype, pipeline.kind if pipeline else "", kind)
+        dtype = dtype_of_tower(recipe.dtype, model.pipeline_kind, kind)
         nbytes += weights_nbytes(model, name, DTYPES[dtype].itemsize)
     return nbytes
 

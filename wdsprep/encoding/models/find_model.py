@@ -37,8 +37,8 @@ from wdsprep.encoding.models.model_files import (
 from wdsprep.encoding.models.pipeline_parts import (
     INDEX,
     VAE_WEIGHTS,
+    Component,
     ModelParts,
-    TextPipeline,
     parts_of,
     variant_of,
 )
@@ -77,8 +77,10 @@ class Model(LocalModel, VaeRule):
     """the tokens of a caption, where one CLIPTextModel without a pipeline encodes text, or 0"""
     clip_width: int = 0
     """the width of its embedding, if that is wanted"""
-    pipeline: TextPipeline | None = None
-    """the pipeline whose own code encodes text, or None"""
+    components: tuple[Component, ...] = ()
+    """the parts for text of the pipeline whose own code encodes text; none if no code does"""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """the plain values of its index, which its class takes too"""
     pipeline_kind: str = ""
     """the class of the model's pipeline, whether text is wanted or not; empty for Stable Diffusion,
     whose pipeline is not needed"""
@@ -183,7 +185,7 @@ def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Mo
     config = Config.read(configs / of_vae) if of_vae in jsons else Config(configs)
     has_unet = "unet" in parts.index
     rule = vae_rule(what, config, parts.kind, has_unet=has_unet) if has_vae else NO_VAE
-    is_clip = text != "none" and parts.pipeline is None
+    is_clip = text != "none" and not parts.components
     length, width = _read_clip(what, configs, text) if is_clip else (0, 0)
     facts = fetch_files(place, parts.files)
     weights = [file for file in parts.files if file.endswith(".safetensors")]
@@ -197,7 +199,8 @@ def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Mo
         **asdict(rule),
         clip_length=length,
         clip_width=width,
-        pipeline=parts.pipeline,
+        components=parts.components,
+        arguments=parts.arguments if parts.components else {},
         pipeline_kind="" if parts.is_plain else parts.kind,
         note=f"{what} has half-precision weights only" if variant_of(weights) else "",
     )
@@ -210,8 +213,7 @@ def _check_configs(
 
     Raise UsageError too if a part has an adapter, as its weights lie elsewhere.
     """
-    components = parts.pipeline.components if parts.pipeline else ()
-    ported = {part.name for part in components if part.is_ported}
+    ported = {part.name for part in parts.components if part.is_ported}
     names = place.names()
     for file in sorted(jsons):
         part, _, name = file.rpartition("/")

@@ -11,7 +11,7 @@ names is refused without an import, before anything is fetched.
 
 import importlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,18 +66,6 @@ class Component(NamedTuple):
         return is_named or (not self.is_ported and bool(TEXT_KIND.search(self.kind)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextPipeline:
-    """The parts of a pipeline of diffusers that encode a prompt."""
-
-    kind: str
-    """the class"""
-    components: tuple[Component, ...]
-    """text encoders, tokenizers and processors"""
-    arguments: Mapping[str, Any]
-    """the plain values of `model_index.json`, which the class takes too"""
-
-
 TEXT_NAME = re.compile("text_encoder|tokenizer|processor")
 TEXT_KIND = re.compile("TextModel|TextEncoder|EncoderModel|ForCausalLM|Tokenizer")
 OTHER_NAME = re.compile(
@@ -102,7 +90,8 @@ class ModelParts:
 
     index: Mapping[str, Any]
     """empty if there is none"""
-    pipeline: TextPipeline | None
+    components: tuple[Component, ...]
+    """the text encoders, tokenizers and processors of a pipeline that encodes text, if it does"""
     vae: str
     files: tuple[str, ...]
     """the files that are needed"""
@@ -121,6 +110,12 @@ class ModelParts:
         """Return whether a VAE and one CLIPTextModel are enough, without code of a pipeline."""
         parts = _text_parts(self.index)
         return not self.index or _is_stable_diffusion(self.kind, self.index, parts)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return the plain values of the index, which the pipeline's class takes too."""
+        plain = {name: value for name, value in self.index.items() if not _is_part(value)}
+        return {name: value for name, value in plain.items() if not name.startswith("_")}
 
     @property
     def is_best(self) -> bool:
@@ -143,9 +138,9 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
     wanted = []
     if has_vae:
         wanted += [f"{prefix}config.json", *weight_files(names, f"{prefix}{VAE_WEIGHTS}")]
-    pipeline = None if text == "none" or is_bare else _find_pipeline(place, index)
-    if pipeline:
-        wanted += [INDEX, *_text_files(names, pipeline, text)]
+    components = () if text == "none" or is_bare else _find_components(place, index)
+    if components:
+        wanted += [INDEX, *_text_files(names, components, text)]
     elif text != "none":
         wanted += _clip_files(names, text)
     wanted = sorted(set(wanted))
@@ -154,7 +149,7 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
     pickled = (n for n in sorted(names) if n.endswith(".bin") and n.rpartition("/")[0] in stems)
     return ModelParts(
         index=index,
-        pipeline=pipeline,
+        components=components,
         vae=vae,
         files=tuple(wanted),
         missing=missing,
@@ -170,12 +165,12 @@ def _clip_files(names: frozenset[str], text: str) -> list[str]:
     return wanted
 
 
-def _text_files(names: frozenset[str], pipeline: TextPipeline, text: str) -> Iterator[str]:
+def _text_files(names: frozenset[str], components: Sequence[Component], text: str) -> Iterator[str]:
     """Yield the files of a pipeline's text encoders and tokenizers.
 
     Shapes are in the configs of the encoders, so these are needed for tokens too.
     """
-    for part in pipeline.components:
+    for part in components:
         if not part.has_weights:
             yield from _tokenizer_files(names, part)
             continue
@@ -228,19 +223,19 @@ def _numbered_files(names: frozenset[str], stem: str) -> list[str]:
     return [f"{stem}-{number:05d}-of-{of}.safetensors" for number in range(1, count + 1)]
 
 
-def _find_pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline | None:
-    """Return the parts of a pipeline that encode text, or None if one CLIPTextModel is enough.
+def _find_components(place: ModelFiles, index: Mapping[str, Any]) -> tuple[Component, ...]:
+    """Return the parts of a pipeline that encode text; none if one CLIPTextModel is enough.
 
     Raise UsageError if the pipeline cannot be used for text.
     """
     if not index:
         _check_one_tower(place)
-        return None
+        return ()
     parts = _text_parts(index)
     kind = str(index.get("_class_name"))
     check_names(place.what, index.get("_class_name"), parts)
     if _is_stable_diffusion(kind, index, parts):
-        return None
+        return ()
     if f'"{kind}"' not in _find_diffusers().read_text():
         raise UsageError(
             f"{place.what} is {shortened(kind)}, which the diffusers here does not know: install a "
@@ -264,12 +259,7 @@ def _find_pipeline(place: ModelFiles, index: Mapping[str, Any]) -> TextPipeline 
         raise UsageError(
             f"{place.what} ({kind}) has no text encoder: add --text none to encode the images alone"
         )
-    plain = {
-        name: value
-        for name, value in index.items()
-        if not name.startswith("_") and not _is_part(value)
-    }
-    return TextPipeline(kind=kind, components=tuple(parts), arguments=plain)
+    return tuple(parts)
 
 
 def _text_parts(index: Mapping[str, Any]) -> list[Component]:

@@ -90,8 +90,7 @@ class PipelineText:
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         nbytes = sum(field.array_nbytes for field in model.outputs)
-        parts = model.pipeline.components if model.pipeline else ()
-        towers = [part.kind for part in parts if part.has_weights]
+        towers = [part.kind for part in model.components if part.has_weights]
         self.batch_size = caption_batch_size(towers, nbytes, device)
         self._dry_run = DryRun(model, recipe.text_length, recipe.dtype, width=1)
         self._call = self._dry_run.call
@@ -108,7 +107,7 @@ class PipelineText:
                 tower = load_tower(kind, model, part.name, part_dtype)
                 return tower.eval().requires_grad_(False).to(device)
 
-            tokenizers = [part.name for part in parts if not part.has_weights]
+            tokenizers = [part.name for part in model.components if not part.has_weights]
             return copy_by_thread(assemble(model, load_part), tokenizers)
 
         self.network = InTwoPrecisions(load, recipe.dtype)

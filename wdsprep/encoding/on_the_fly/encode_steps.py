@@ -115,30 +115,9 @@ def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
     return refused.to_reject(found.key, shown(f"{tar}/{found.key}"))
 
 
-@dataclass(frozen=True, slots=True)
-class StepBegun:
-    """A training step that is being encoded: its samples, and its batches with their rows."""
-
-    samples: Sequence[EncodingSample]
-    batches: Sequence[tuple[Sequence[Row], DeviceBatch, "Future[Rows]"]]
-    batcher: Batcher
-
-    def results(self) -> list[EncodedSample | Code]:
-        """Wait for all batches, and return each sample of the step, encoded.
-
-        A sample whose arrays are not finite, or whose caption has no tokens, is a code instead.
-        """
-        for rows, batch, made in self.batches:
-            for row, arrays in zip(rows, made.result(), strict=True):
-                row.take(Code.NOT_FINITE if arrays is None else arrays)
-            self.batcher.keep_memory(batch)
-        results: list[EncodedSample | Code] = []
-        for sample in self.samples:
-            try:
-                results.append(sample.result(0))
-            except RejectedError as refused:
-                results.append(refused.code)
-        return results
+BatchBegun = tuple[Sequence[Row], DeviceBatch, Future[Rows]]
+StepBegun = tuple[Sequence[EncodingSample], Sequence[BatchBegun]]
+"""A training step that is being encoded: its samples, and its batches with their rows."""
 
 
 class BatchEncoder:
@@ -186,7 +165,7 @@ class BatchEncoder:
 
         Their pixels are copied. Several threads may call this.
         """
-        begun: list[tuple[Sequence[Row], DeviceBatch, Future[Rows]]] = []
+        begun: list[BatchBegun] = []
         with self._filling:
             for sample in samples:
                 self._batcher.add(sample)
@@ -199,7 +178,25 @@ class BatchEncoder:
                 else:
                     for row in rows:
                         row.take(Code.NO_TOKENS)
-        return StepBegun(samples, begun, self._batcher)
+        return samples, begun
+
+    def results(self, begun: StepBegun) -> list[EncodedSample | Code]:
+        """Wait for all batches, and return each sample of the step, encoded.
+
+        A sample whose arrays are not finite, or whose caption has no tokens, is a code instead.
+        """
+        samples, batches = begun
+        for rows, batch, made in batches:
+            for row, arrays in zip(rows, made.result(), strict=True):
+                row.take(Code.NOT_FINITE if arrays is None else arrays)
+            self._batcher.keep_memory(batch)
+        results: list[EncodedSample | Code] = []
+        for sample in samples:
+            try:
+                results.append(sample.result(0))
+            except RejectedError as refused:
+                results.append(refused.code)
+        return results
 
     def empty(self) -> dict[str, Tensor]:
         """Return the arrays of the empty caption, by field."""
