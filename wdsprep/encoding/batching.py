@@ -77,7 +77,6 @@ class Batcher:
         self._added = 0
         self._images: Groups = {}
         self._captions: list[Row] = []
-        self._without_tokens: list[Row] = []
         self._texts: Groups = {}
         self._spare = deque[Tensor](maxlen=SPARE_BATCHES * self.inputs)
 
@@ -111,10 +110,8 @@ class Batcher:
         """
         at_once, waiting = self.devices.text_size, self._captions
         is_due = now or head is not None
-        if waiting and (is_due or self._added_since(waiting[0]) >= at_once - 1):
-            self._tokenize()
-        if without_tokens := self._without_tokens:
-            self._without_tokens = []
+        is_ready = waiting and (is_due or self._added_since(waiting[0]) >= at_once - 1)
+        if is_ready and (without_tokens := self._tokenize()):
             return without_tokens, None
         most = 2 * at_once - 1 + self.text_window
         if taken := self._take_rows(self._texts, self._text_size_of, most=most, now=now, head=head):
@@ -137,8 +134,9 @@ class Batcher:
         """Return how many samples have been added after that of a row."""
         return self._added - row.sample.number
 
-    def _tokenize(self) -> None:
-        """Tokenize the captions that wait, and note the rows of those without tokens."""
+    def _tokenize(self) -> list[Row]:
+        """Tokenize the captions that wait, and return the rows of those without tokens."""
+        without_tokens = []
         captions = [row.sample.sample.caption for row in self._captions]
         images = [row.sample.for_text for row in self._captions]
         made = self.encoder.tokens(captions, images)
@@ -147,8 +145,9 @@ class Batcher:
             if tokens.count:
                 self._texts.setdefault(tokens.shape, []).append(row)
             else:
-                self._without_tokens.append(row)
+                without_tokens.append(row)
         self._captions.clear()
+        return without_tokens
 
     def _take_rows(
         self,

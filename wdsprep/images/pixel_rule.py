@@ -211,7 +211,8 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
     if recode:
         done.add("recode")
         shrunk = _shrink(image, recode.max_side, limits.min_side)
-        done |= set() if shrunk is image else {"resize"}
+        if shrunk is not image:
+            done.add("resize")
         image = shrunk
     extension, data = _encode(image, header.lossy, recode)
     return Picture(
