@@ -214,12 +214,11 @@ def _sources(manifest: Manifest) -> dict[str, str]:
     For image shards, and if a receipt does not say it, that is the shard's own digest.
     """
     digests = {shard.name: shard.digest for shard in manifest.shards}
-    if manifest.dataset == "latents":
-        columns = map(manifest.ledger.column, ("input", "shards"))
-        for source, shards in zip(*columns, strict=True):
-            if source:
-                digests.update((shard["name"], source) for shard in shards)
-    return digests
+    if manifest.dataset != "latents":
+        return digests
+    columns = map(manifest.ledger.column, ("unit", "input"))
+    inputs = dict(zip(*columns, strict=True))
+    return {name: inputs.get(latent_unit(name)) or digest for name, digest in digests.items()}
 
 
 def latents_of_images(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
