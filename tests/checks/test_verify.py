@@ -15,8 +15,7 @@ from tests.kit.damaged import check, findings, flip, pack_here, restore, source_
 from tests.kit.packs import photos, tree
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import MANIFEST
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import rewrite_manifest

@@ -18,7 +18,7 @@ from tests.kit.packs import manifest_of, tree
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.checks.shard_check import array_problem
 from wdsprep.dataset.file_names import MANIFEST, table_name
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.sealed_json import hex_digest

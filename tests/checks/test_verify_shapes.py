@@ -17,7 +17,7 @@ from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import MANIFEST
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError
 from wdsprep.reporting.inspect import FoundSample, inspect

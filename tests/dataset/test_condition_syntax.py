@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from wdsprep.dataset.condition_syntax import DEEPEST, LONGEST, Condition
 from wdsprep.dataset.samples import value_at_path
 from wdsprep.errors import UsageError
-from wdsprep.loading.where import Where
-from wdsprep.packing.filters import Filter
+from wdsprep.loading.subsets import Where
+from wdsprep.packing.options import Filter
 
 FACTS: dict[str, Any] = {
     "width": 640, "height": 480, "caption": "a red car", "captions": ["a red car", "ein Auto"],

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 import pytest
 
 from tests.kit.sealed_files import receipt_of_images, resealed, sealed, unsealed
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.removed_samples import Marks, Removed
 from wdsprep.dataset.sealed_json import (

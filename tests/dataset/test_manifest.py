@@ -11,8 +11,7 @@ import pytest
 from tests.kit.sealed_files import receipt_of_images
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import receipt_name
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt, Shard, fingerprint
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard, fingerprint
 from wdsprep.dataset.sealed_json import FORMAT, seal
 from wdsprep.dataset.settings import (
     allowed_more,

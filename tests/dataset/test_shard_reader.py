@@ -13,7 +13,7 @@ import pytest
 from tests.kit.stores import Far
 from wdsprep.dataset import shard_reader
 from wdsprep.dataset.file_names import index_name
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.read import TarSample, file_tape, read_samples, scan

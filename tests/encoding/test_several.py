@@ -13,7 +13,7 @@ import pytest
 from tests.kit.counted_work import count_work
 from tests.kit.encodes import COUNT, SHARDS, encode_here, one_error, packed, pictures, rejected, run
 from tests.kit.packs import jpeg, tree, write_files
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.errors import FingerprintError
 from wdsprep.runners.base import HopelessError

@@ -15,8 +15,8 @@ from tests.kit.encodes import Broken, Means, encode_here, members
 from tests.kit.gpus import pretend_cuda
 from tests.kit.packs import temporaries, tree
 from wdsprep.cli import main
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import layout
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.engine import Engine

@@ -10,19 +10,19 @@ import pytest
 from tests.kit.fetches import IMAGE, LONG_S, Answers, fetch, fetcher
 from tests.kit.webserver import WebServer, ok
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.fetch.answer_rules import opt_out
 from wdsprep.fetch.downloads import ASKED_AHEAD, HELD_NBYTES, Downloads, DownloadTurns
 from wdsprep.fetch.options import Fetched
 
 
-def numbered(urls: list[str]) -> Iterator[tuple[int, Sample | Refusal]]:
+def numbered(urls: list[str]) -> Iterator[tuple[int, Sample | Reject]]:
     return enumerate(Sample(source=f"t#{n}", image=b"", url=url) for n, url in enumerate(urls))
 
 
 def idle_until(
-    found: Iterator[tuple[int, Sample | Refusal] | None], claim: Callable[[], bool]
+    found: Iterator[tuple[int, Sample | Reject] | None], claim: Callable[[], bool]
 ) -> None:
     """Nothing has come yet, and the caller can do something else."""
     while not claim():
@@ -82,7 +82,7 @@ def test_what_takes_long_before_the_first_row_is_done_before_the_turn_and_not_in
     """A large table is read through to a slice while the one before is still asking."""
     client, pace, going, read = Answers(), DownloadTurns(), threading.Event(), threading.Event()
 
-    def rows() -> Iterator[tuple[int, Sample | Refusal]]:
+    def rows() -> Iterator[tuple[int, Sample | Reject]]:
         read.set()
         yield from numbered(["a", "b"])
 

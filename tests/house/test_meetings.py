@@ -184,7 +184,7 @@ STOPPED = """
 import os, signal, sys
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.store import open_store
 from wdsprep.store.local import LocalStore
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.packing import worker as packer
-from wdsprep.packing.sample_checks import check_samples
+from wdsprep.packing.worker import check_samples
 from wdsprep.runners.base import Unit, Work
 
 GO = "go"

@@ -8,9 +8,8 @@ from typing import Any
 from tests.kit.latent_sets import LATENT, array_of, empty_of, npy
 from tests.kit.latent_sets import field as array_field
 from wdsprep.dataset.file_names import table_name
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.npy_arrays import Field, layout, text_fields
-from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.sample_table import TableWriter, table_columns

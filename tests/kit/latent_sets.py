@@ -11,9 +11,8 @@ import numpy as np
 
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.image_positions import plain_positions
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.npy_arrays import BFLOAT16, Field, layout, text_fields
-from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.reindex import make_table
 from wdsprep.dataset.sample_table import LATENT_COLUMNS
 from wdsprep.dataset.sealed_json import hex_digest

@@ -27,7 +27,7 @@ from PIL import Image
 from wdsprep.cli import cli
 from wdsprep.dataset.file_names import table_name, tar_of
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.sample_table import TableWriter, have_same_rows, read_table, table_columns
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import file_tape, index_tar
@@ -121,12 +121,12 @@ def source_of(url: Path | str, *, rows: int = 100, **columns: Any) -> Source:
     return recognise(str(url), columns=Columns(**columns), rows_per_item=rows)
 
 
-def rows_of(url: Path | str, **options: Any) -> list[Sample | Refusal]:
+def rows_of(url: Path | str, **options: Any) -> list[Sample | Reject]:
     seen = survey_source(source_of(url, **options), 0, lambda _count: None)
     return [row for item in seen.items() for row in seen.source.read(item)]
 
 
-def by_source(url: Path | str, **options: Any) -> dict[str, Sample | Refusal]:
+def by_source(url: Path | str, **options: Any) -> dict[str, Sample | Reject]:
     rows = rows_of(url, **options)
     named = {row.source: row for row in rows}
     assert len(named) == len(rows)
@@ -350,7 +350,7 @@ def sample(url: Path, name: str, **options: Any) -> Sample:
 
 def codes(url: Path, **options: Any) -> dict[str, str]:
     rows = by_source(url, **options).items()
-    return {name: row.code.value for name, row in rows if isinstance(row, Refusal)}
+    return {name: row.code.value for name, row in rows if isinstance(row, Reject)}
 
 
 def write_table(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:

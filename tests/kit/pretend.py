@@ -16,9 +16,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from wdsprep.dataset.file_names import EDITION, MANIFEST, REMOVED
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, Receipt, Receipts, Shard
 from wdsprep.dataset.npy_arrays import Field, layout
-from wdsprep.dataset.receipts import Receipt, Receipts, Shard
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import NotFoundError
 from wdsprep.runners.base import Event, RunnerSettings, SlotMessage

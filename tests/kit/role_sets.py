@@ -9,9 +9,8 @@ from typing import Any
 from tests.kit.latent_sets import EMB, array_of, empty_of, field, npy, receipt_of
 from tests.kit.shape_sets import CELL, RESOLUTION, SHAPES
 from wdsprep.dataset.file_names import table_name
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, Shard
 from wdsprep.dataset.npy_arrays import FLIPPED, Field, layout, text_fields
-from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_table import TableWriter, table_columns
 from wdsprep.dataset.samples import facts_bytes, role_of
 from wdsprep.dataset.sealed_json import hex_digest

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from tests.kit.fuzz.mutations import mutate, mutate_json, mutate_json_line
 from wdsprep.dataset.file_names import MANIFEST, REMOVED
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.sealed_json import hex_digest
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.kit.latent_sets import EMB, field, publish, receipt_of, write_tar
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.npy_arrays import Field, layout
-from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.store import open_store
 

@@ -28,8 +28,8 @@ from wdsprep.changes.image_hashes import ImagesLooked, find_compared, open_image
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.samples import facts_bytes, value_at_path
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, StoreError, UsageError
-from wdsprep.loading.where import Where
-from wdsprep.packing.filters import Filter
+from wdsprep.loading.subsets import Where
+from wdsprep.packing.options import Filter
 from wdsprep.reporting.inspect import MatchingSamples
 
 SIZES = (60, 0, 45, 3)
@@ -172,7 +172,7 @@ def taking_wholes_for_floats() -> ExitStack:
 
     stack = ExitStack()
     stack.enter_context(patch.object(Where, "holds", of_floats))
-    stack.enter_context(patch("wdsprep.loading.where.EVALUATOR", 0))
+    stack.enter_context(patch("wdsprep.loading.subsets.EVALUATOR", 0))
     return stack
 
 

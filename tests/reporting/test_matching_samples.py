@@ -24,7 +24,7 @@ from wdsprep.dataset.samples import value_at_path
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, UsageError
-from wdsprep.loading.where import Where
+from wdsprep.loading.subsets import Where
 from wdsprep.reporting.inspect import MatchingSamples
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes

@@ -26,8 +26,8 @@ from tests.kit.reports import SCRIPT, Made, Page, make, pack_pictures, parsed
 from tests.kit.stores import note_reads
 from wdsprep import remove
 from wdsprep.cli import main
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.npy_arrays import Field, layout
-from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError, StoreError, UsageError

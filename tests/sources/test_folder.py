@@ -24,7 +24,7 @@ from tests.kit.packs import (
     write_table,
 )
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError
 from wdsprep.sources.base import Item
@@ -99,7 +99,7 @@ def test_a_name_that_is_no_utf8_is_read_and_shown_replaced(tmp_path: Path) -> No
     assert Item.from_line(json.loads(item.to_json())) == item
 
 
-def captions_in(rows: dict[str, Sample | Refusal]) -> dict[str, str]:
+def captions_in(rows: dict[str, Sample | Reject]) -> dict[str, str]:
     return {name: row.caption for name, row in rows.items() if isinstance(row, Sample)}
 
 
@@ -115,7 +115,7 @@ def test_captions_of_other_extensions_count_where_they_are_named(tmp_path: Path)
     both = {"caption_ext": (".caption", ".txt")}
     rows = by_source(tmp_path, **both)
     assert captions_in(rows) == {"a.jpg": "kohya's", "b.jpg": "tags alone", "c.jpg": ""}
-    assert isinstance(lone := rows["lone.caption"], Refusal)
+    assert isinstance(lone := rows["lone.caption"], Reject)
     assert lone.code is Code.NO_IMAGE
     assert [name for name, _, _ in next(source_of(tmp_path, **both).items()).parts] == [
         "a.jpg", "a.json", "a.caption",
@@ -268,7 +268,7 @@ def test_sidecars_that_cannot_be_read_refuse_their_sample(tmp_path: Path) -> Non
     assert found.pop("a.jpg") == "bad_caption"
     assert found == dict.fromkeys((f"{name}.jpg" for name in "bcdefg"), "bad_json")
     refused = by_source(tmp_path)["a.jpg"]
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, Reject)
     assert refused.detail == "a.txt is not UTF-8 (byte 3): save it as UTF-8"
 
 

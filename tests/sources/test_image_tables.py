@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.kit.packs import jpeg, pack, rows_of, sample, samples_of, source_of, write_table
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.formats import HEAD, png_of_pixels
@@ -42,7 +42,7 @@ def test_the_struct_of_hugging_face_is_read_and_null_images_are_refused(tmp_path
     first, *rest = rows_of(tmp_path)
     assert isinstance(first, Sample)
     assert (first.image, first.captions, first.facts["w"]) == (jpeg(1), ("a", "b"), 1.5)
-    assert [r.code for r in rest if isinstance(r, Refusal)] == [Code.NO_IMAGE] * 2
+    assert [r.code for r in rest if isinstance(r, Reject)] == [Code.NO_IMAGE] * 2
 
 
 def test_slices_of_a_table_are_runs_of_its_row_groups(tmp_path: Path) -> None:

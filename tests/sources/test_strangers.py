@@ -17,7 +17,7 @@ from tests.kit.laid_out import lay_out
 from tests.kit.mds import write_mds, zip_shard
 from tests.kit.packs import jpeg, rows_of
 from wdsprep.cli import main
-from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.rejects import Reject
 from wdsprep.encoding.captions.table import CaptionTable
 from wdsprep.errors import SourceError, WdsprepError
 from wdsprep.sources.parsing import parsing_file
@@ -171,8 +171,8 @@ def test_a_sample_whose_lengths_are_not_its_own_is_refused_alone(tmp_path: Path)
     data[start : start + 4] = b"\xff" * 4
     path.write_bytes(data)
     found = rows_of(place)
-    assert [isinstance(row, Refusal) for row in found] == [False, True, False]
-    assert isinstance(found[1], Refusal)
+    assert [isinstance(row, Reject) for row in found] == [False, True, False]
+    assert isinstance(found[1], Reject)
     cause = "column image has more bytes than its sample"
     assert found[1].detail == f"the sample cannot be read ({cause})"
 
@@ -238,8 +238,8 @@ def test_zero_bytes_and_deep_or_huge_lines_cost_their_rows_alone(tmp_path: Path)
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     found = rows_of(tmp_path / "t.jsonl")
-    assert [isinstance(row, Refusal) for row in found] == [False, True, True, True, True]
-    assert not any("a bug" in row.detail for row in found if isinstance(row, Refusal))
+    assert [isinstance(row, Reject) for row in found] == [False, True, True, True, True]
+    assert not any("a bug" in row.detail for row in found if isinstance(row, Reject))
     (tmp_path / "t.csv").write_bytes(b"url,caption\nhttp://127.0.0.1/1.jpg,a\0b\n,\0\n")
     assert len(rows_of(tmp_path / "t.csv")) == 2
 
@@ -324,8 +324,8 @@ def test_an_arrow_batch_that_points_out_of_itself_is_refused_row_by_row(tmp_path
         with pa.ipc.new_stream(file, batch.schema) as writer:
             writer.write_batch(batch)
     found = rows_of(place)
-    assert [isinstance(row, Refusal) for row in found] == [True, True, False]
-    assert not any("a bug" in row.detail for row in found if isinstance(row, Refusal))
+    assert [isinstance(row, Reject) for row in found] == [True, True, False]
+    assert not any("a bug" in row.detail for row in found if isinstance(row, Reject))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.kit.packs import (
 )
 from wdsprep.cli import main
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.write import header
 from wdsprep.errors import SourceError
@@ -115,7 +115,7 @@ def test_tars_are_found_by_folder_glob_braces_and_name(tmp_path: Path) -> None:
 def test_a_truncated_tar_gives_what_is_whole_and_refuses_the_rest(tmp_path: Path) -> None:
     data = tar_bytes((f"{n}.{kind}", jpeg(n)) for n in range(5) for kind in ("jpg", "txt"))
     write_files(tmp_path, {"a.tar": data[: int(len(data) * 0.5)], "b.tar": b"", "c.tar": b"<html>"})
-    found = {name: row for name, row in by_source(tmp_path).items() if isinstance(row, Refusal)}
+    found = {name: row for name, row in by_source(tmp_path).items() if isinstance(row, Reject)}
     assert found["a.tar/2"].code == Code.TAR_TRUNCATED
     assert found["b.tar"].code == Code.TAR_TRUNCATED
     assert found["c.tar"].code in (Code.TAR_TRUNCATED, Code.TAR_BAD_HEADER)
@@ -126,7 +126,7 @@ def test_repeated_keys_and_fields_are_refused(tmp_path: Path) -> None:
     members = [("a.jpg", jpeg(1)), ("b.jpg", jpeg(2)), ("a.jpg", jpeg(3)), ("c.jpg", jpeg(4)),
                ("c.jpg", jpeg(5)), ("b.txt", b"late"), ("d.jpg", jpeg(6))]  # fmt: skip
     write_files(tmp_path, {"a.tar": tar_bytes(members)})
-    kinds = [r.code.value if isinstance(r, Refusal) else r.source for r in rows_of(tmp_path)]
+    kinds = [r.code.value if isinstance(r, Reject) else r.source for r in rows_of(tmp_path)]
     assert kinds == [
         "a.tar/a", "a.tar/b", "tar_repeated_key", "tar_repeated_field", "tar_scattered", "a.tar/d"
     ]  # fmt: skip

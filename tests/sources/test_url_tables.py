@@ -25,7 +25,7 @@ from tests.kit.packs import (
 from tests.kit.sites import FAST, Site
 from tests.kit.webserver import WebServer, in_turn, ok, ranges_of, raw, redirect, response, status
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, StoreError, UsageError
 from wdsprep.sources.base import Columns
@@ -105,7 +105,7 @@ def test_tables_are_found_by_folder_glob_and_braces(tables: Path) -> None:
         rows_of(f"{tables}/{{t,c9}}.csv")
 
 
-def named(path: Path, **columns: str) -> list[Sample | Refusal]:
+def named(path: Path, **columns: str) -> list[Sample | Reject]:
     source = recognise(str(path), columns=Columns(**columns), rows_per_item=100)
     return [row for item in source.items() for row in source.read(item)]
 
@@ -136,7 +136,7 @@ def test_a_row_that_cannot_be_used_is_refused_alone(tmp_path: Path) -> None:
     table = b"url,caption\nhttp://x/0,a\nhttp://x/1,\xff\n,c\nhttp://x/3,d\n"
     write_files(tmp_path, {"a.jsonl": rows, "b.csv": table})
     codes = {
-        name: row.code.value if isinstance(row, Refusal) else ""
+        name: row.code.value if isinstance(row, Reject) else ""
         for kind in ("a.jsonl", "b.csv")
         for name, row in by_source(tmp_path / kind).items()
     }
@@ -224,7 +224,7 @@ def test_facts_may_be_nested_as_deep_as_anybody_needs_and_no_deeper(tmp_path: Pa
     write_files(tmp_path, {"a.jsonl": "\n".join(rows)})
     fine, deep = rows_of(tmp_path / "a.jsonl")
     assert isinstance(fine, Sample)
-    assert isinstance(deep, Refusal)
+    assert isinstance(deep, Reject)
     assert (deep.code, deep.detail) == (Code.BAD_JSON, "nested more than 64 deep")
 
 
@@ -241,7 +241,7 @@ def test_an_exception_of_any_kind_at_a_row_is_the_refusal_of_that_row(
     for name in ("t.csv", "t.jsonl", "t.parquet"):
         rows = rows_of(tables / name)
         assert [isinstance(row, Sample) for row in rows] == [n != 3 for n in range(len(ROWS))]
-        (refusal,) = (row for row in rows if isinstance(row, Refusal))
+        (refusal,) = (row for row in rows if isinstance(row, Reject))
         assert refusal.code is Code.UNREADABLE
         assert refusal.detail.startswith(f"a bug: {kind.__name__} at wdsprep.sources")
 
@@ -283,7 +283,7 @@ def test_a_table_on_a_web_server_is_read_by_ranges(tmp_path: Path) -> None:
         rows_of("https://example.org/a.tar")
 
 
-def with_source(row: Sample | Refusal, source: str) -> Sample:
+def with_source(row: Sample | Reject, source: str) -> Sample:
     assert isinstance(row, Sample)
     return Sample(source=source, image=b"", captions=row.captions, facts=row.facts, url=row.url)
 

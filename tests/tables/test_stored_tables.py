@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.reindex import index
 from wdsprep.errors import DamageError
 from wdsprep.store import open_store

@@ -13,9 +13,8 @@ from blake3 import blake3
 
 from tools.benches import CORES, Group, Rival, Role, ours
 from wdsprep.dataset.file_names import MANIFEST
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.npy_arrays import Field, layout
-from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes

@@ -30,7 +30,7 @@ from wdsprep.dataset.file_names import (
     latent_unit,
     rejects_name,
 )
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.sample_table import KEY, ROW, table_columns

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from wdsprep.changes.options import NameList, RemoveOptions, is_file, read_lines
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import latent_unit
-from wdsprep.dataset.receipts import Receipt, Shard, image_shard_digest
+from wdsprep.dataset.manifest import Receipt, Shard, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of

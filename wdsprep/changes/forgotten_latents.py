@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from wdsprep.dataset.file_names import MANIFEST, latent_shard, unit_of_file
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt, image_shard_digest
+from wdsprep.dataset.manifest import Manifest, Receipt, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.removed_samples import ShardRemoval, ShardSuccessor, removed_from

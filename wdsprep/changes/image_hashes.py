@@ -32,8 +32,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from wdsprep.changes.merged_datasets import match_places, select_samples
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Manifest, Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed_samples import ShardRemoval
 from wdsprep.dataset.samples import ROLE_IMAGE, roles_of
@@ -45,7 +44,7 @@ from wdsprep.errors import AccessError, NotFoundError, UsageError
 from wdsprep.images import perceptual_hash
 from wdsprep.images.options import check_has_image
 from wdsprep.images.perceptual_hash import NO_HASH
-from wdsprep.loading.where import Subset
+from wdsprep.loading.subsets import Subset
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, is_hidden, write_bytes

@@ -16,8 +16,7 @@ from itertools import chain
 import numpy as np
 
 from wdsprep.dataset.file_names import SHARD, latent_unit, maker_of
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Manifest, Shard
 from wdsprep.dataset.sample_selection import SampleSelection, ShardSamples
 from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import roles_of
@@ -30,7 +29,7 @@ from wdsprep.errors import UsageError
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.open_datasets import open_stream
 from wdsprep.loading.options import Stream
-from wdsprep.loading.where import Subset, find_subset
+from wdsprep.loading.subsets import Subset, find_subset
 from wdsprep.sources.patterns import is_table
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store, absolute, absolute_places

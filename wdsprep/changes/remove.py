@@ -57,7 +57,7 @@ from wdsprep.dataset.file_names import (
     maker_of,
 )
 from wdsprep.dataset.kept_file import delete_texts
-from wdsprep.dataset.receipts import CONTENT, Receipt, image_shard_digest
+from wdsprep.dataset.manifest import CONTENT, Receipt, image_shard_digest
 from wdsprep.dataset.removed_samples import (
     Marks,
     Removed,

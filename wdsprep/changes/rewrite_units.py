@@ -32,7 +32,7 @@ from wdsprep.dataset.file_names import (
     rejects_name,
     table_name,
 )
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.reindex import can_make_table, make_index, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects, rejects_file
@@ -49,7 +49,7 @@ from wdsprep.dataset.tar.members import decode_index, encode_index
 from wdsprep.dataset.tar.read import TarSample, scan
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FormatError, NotFoundError
-from wdsprep.packing.changed_sources import without_facts
+from wdsprep.packing.slices import without_facts
 from wdsprep.sources.base import Item, ItemLine
 from wdsprep.store.base import write_bytes
 from wdsprep.tables.stored_tables import read_sound_columns

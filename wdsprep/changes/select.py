@@ -63,8 +63,7 @@ from wdsprep.changes.selected_samples import (
 )
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Manifest, Shard
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import canonical_json, hex_digest
 from wdsprep.dataset.shapes import buckets_encoded

@@ -22,8 +22,8 @@ from wdsprep.changes.merged_datasets import Group
 from wdsprep.changes.options import NameList, read_lines
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import image_shard, is_table, latent_unit, slice_name
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.random_numbers import draw, key_of
-from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
 from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import key_order
@@ -31,7 +31,7 @@ from wdsprep.dataset.sealed_json import canonical_json, hex_digest
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
-from wdsprep.loading.where import Subset
+from wdsprep.loading.subsets import Subset
 from wdsprep.packing.options import ShardSizes
 from wdsprep.tables.query import WantedTexts
 from wdsprep.text import EXAMPLES, examples, plural

@@ -32,9 +32,8 @@ from wdsprep.dataset.file_names import (
     unit_of_file,
     unit_of_receipt,
 )
-from wdsprep.dataset.manifest import Manifest, sorted_receipts
+from wdsprep.dataset.manifest import RETRIED, Manifest, Receipt, sorted_receipts
 from wdsprep.dataset.npy_arrays import empty_fields
-from wdsprep.dataset.receipts import RETRIED, Receipt
 from wdsprep.dataset.reindex import can_make_table
 from wdsprep.dataset.rejects import UNSETTLED
 from wdsprep.dataset.removed_samples import NONE_REMOVED, UnitRemoval, removed_from

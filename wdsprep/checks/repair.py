@@ -30,8 +30,7 @@ from wdsprep.dataset.file_names import (
     tar_of,
     unit_of_file,
 )
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.manifest import Manifest, Receipt
 from wdsprep.dataset.reindex import UNTOLD, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, is_moved, read_rejects, rejects_file

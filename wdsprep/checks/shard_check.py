@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.npy_arrays import (
     GIVEN,
     Field,
@@ -21,7 +22,6 @@ from wdsprep.dataset.npy_arrays import (
     is_imported,
     is_of_text,
 )
-from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_table import ROW, Columns, TableWriter
 from wdsprep.dataset.samples import (

@@ -25,8 +25,8 @@ from wdsprep.dataset.file_names import (
     table_name,
 )
 from wdsprep.dataset.image_positions import may_have_moved, plain_positions, positions_from_keys
+from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.npy_arrays import empty_fields
-from wdsprep.dataset.receipts import Receipt, Shard
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.removed_samples import UnitRemoval, removed_from
 from wdsprep.dataset.sample_table import (

@@ -20,7 +20,7 @@ from wdsprep.checks.findings import Finding, Kind
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.unit_check import CheckUnit, check_empty, check_unit
 from wdsprep.dataset.file_names import latent_shard, latent_unit, receipt_name
-from wdsprep.dataset.receipts import image_shard_digest
+from wdsprep.dataset.manifest import image_shard_digest
 from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.errors import DamageError, UsageError

@@ -91,7 +91,8 @@ class Condition:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
             self._check_depth(tree)
-            self._evaluate = self._compile(tree)
+            self.evaluate = self._compile(tree)
+            """Returns the value of the text for the values of its `names`, or None without one."""
             self.plain = ast.unparse(tree)
         except SyntaxError as error:
             what = f'{self.option}"{_shorten(text)}": {error.msg.partition(":")[0]}'
@@ -114,11 +115,7 @@ class Condition:
 
         A value of None stands for a missing one: no comparison with it is true.
         """
-        return bool(self._evaluate(values))
-
-    def evaluate(self, values: Sequence[Any]) -> Any:
-        """Return the value of the text, or None if it has none, for the values of its `names`."""
-        return self._evaluate(values)
+        return bool(self.evaluate(values))
 
     def _compile(self, node: ast.expr) -> Evaluate:
         """Return a function that computes a node of the syntax tree from the values of all names.
@@ -127,8 +124,8 @@ class Condition:
         `LANGUAGE` does not describe.
         """
         if isinstance(node, ast.BoolOp):
-            join = _and_function if isinstance(node.op, ast.And) else _or_function
-            return join([self._compile(part) for part in node.values])
+            parts = [self._compile(part) for part in node.values]
+            return _join_function(parts, decides=isinstance(node.op, ast.Or))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             negated = self._compile(node.operand)
             return lambda values: not negated(values)
@@ -199,15 +196,15 @@ def _shorten(text: str) -> str:
 # --- what may stand there
 def is_list(node: ast.expr) -> bool:
     """Return whether a node of the syntax tree is a list or a tuple of constants."""
-    if not isinstance(node, ast.List | ast.Tuple):
-        return False
-    return all(map(_is_constant_or_negative, node.elts))
-
-
-def _is_constant_or_negative(node: ast.expr) -> bool:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _is_constant(node.operand, NUMBER)
-    return _is_constant(node)
+    return isinstance(node, ast.List | ast.Tuple) and all(
+        _is_constant(item)
+        or (
+            isinstance(item, ast.UnaryOp)
+            and isinstance(item.op, ast.USub)
+            and _is_constant(item.operand, NUMBER)
+        )
+        for item in node.elts
+    )
 
 
 def _is_constant(node: ast.expr, types: Collection[type] = (*NUMBER, str, bool)) -> bool:
@@ -261,30 +258,25 @@ def format_path(path: PathParts) -> str:
 
 
 # --- what it comes to
-def _and_function(parts: Sequence[Evaluate]) -> Evaluate:
+def _join_function(parts: Sequence[Evaluate], *, decides: bool) -> Evaluate:
+    """Return a function that joins conditions, of which the first that `decides` does so for all.
+
+    A false one decides `and`, and a true one `or`.
+    """
+
     def holds(values: Sequence[Any]) -> bool:
-        for part in parts:  # noqa: SIM110 (a generator takes twice as long)
-            if not part(values):
-                return False
-        return True
-
-    return holds
-
-
-def _or_function(parts: Sequence[Evaluate]) -> Evaluate:
-    def holds(values: Sequence[Any]) -> bool:
-        for part in parts:  # noqa: SIM110
-            if part(values):
-                return True
-        return False
+        for part in parts:  # a generator takes twice as long
+            if bool(part(values)) is decides:
+                return decides
+        return not decides
 
     return holds
 
 
 def _sign_function(part: Evaluate, is_minus: bool) -> Evaluate:
     def signed(values: Sequence[Any]) -> Any:
-        own = number_of(part(values))
-        return -own if own is not None and is_minus else own
+        number = number_of(part(values))
+        return -number if number is not None and is_minus else number
 
     return signed
 
@@ -293,14 +285,14 @@ def _arithmetic_function(
     reckon: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate
 ) -> Evaluate:
     def reckoned(values: Sequence[Any]) -> Any:
-        one, other = number_of(left(values)), number_of(right(values))
-        if one is None or other is None:
+        first, second = number_of(left(values)), number_of(right(values))
+        if first is None or second is None:
             return None
         try:
-            made = reckon(one, other)
+            result = reckon(first, second)
         except (ZeroDivisionError, OverflowError):
             return None
-        return made if type(made) is int or math.isfinite(made) else None
+        return result if type(result) is int or math.isfinite(result) else None
 
     return reckoned
 

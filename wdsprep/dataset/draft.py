@@ -19,7 +19,7 @@ from wdsprep.dataset.file_names import (
     rejects_name,
     table_name,
 )
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.rejects import RejectsFile
 from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.dataset.sample_table import Columns, TableWriter

@@ -9,19 +9,17 @@ others nothing else tells them.
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wdsprep.dataset.file_names import LATENTS, latent_shard
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.shapes import shape_ranges
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Positions = NDArray[np.uint32]
-
+Positions: TypeAlias = NDArray[np.uint32]
 DTYPE = "<u4"
 NBYTES = 4
 """The bytes of a number."""
@@ -29,32 +27,26 @@ NOWHERE = 0xFFFFFFFF
 """Stands in place of the number of a sample that a shard does not have."""
 
 
-def plain_positions(samples: int) -> "Positions":
+def plain_positions(samples: int) -> Positions:
     """Return the positions in a shard in which no sample moved: 0, 1, 2 and so on."""
-    import numpy as np
-
     return np.arange(samples, dtype=DTYPE)
 
 
-def are_sound(positions: "Positions", samples: int, inputs: int) -> bool:
+def are_sound(positions: Positions, samples: int, inputs: int) -> bool:
     """Return whether there are as many positions as samples, all different and below `inputs`.
 
     `inputs` is the number of samples in the image shard.
     """
-    import numpy as np
-
     is_inside = len(positions) == samples and positions.max(initial=0) < max(1, inputs)
     return bool(is_inside and len(np.unique(positions)) == samples)
 
 
-def numbers_at(positions: "Positions", inputs: int) -> "Positions":
+def numbers_at(positions: Positions, inputs: int) -> Positions:
     """Return for each of the `inputs` positions the number of the sample that has it.
 
     The positions are those in the image shard, the numbers those in this one. A position that no
     sample has gets NOWHERE.
     """
-    import numpy as np
-
     numbers = np.full(inputs, NOWHERE, DTYPE)
     inside = positions < inputs
     numbers[positions[inside]] = np.flatnonzero(inside)
@@ -83,14 +75,12 @@ def keys_may_tell(receipt: Receipt) -> bool:
 
 def positions_from_keys(
     receipt: Receipt, keys: Sequence[str], rejected: Sequence[str]
-) -> "Positions | None":
+) -> Positions | None:
     """Return the place of each sample in its image shard, or None if the keys do not tell it.
 
     They do if pack made them: such keys rise in the image shard, and here within each shape.
     `rejected` are the keys of the image shard's other samples.
     """
-    import numpy as np
-
     both = [*keys, *rejected]
     numbers = {key: number for number, key in enumerate(sorted(both, key=key_order))}
     if len(numbers) != receipt.inputs or not are_pack_keys(receipt, both):

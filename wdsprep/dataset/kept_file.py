@@ -201,10 +201,14 @@ def _delete_unused(folder: Path, newest: str, most_nbytes: int) -> None:
     is in use or belongs to another user, stays without an error.
     """
     oldest = time.time() - UNUSED_S
-    files = [(path.stem, status) for path, status in _statuses(folder) if path.stem != newest]
-    left = sum(status.st_size for _, status in _statuses(folder))
+    files: list[tuple[str, os.stat_result]] = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if path.suffix != ".lock":
+                files.append((path.stem, path.stat()))
+    left = sum(status.st_size for _, status in files)
     for name, status in sorted(files, key=lambda file: file[1].st_mtime):
-        if status.st_mtime < oldest or left > most_nbytes:
+        if name != newest and (status.st_mtime < oldest or left > most_nbytes):
             with suppress(OSError):
                 _delete_unless_used(folder, name)
                 left -= status.st_size
@@ -216,13 +220,6 @@ def delete_texts() -> None:
         for path in kept_folder(None).glob(f"*{WITH_TEXTS}.lock"):
             with suppress(OSError):
                 _delete_unless_used(path.parent, path.stem)
-
-
-def _statuses(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    for path in folder.iterdir():
-        if path.suffix != ".lock":
-            with suppress(FileNotFoundError):
-                yield path, path.stat()
 
 
 def _delete_unless_used(folder: Path, name: str) -> None:
@@ -281,7 +278,14 @@ def _open(path: Path, digest: bytes = b"") -> KeptFile | None:
         if os.fstat(file.fileno()).st_size <= TAIL_NBYTES or not _mark_used(file, path):
             return None
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        is_whole = data[-DIGEST_NBYTES:] == digest if digest else _is_whole(data)
+        is_whole = data[-DIGEST_NBYTES:] == digest
+        if not digest:
+            whole, end = blake3(), len(data) - DIGEST_NBYTES
+            with memoryview(data) as view:
+                for at in range(0, end, CHUNK_NBYTES):
+                    whole.update(view[at : min(at + CHUNK_NBYTES, end)])
+                    data.madvise(mmap.MADV_DONTNEED, at, CHUNK_NBYTES)
+            is_whole = whole.digest() == data[end:]
         with suppress(FormatError):
             return _parse(path, data) if is_whole else None
     return None
@@ -342,15 +346,6 @@ def _map_again(path: Path, digest: bytes) -> KeptFile:
 
 
 ForkingPickler.register(KeptFile, _pickle_for_process)
-
-
-def _is_whole(data: mmap.mmap) -> bool:
-    digest, end = blake3(), len(data) - DIGEST_NBYTES
-    with memoryview(data) as view:
-        for at in range(0, end, CHUNK_NBYTES):
-            digest.update(view[at : min(at + CHUNK_NBYTES, end)])
-            data.madvise(mmap.MADV_DONTNEED, at, CHUNK_NBYTES)
-    return bool(digest.digest() == data[end:])
 
 
 def release_pages(array: NDArray[Any]) -> None:

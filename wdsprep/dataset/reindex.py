@@ -3,9 +3,8 @@
 A tar gets its index and the table of its samples.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wdsprep.dataset.damage import naming_repair, repair_step
 from wdsprep.dataset.file_names import (
@@ -19,13 +18,13 @@ from wdsprep.dataset.file_names import (
     table_name,
 )
 from wdsprep.dataset.image_positions import (
+    Positions,
     keys_may_tell,
     may_have_moved,
     plain_positions,
     positions_from_keys,
 )
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, ROW, Columns, TableWriter, table_columns
 from wdsprep.dataset.samples import parse_object
@@ -40,9 +39,6 @@ from wdsprep.errors import DamageError, SourceError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
 from wdsprep.text import Counting, command, ignore_count
-
-if TYPE_CHECKING:
-    from wdsprep.dataset.image_positions import Positions
 
 UNTOLD = "no keys tell which images its samples are of"
 """The reason why a table of samples of tars that pack did not make cannot be made."""
@@ -94,32 +90,22 @@ def index(
         try:
             done[name] = write_index(store, name)
         except BadSampleError as error:
-            error.with_next_step(f"{_tar_step(error)}, then index again")
+            step = "fetch or make the tar again"
+            if error.code == "scattered":
+                step = "make the tar again with its names in order (tar --sort=name)"
+            error.with_next_step(f"{step}, then index again")
             raise
     manifest = read_manifest(store) if MANIFEST in listed else None
     if manifest is None:
         bare = [name for name in tars if name in done or foreign_table_name(name) not in listed]
-        done |= _write_foreign_tables(store, bare, on_count)
+        for number, tar in enumerate(bare):
+            on_count(number, len(bare))
+            name = foreign_table_name(tar)
+            table, done[name] = make_table(store, tar, is_foreign=True)
+            write_bytes(store, name, table)
     else:
         with naming_repair(store):
             done |= _write_tables(store, manifest, listed.keys(), on_count, on_message)
-    return done
-
-
-def _tar_step(error: BadSampleError) -> str:
-    if error.code == "scattered":
-        return "make the tar again with its names in order (tar --sort=name)"
-    return "fetch or make the tar again"
-
-
-def _write_foreign_tables(store: Store, tars: Sequence[str], on_count: Counting) -> dict[str, int]:
-    """Write the tables of tars that another program packed; return their samples, by table."""
-    done: dict[str, int] = {}
-    for number, tar in enumerate(tars):
-        on_count(number, len(tars))
-        table, samples = make_table(store, tar, is_foreign=True)
-        write_bytes(store, name := foreign_table_name(tar), table)
-        done[name] = samples
     return done
 
 
@@ -162,7 +148,7 @@ def make_table(
     tar: str,
     *,
     columns: Columns = IMAGE_COLUMNS,
-    positions: "Positions | None" = None,
+    positions: Positions | None = None,
     is_foreign: bool = False,
 ) -> tuple[bytes, int]:
     """Make the table of a tar from the keys and the json of its samples, and count its rows.
@@ -216,7 +202,7 @@ def can_make_table(receipt: Receipt) -> bool:
     )
 
 
-def find_positions(store: Store, receipt: Receipt, tar: str) -> "Positions | None":
+def find_positions(store: Store, receipt: Receipt, tar: str) -> Positions | None:
     """Return the positions of the samples of a tar, or None if neither receipt nor keys tell them.
 
     Those of samples of tars that pack did not make are known only while they are encoded.

@@ -32,7 +32,7 @@ class RejectedError(Exception):
     def __str__(self) -> str:
         return f"{self.code}: {self.detail}" if self.detail else str(self.code)
 
-    def to_reject(self, key: str, source: str) -> "Reject":
+    def to_reject(self, source: str, key: str = "") -> "Reject":
         return Reject(key=key, source=source, code=self.code, detail=self.detail)
 
 
@@ -63,16 +63,17 @@ def as_rejected(error: Exception, unforeseen: Code) -> RejectedError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reject:
-    """A sample that was refused: the key it would have had, where it came from, and why.
+    """An input that is no sample: where it came from, why, and the key that it would have had.
 
-    `url` is where its image was to be fetched from, if it was.
+    A source does not know the key, which is empty then. `url` is where the image was to be fetched
+    from, if it was.
     """
 
-    key: str
     source: str
     code: Code
     detail: str = ""
     url: str = ""
+    key: str = ""
 
     def to_json(self) -> str:
         """Return the line of a file of rejects."""
@@ -159,16 +160,3 @@ def rejects_in(store: Store, unit: str) -> list[Reject]:
     """Return the rejects of a unit."""
     name = rejects_name(unit)
     return read_rejects(store.read(name), f"{store.url}/{name}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """An input that cannot become a sample, with the reason that its source found."""
-
-    source: str
-    code: Code
-    detail: str = ""
-    url: str = ""
-
-    def to_reject(self, key: str) -> Reject:
-        return Reject(key=key, source=self.source, code=self.code, detail=self.detail, url=self.url)

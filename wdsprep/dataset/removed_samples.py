@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.file_names import REMOVED
-from wdsprep.dataset.receipts import Receipt, image_shard_digest
+from wdsprep.dataset.manifest import Receipt, image_shard_digest
 from wdsprep.dataset.sealed_json import (
     FORMAT,
     OTHER_DIGEST,
@@ -102,6 +102,12 @@ class ShardRemoval:
     def is_all(self) -> bool:
         return len(self.rows) == self.samples
 
+    @property
+    def fits(self) -> bool:
+        """Return whether the rows rise, are in the shard, and have a key each."""
+        rises = all(a < b for a, b in pairwise((-1, *self.rows, self.samples)))
+        return rises and len(self.rows) == len(self.keys)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitRemoval:
@@ -138,12 +144,6 @@ class UnitRemoval:
             digests = {shard.name: shard.digest for shard in receipt.shards}
             return all(digests.get(removal.name) == removal.digest for removal in self.shards)
         return bool(self.made_of) and image_shard_digest(receipt.input) == self.made_of
-
-
-def _fits(shard: ShardRemoval) -> bool:
-    """Return whether the rows of a removal rise, are in its shard, and have a key each."""
-    rises = all(a < b for a, b in pairwise((-1, *shard.rows, shard.samples)))
-    return rises and len(shard.rows) == len(shard.keys)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,12 +226,12 @@ class Removed:
         check_format(read_record(_FORMAT, head, what)["format"], what)
         body_fields = read_record(_HEAD, head, what)
         units = []
+        is_sound = not len(marks) % MARK_NBYTES
         for unit in body_fields["units"]:
             shards = [make_record(ShardRemoval, shard) for shard in unit.get("shards", ())]
             units.append(make_record(UnitRemoval, {**unit, "shards": shards}))
-            if not all(map(_fits, shards)):
-                raise DamageError(what, "its marks or rows cannot be right")
-        if len(marks) % MARK_NBYTES:
+            is_sound = is_sound and all(shard.fits for shard in shards)
+        if not is_sound:
             raise DamageError(what, "its marks or rows cannot be right")
         successors = body_fields["successors"].items()
         return cls(

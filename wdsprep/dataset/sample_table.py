@@ -157,7 +157,9 @@ class TableWriter:
             if meta is None and facts.get(META) is not None:
                 meta = facts_bytes(facts[META])
             if not facts.keys() <= self._known or facts.get(KEY, key) != key:
-                self._rests[len(self._keys)] = self._find_rest(key, facts)
+                known = self._known - {KEY} if facts.get(KEY, key) != key else self._known
+                rest = {n: v for n, v in facts.items() if n not in known and v is not None}
+                self._rests[len(self._keys)] = rest
         self._keys.append(key)
         self._values += map(facts.get, self._fields)
         self._metas.append(meta)
@@ -202,12 +204,6 @@ class TableWriter:
             table = self._table()
             self._open().write_table(table[:GROUP_ROWS])
             self._batches = table[GROUP_ROWS:].to_batches()
-
-    def _find_rest(self, key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that no column has: a key that is not that of the sample is one."""
-        known = self._known or ()
-        rest = {n: value for n, value in facts.items() if n not in known and value is not None}
-        return rest if facts.get(KEY, key) == key else {**rest, KEY: facts[KEY]}
 
     def _find_unfit(self, name: str, values: list[Any]) -> list[Any]:
         """Return the values of a field that its column can hold; others go to the rest."""
@@ -409,7 +405,7 @@ def make_array(kind: str, values: Sequence[Any]) -> "pa.Array":
     nulls, form = values.count(None), _types()[kind]
     if nulls == len(values):
         return pa.nulls(len(values), form)
-    valid = _validity(values) if nulls else None
+    valid = _bits(value is not None for value in values) if nulls else None
     if kind in _CODES:
         numbers = array(_CODES[kind], [value or 0 for value in values] if nulls else values)
         return pa.Array.from_buffers(form, len(values), [valid, pa.py_buffer(numbers)])
@@ -441,11 +437,6 @@ def _offsets(values: Sequence[Sized]) -> "NDArray[np.int32]":
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
     return offsets
-
-
-def _validity(values: Sequence[Any]) -> "pa.Buffer":
-    """Return the bits that say which values are not None."""
-    return _bits(value is not None for value in values)
 
 
 def _bits(values: Iterable[bool]) -> "pa.Buffer":

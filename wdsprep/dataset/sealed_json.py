@@ -112,20 +112,10 @@ def matching(pattern: str, wanted: str) -> ValueRule:
 
     def holds(values: Values) -> bool:
         joined = "\0".join(values) + "\0" if values else ""
-        return _compile_many(pattern).fullmatch(joined) is not None and joined.count("\0") == len(
-            values
-        )
+        matches = re.fullmatch(rf"(?:(?:{pattern})\0)*", joined)
+        return matches is not None and joined.count("\0") == len(values)
 
     return ValueRule(wanted, holds)
-
-
-@cache
-def _compile_many(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern that matches many texts, each with a zero character behind it.
-
-    This is done when a pattern is first needed: most commands need few of them.
-    """
-    return re.compile(rf"(?:(?:{pattern})\0)*")
 
 
 def _are_hex(values: Values) -> bool:

@@ -65,10 +65,6 @@ def are_rising(values: Any) -> bool:
     return all(numbers and all(a < b for a, b in pairwise(numbers)) for numbers in values)
 
 
-def _differ(values: Any) -> bool:
-    return all(sizes and len({*map(str, sizes)}) == len(sizes) for sizes in values)
-
-
 def _same_type(kind: Any, names: str) -> dict[str, Any]:
     """Return the types of several settings of one type, from their names with spaces between."""
     return dict.fromkeys(names.split(), kind)
@@ -136,7 +132,13 @@ LATENT_SETTINGS = Fields(
         "roles": list[Annotated[str, matching(ROLE, "the name of a role")]],
         "scores": SCORE_SETTINGS,
         "seed": Whole,
-        "shapes": Annotated[list[tuple[Length, Length]], ValueRule("different shapes", _differ)],
+        "shapes": Annotated[
+            list[tuple[Length, Length]],
+            ValueRule(
+                "different shapes",
+                lambda values: all(s and len({*map(str, s)}) == len(s) for s in values),
+            ),
+        ],
         "text_arguments": dict[Text, Any],
         "text_roles": list[Annotated[str, matching(ROLE, "the name of a role")]],
         "upscale": Annotated[float, between(1, 17, "how much images are scaled up")],
@@ -282,7 +284,12 @@ def say_changes(changes: Changes, between: str = ", now ") -> str:
     """
     if "source" in changes:
         changes = {"source": changes["source"]}
-    texts = [_say_change(*change, between) for change in _flat(changes)]
+    texts = []
+    for name, old, new in _flat(changes):
+        old, new = _names_of(old), _names_of(new)
+        values = f": {_say_value(old)}{between}{_say_value(new)}"
+        is_shown = old != new and _is_plain(old) and _is_plain(new)
+        texts.append(SAID.get(name, name.replace("_", "-")) + (values if is_shown else OTHER))
     texts.sort(key=lambda text: text.endswith(OTHER))
     more = len(texts) - MOST_SHOWN
     return "; ".join([*texts[:MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
@@ -296,14 +303,6 @@ def _flat(changes: Changes) -> Iterator[tuple[str, Any, Any]]:
             yield from _flat({f"{name}.{part}": pair for part, pair in inner.items()})
         else:
             yield name, old, new
-
-
-def _say_change(name: str, old: Any, new: Any, between: str) -> str:
-    shown = SAID.get(name, name.replace("_", "-"))
-    old, new = _names_of(old), _names_of(new)
-    if old == new or not (_is_plain(old) and _is_plain(new)):
-        return shown + OTHER
-    return f"{shown}: {_say_value(old)}{between}{_say_value(new)}"
 
 
 def _names_of(value: Any) -> Any:

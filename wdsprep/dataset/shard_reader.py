@@ -28,13 +28,16 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
+from wdsprep.dataset.aio import address_of, read_all
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import index_name, is_table, table_name
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.sample_table import KEY, ROW, read_table, table_columns
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.sealed_json import hex_digest
@@ -56,11 +59,9 @@ from wdsprep.store.base import Chunks, Store, check_name
 from wdsprep.store.local import open_file
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
-    from numpy.typing import NDArray
 
-    Offsets = NDArray[np.int64]
+Offsets: TypeAlias = NDArray[np.int64]
 
 LARGE_NBYTES = 256 << 10
 """The bytes of an average sample from which a shard counts as large: over a network only the ends
@@ -121,6 +122,9 @@ class ShardReader:
         """Return so many bytes of the tar, or fewer if it ends."""
         return self.store.read(self.shard.name, start=start, nbytes=nbytes)
 
+    def _read_from(self, start: int, at: int, nbytes: int) -> bytes:
+        return self._read(start + at, nbytes)
+
     # --- where they are
     @cached_property
     def offsets(self) -> Sequence[int]:
@@ -157,10 +161,8 @@ class ShardReader:
         raise DamageError(f"{self.store.url}/{name}", f"it has no sample {number:,}")
 
     @property
-    def sizes(self) -> "Offsets":
+    def sizes(self) -> Offsets:
         """Return the bytes of each sample."""
-        import numpy as np
-
         ends = np.array(self.offsets, np.int64)
         return ends[1:] - ends[:-1]
 
@@ -190,9 +192,9 @@ class ShardReader:
         """Return a sample with all of its members, or with `only` these."""
         start, end = self.span(number)
         held = [] if only else [(0, self._read(start, end - start))]
-        tape = _PartsTape(end - start, held, lambda at, nbytes: self._read(start + at, nbytes))
+        tape = _parts_tape(end - start, held, partial(self._read_from, start))
         with naming_place(self.place):
-            sample = _read_members(tape.at, only) if only else next(scan(tape.at), None)
+            sample = _read_members(tape, only) if only else next(scan(tape), None)
             if isinstance(sample, BadSampleError):
                 raise sample
         if sample is None:
@@ -211,8 +213,6 @@ class ShardReader:
 
         A sample that cannot be read has no key and None for its json, one without a json has b"".
         """
-        import numpy as np
-
         offsets = np.array(self.offsets, np.uint64).astype(np.int64)
         first, count = 0, len(offsets) - 1
         is_small = offsets[-1] - offsets[0] <= LARGE_NBYTES * count
@@ -226,10 +226,8 @@ class ShardReader:
             first = stop
 
     def _json_of(
-        self, offsets: "Offsets", *, comes_whole: bool
+        self, offsets: Offsets, *, comes_whole: bool
     ) -> Iterator[tuple[str, bytes | None]]:
-        import numpy as np
-
         sizes = np.diff(offsets)
         is_sound = (sizes > 0) & (offsets[:-1] % BLOCK == 0) & (offsets[1:] % BLOCK == 0)
         if self.store.root and not self._is_foreign:  # what that lacks is an error where it is read
@@ -237,29 +235,20 @@ class ShardReader:
         sizes[~is_sound] = 0
         ends = self._ends(offsets, sizes, comes_whole=comes_whole)
         for start, nbytes, data in zip(offsets.tolist(), sizes.tolist(), ends, strict=False):
-            sample = None if self._is_foreign else parse_sample_end(data)
-            if sample is None and nbytes:
-                sample = self._walk_sample(start, nbytes, data)
-            yield sample or ("", None)
+            facts = None if self._is_foreign else parse_sample_end(data)
+            if facts is None and nbytes:  # by its headers
+                read = partial(self._read_from, start)
+                tape = _parts_tape(nbytes, [(nbytes - len(data), data)], read)
+                sample = next(scan(tape, wants=lambda name, *_: name == "json"), None)
+                if isinstance(sample, TarSample):
+                    facts = sample.key, sample.fields.get("json", b"")
+            yield facts or ("", None)
 
-    def _walk_sample(self, start: int, nbytes: int, tail: bytes) -> tuple[str, bytes] | None:
-        """Return the key and the json of a sample by its headers, or None if it is damaged."""
-        held = [(nbytes - len(tail), tail)]
-        tape = _PartsTape(nbytes, held, lambda at, nbytes: self._read(start + at, nbytes))
-        sample = next(scan(tape.at, wants=lambda name, *_: name == "json"), None)
-        if isinstance(sample, TarSample):
-            return sample.key, sample.fields.get("json", b"")
-        return None
-
-    def _ends(self, offsets: "Offsets", sizes: "Offsets", *, comes_whole: bool) -> list[bytes]:
+    def _ends(self, offsets: Offsets, sizes: Offsets, *, comes_whole: bool) -> list[bytes]:
         """Return the last bytes of each sample, or with `comes_whole` all bytes of each.
 
         If one of the sizes is 0, as where the index is damaged, only the last bytes are returned.
         """
-        import numpy as np
-
-        from wdsprep.dataset.aio import address_of, read_all
-
         if comes_whole and sizes.all():
             whole = self._read_all(int(offsets[0]), int(offsets[-1] - offsets[0]))
             return [whole[a:b] for a, b in pairwise((offsets - offsets[0]).tolist())]
@@ -318,7 +307,7 @@ class ShardReader:
 
         parts = map_ahead(bring, chain([(0, BLOCK)], ends, [last]), self.threads, most=self.threads)
         with closing(parts):
-            yield _PartsTape(last[1], parts, self._read).at
+            yield _parts_tape(last[1], parts, self._read)
 
 
 def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:
@@ -383,8 +372,6 @@ class ScoreReader(ShardReader):
 
     def facts(self, numbers: Iterable[int] | None = None) -> list[dict[str, Any]]:
         """Return what the rows of samples say, without nulls and without their positions."""
-        import numpy as np
-
         table = self.table if numbers is None else self.table.take(np.fromiter(numbers, np.int64))
         rows = table.drop_columns([ROW]).to_pylist()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
@@ -419,33 +406,32 @@ def open_shard(store: Store, shard: Shard, settings: Settings) -> ShardReader:
     return ScoreReader(store, shard, settings) if is_of_scores else ShardReader(store, shard)
 
 
-class _PartsTape:
-    """A tape, which reads a tar by offsets, over parts of a file that come one after another.
+def _parts_tape(
+    file_nbytes: int, parts: Iterable[tuple[int, bytes]], read: Callable[[int, int], bytes]
+) -> Tape:
+    """Return a tape, which reads a tar by offsets, over parts of a file that follow one another.
 
-    What is in none of them is read, a little more than is asked for. Behind the last byte of the
-    file it has the end of a tar.
+    Each part comes with where it begins. What is in none of them is read, a little more than is
+    asked for; `read` takes start and length. Behind the last byte of the file is the end of a tar.
     """
+    rest = iter(chain(parts, [(file_nbytes, END)]))
+    part = window = (0, b"")
 
-    def __init__(
-        self, nbytes: int, parts: Iterable[tuple[int, bytes]], read: Callable[[int, int], bytes]
-    ) -> None:
-        """Take parts, each with where it begins, and a function that reads by start and length."""
-        self._nbytes, self._parts, self._read = nbytes, iter(chain(parts, [(nbytes, END)])), read
-        self._part = self._window = (0, b"")
-
-    def at(self, offset: int, nbytes: int) -> bytes:
-        while offset >= self._part[0] + len(self._part[1]):
-            part = next(self._parts, None)
-            if part is None:
+    def at(offset: int, nbytes: int) -> bytes:
+        nonlocal part, window
+        while offset >= part[0] + len(part[1]):
+            if (following := next(rest, None)) is None:
                 return b""
-            self._part = part
-        for start, data in (self._part, self._window):
+            part = following
+        for start, data in (part, window):
             inside = offset - start
             if 0 <= inside <= len(data) - nbytes:
                 return data[inside : inside + nbytes]
-        here = max(0, min(max(nbytes, WINDOW_NBYTES), self._nbytes - offset))
-        self._window = offset, self._read(offset, here)
-        return self._window[1][:nbytes]
+        here = max(0, min(max(nbytes, WINDOW_NBYTES), file_nbytes - offset))
+        window = offset, read(offset, here)
+        return window[1][:nbytes]
+
+    return at
 
 
 class HashedTape(ChunkTape):

@@ -36,8 +36,15 @@ from wdsprep.dataset.file_names import (
     unit_of_file,
     unit_of_receipt,
 )
-from wdsprep.dataset.manifest import Manifest, rebuild_hint
-from wdsprep.dataset.receipts import Receipt, Receipts, Shard, line_of, sort_by_unit
+from wdsprep.dataset.manifest import (
+    Manifest,
+    Receipt,
+    Receipts,
+    Shard,
+    line_of,
+    rebuild_hint,
+    sort_by_unit,
+)
 from wdsprep.dataset.removed_samples import check_no_removal, forget_removal
 from wdsprep.dataset.settings import (
     SCORES,
@@ -202,8 +209,16 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> DatasetC
     stored = dated_manifest(store)
     manifest = stored or rebuild(store)
     if manifest is None:
-        if not edition.mark:  # one that was started over may have old files
-            _check_free(store)
+        names = (entry.name for entry in store.list())
+        # A run that was killed before its manifest was written leaves the lock of that:
+        free = (MANIFEST_HOLD, *HUB_FILES)
+        others = (n for n in names if not is_hidden(n) and (held_name(n) or n) not in free)
+        first = [shown(name) for name in islice(others, EXAMPLES + 1)]
+        if first and not edition.mark:  # one that was started over may have old files
+            raise UsageError(
+                f"{store.url} holds other things ({examples(first)}): give an empty or new folder "
+                "for the dataset"
+            )
         manifest = Manifest(dataset=dataset, settings=settings)
     check_kind(store, manifest.dataset, dataset)
     check_no_removal(store)
@@ -220,22 +235,6 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> DatasetC
             f'"{again} ... --overwrite" start over'
         )
     return DatasetClaim(edition=edition, manifest=manifest, is_there=stored is not None)
-
-
-def _check_free(store: Store) -> None:
-    """Raise an error if there are other files where a dataset is to begin.
-
-    A run that was killed before its manifest was written has left only the lock of that, and
-    hidden files.
-    """
-    names = (entry.name for entry in store.list())
-    free = (MANIFEST_HOLD, *HUB_FILES)
-    others = (n for n in names if not is_hidden(n) and (held_name(n) or n) not in free)
-    if first := [shown(name) for name in islice(others, EXAMPLES + 1)]:
-        raise UsageError(
-            f"{store.url} holds other things ({examples(first)}): give an empty or new folder for "
-            "the dataset"
-        )
 
 
 def check_kind(store: Store, dataset: str, wanted: str) -> None:

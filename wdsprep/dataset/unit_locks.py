@@ -17,7 +17,7 @@ finds that out before it does harm. What a hold is in each place, `Store.hold` k
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from wdsprep.dataset.file_names import EDITION, MANIFEST_HOLD, RECEIPTS, held_name, hold_name
@@ -46,20 +46,16 @@ class Edition:
         write_bytes(store, EDITION, f"{mark}\n".encode())
         return cls(store=store, mark=mark)
 
-    @contextmanager
-    def holding(self, unit: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:
+    def holding(self, unit: str, giving: Sequence[FileSink] = ()) -> AbstractContextManager[None]:
         """Lock a unit while the block lasts, as `Store.hold` does.
 
         `giving` are the files that get their names in the block. Raise FingerprintError if an
         --overwrite has begun another edition.
         """
-        with self._holding(hold_name(unit), giving):
-            yield
+        return self._holding(hold_name(unit), giving)
 
-    @contextmanager
-    def holding_manifest(self) -> Iterator[None]:
-        with self._holding(MANIFEST_HOLD):
-            yield
+    def holding_manifest(self) -> AbstractContextManager[None]:
+        return self._holding(MANIFEST_HOLD)
 
     @contextmanager
     def _holding(self, name: str, giving: Sequence[FileSink] = ()) -> Iterator[None]:

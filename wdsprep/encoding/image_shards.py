@@ -20,7 +20,7 @@ from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.file_names import RECEIPTS, index_name, latent_unit
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample, roles_of
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import Size, buckets_encoded, least_side_of
@@ -276,7 +276,7 @@ def _find_tars(url: str, resolution: int) -> ImageShards:
 
 def read_rows(
     source: TarsSource, shard: ImageShard, *, content: Content, left_out: LeftOut, has_images: bool
-) -> Generator[tuple[str, Sample | Refusal], None, None]:
+) -> Generator[tuple[str, Sample | Reject], None, None]:
     """Yield each sample of an image shard with its key; raise HopelessError if it is damaged.
 
     The digest of the shard is compared at the end, unless the shard is foreign or cut to some
@@ -301,7 +301,7 @@ def read_rows(
     note = left_out.note if shard.is_foreign else ignore_left_out  # images in roles are no strays
     rows = source.read_keyed(item, watch=watch, left_out=note)
     for key, row in islice(rows, item.take or None):
-        if isinstance(row, Refusal) and row.code is Code.TAR_VANISHED:
+        if isinstance(row, Reject) and row.code is Code.TAR_VANISHED:
             raise _damage(store, shard, "is not there")
         content.add(content.mark(row))
         yield key, row
@@ -322,7 +322,7 @@ def is_read_in_parts(store: Store, shard: ImageShard) -> bool:
 
 def read_texts(
     source: TarsSource, store: Store, shard: ImageShard
-) -> Iterator[tuple[str, Sample | Refusal]]:
+) -> Iterator[tuple[str, Sample | Reject]]:
     """Yield the samples of an image shard with their keys, in order and with empty images.
 
     Raise FormatError if the shard differs from its index or has another size, and NotFoundError if

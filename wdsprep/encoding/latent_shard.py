@@ -20,8 +20,8 @@ from torch import Tensor
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.draft import Draft, DraftShard
 from wdsprep.dataset.file_names import empty_name, latent_shard, rejects_name
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field, fields_of, is_of_text, text_fields
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.sample_table import ROW, table_columns

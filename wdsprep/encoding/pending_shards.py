@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import groupby, repeat
 
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import image_shard_digest
+from wdsprep.dataset.manifest import Manifest, image_shard_digest
 from wdsprep.dataset.settings import SCORER
 from wdsprep.dataset.stored_dataset import retract
 from wdsprep.dataset.unit_locks import Edition

@@ -33,7 +33,7 @@ import torch
 
 from wdsprep.dataset.npy_arrays import LATENT, mirrored_name
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import Size
 from wdsprep.dataset.tar.members import leads_out
@@ -211,7 +211,7 @@ class EncodingSample:
 
 def begin(
     key: str,
-    row: Sample | Refusal,
+    row: Sample | Reject,
     captioned: Sequence[tuple[CaptionFinder, Mapping[int, Part]]],
     needed: Sequence[str] = (),
 ) -> Iterator[EncodingSample | Reject]:
@@ -221,8 +221,8 @@ def begin(
     these captions get. Yield a reject if the sample cannot be used, or if it has no image in a role
     that is `needed`.
     """
-    if isinstance(row, Refusal):
-        yield row.to_reject(key)
+    if isinstance(row, Reject):
+        yield replace(row, key=key)
         return
     if leads_out(key):
         yield Reject(key=key, source=row.source, code=Code.BAD_KEY)
@@ -381,7 +381,7 @@ def write(entry: EncodingSample | Reject, outputs: Mapping[int, Output]) -> None
         try:
             output.add(entry.result(number))
         except RejectedError as refused:
-            output.refuse(refused.to_reject(entry.key, entry.sample.source))
+            output.refuse(refused.to_reject(entry.sample.source, entry.key))
         else:
             if entry.is_named:
                 output.counts["named"] += 1

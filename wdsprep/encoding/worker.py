@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, cast
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import captions_name
+from wdsprep.dataset.manifest import Receipt, gpu_count
 from wdsprep.dataset.npy_arrays import empty_fields, fields_of, text_fields
-from wdsprep.dataset.receipts import Receipt, gpu_count
-from wdsprep.dataset.rejects import Refusal, Reject
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import find_receipt
@@ -300,7 +300,7 @@ class Feeder:
         self,
         engine: Engine,
         name: str,
-        rows: Generator[tuple[str, Sample | Refusal], None, None],
+        rows: Generator[tuple[str, Sample | Reject], None, None],
         captioned: Sequence[tuple[CaptionFinder, Mapping[int, Part]]],
         needed: Sequence[str] = (),
     ) -> None:
@@ -360,7 +360,7 @@ class Feeder:
         else:
             self._blocks.put(None)
 
-    def _fill_blocks(self, rows: Iterable[tuple[str, Sample | Refusal]]) -> Iterator[Block]:
+    def _fill_blocks(self, rows: Iterable[tuple[str, Sample | Reject]]) -> Iterator[Block]:
         entries: list[EncodingSample | Reject] = []
         nbytes = 0
         for key, row in rows:

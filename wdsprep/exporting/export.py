@@ -17,8 +17,8 @@ from typing import Any
 
 from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
 from wdsprep.dataset.image_positions import may_have_moved
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import LATENT, fields_of, text_fields
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import read_record
 from wdsprep.dataset.settings import changed_settings, columns_of

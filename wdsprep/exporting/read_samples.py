@@ -25,7 +25,7 @@ from wdsprep.dataset.damage import (
 )
 from wdsprep.dataset.file_names import is_table
 from wdsprep.dataset.image_positions import NOWHERE, numbers_at, plain_positions
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import facts_bytes, names_in_roles, parse_object
 from wdsprep.dataset.settings import Settings

@@ -25,7 +25,7 @@ from itertools import chain, islice
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from wdsprep.dataset.rejects import Refusal
+from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.fetch.limits import USUAL_NBYTES
 from wdsprep.fetch.options import Fetched
@@ -106,7 +106,7 @@ class Downloads:
         self._fetcher, self._count_repeated, self._pace = fetcher, repeated, pace
         self._repeated: Counter[str] = Counter()
         self._has_turn = False
-        self._ahead: deque[tuple[int, Sample | Refusal, tuple[_Download, ...]]] = deque()
+        self._ahead: deque[tuple[int, Sample | Reject, tuple[_Download, ...]]] = deque()
         self._arrived: SimpleQueue[_Download] = SimpleQueue()
         self._by_url: dict[str, _Download] = {}
         self._asked = self._held = 0
@@ -126,8 +126,8 @@ class Downloads:
         self._spool.close()
 
     def take(
-        self, rows: Iterable[tuple[int, Sample | Refusal]]
-    ) -> Iterator[tuple[int, Sample | Refusal] | None]:
+        self, rows: Iterable[tuple[int, Sample | Reject]]
+    ) -> Iterator[tuple[int, Sample | Reject] | None]:
         """Yield the rows in their order, each with its images or with the reason why it lacks one.
 
         Yield None if nothing has happened for a while. Raise WorkError if the network is down.
@@ -144,7 +144,7 @@ class Downloads:
             if not self._ahead:
                 break
             number, row, downloads = self._ahead[0]
-            if isinstance(row, Refusal):
+            if isinstance(row, Reject):
                 self._ahead.popleft()
                 yield number, row
             elif all(download.fetched for download in downloads):
@@ -167,7 +167,7 @@ class Downloads:
             yield None
         told.result()
 
-    def _ask(self, coming: Iterator[tuple[int, Sample | Refusal]]) -> None:
+    def _ask(self, coming: Iterator[tuple[int, Sample | Reject]]) -> None:
         while self._wants_more():
             pair = next(coming, None)
             if pair is None:
@@ -175,7 +175,7 @@ class Downloads:
                 return
             number, row = pair
             urls = (
-                () if isinstance(row, Refusal) else (row.url, *(image.url for image in row.images))
+                () if isinstance(row, Reject) else (row.url, *(image.url for image in row.images))
             )
             self._ahead.append((number, row, tuple(map(self._download, urls))))
 
@@ -239,15 +239,15 @@ class Downloads:
             self._held += nbytes
         download.fetched = fetched
 
-    def _result(self, row: Sample, downloads: Sequence[_Download]) -> Sample | Refusal:
-        """Return a row with its images, or a refusal that names the first that could not be had."""
+    def _result(self, row: Sample, downloads: Sequence[_Download]) -> Sample | Reject:
+        """Return a row with its images, or a reject that names the first that could not be had."""
         names = ("", *(image.name for image in row.images))
         fetched = [self._take(download) for download in downloads]
         for name, download, answer in zip(names, downloads, fetched, strict=True):
             if answer.code is not None:
                 detail = f"{name}: {answer.detail or answer.code}" if name else answer.detail
                 url = download.url
-                return Refusal(source=row.source, code=answer.code, detail=detail, url=url)
+                return Reject(source=row.source, code=answer.code, detail=detail, url=url)
         image, *others = (answer.data for answer in fetched)
         images = [image._replace(data=data) for image, data in zip(row.images, others, strict=True)]
         return replace(row, image=image, images=tuple(images))

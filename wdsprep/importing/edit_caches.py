@@ -16,7 +16,7 @@ from itertools import chain, groupby, islice
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import MAPPING, image_name, parse_json, parse_object
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.encoding.models.model_files import read_tensor_header
@@ -58,7 +58,7 @@ class SampleFiles(LatentCache):
         samples = chain.from_iterable(map(self._samples, items))
         for _, files in nlargest(LOOKED_AT, samples, key=lambda sample: len(sample[1])):
             values = make_or_refuse(shown(files[0][0]), partial(self._read, files))
-            if isinstance(values, Refusal):
+            if isinstance(values, Reject):
                 why = values.detail
             else:
                 names |= dict.fromkeys(values)
@@ -81,8 +81,8 @@ class SampleFiles(LatentCache):
         for row in map_ahead(read, self._samples(item), threads):
             if row.key in keys:
                 twice = f"another sample of {shown(item.name)} has the key {shown(row.key)}"
-                refusal = Refusal(source=row.source, code=Code.BAD_KEY, detail=twice)
-                row = Row(key=row.key, source=row.source, refusal=refusal)
+                reject = Reject(source=row.source, code=Code.BAD_KEY, detail=twice)
+                row = Row(key=row.key, source=row.source, reject=reject)
             keys.add(row.key)
             yield row
 

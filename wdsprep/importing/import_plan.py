@@ -21,7 +21,7 @@ from wdsprep.dataset.npy_arrays import LATENT as LATENT_NPY
 from wdsprep.dataset.npy_arrays import MASK as MASK_NPY
 from wdsprep.dataset.npy_arrays import POOLED as POOLED_NPY
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import TARGET, image_name, names_in_roles, roles_of
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import Size
@@ -166,12 +166,12 @@ def settle_plan(
     looked, why = 0, ""
     bits: tuple[str, ...] = ()
     for row in rows:
-        looked += row.refusal is None
+        looked += row.reject is None
         if looked > LOOKED_AT:
             break
         arrays = partial(arrays_in, chosen, row.columns)
-        found = row.refusal if row.refusal else make_or_refuse(row.source, arrays)
-        if isinstance(found, Refusal):
+        found = row.reject if row.reject else make_or_refuse(row.source, arrays)
+        if isinstance(found, Reject):
             why = why or found.detail
         else:
             sound.append(found)

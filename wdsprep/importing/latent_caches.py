@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan
@@ -61,7 +61,7 @@ class Row:
     key: str
     source: str
     columns: Mapping[str, Any] = field(default_factory=dict)
-    refusal: Refusal | None = None
+    reject: Reject | None = None
 
 
 Values = Mapping[str, Any]
@@ -134,7 +134,7 @@ class LatentCache:
         """Yield the rows of a file.
 
         Of the columns with arrays only the wanted ones are read. The other columns are read if
-        `facts` is true. A row that cannot be read has a refusal.
+        `facts` is true. A row that cannot be read has a reject.
         """
         if self.kind == "tars":
             yield from self._tar_rows(item.name, wanted, facts)
@@ -218,13 +218,13 @@ def _is_large(encoding: str) -> bool:
 
 
 def make_row(key: str, source: str, make: MakeValues) -> Row:
-    """Return a row with the values that `make` returns, or with a refusal if they cannot be read.
+    """Return a row with the values that `make` returns, or with a reject if they cannot be read.
 
     The key of the row is in one of the columns KEYS, or else it is `key`.
     """
     found = make_or_refuse(source, make)
-    if isinstance(found, Refusal):
-        return Row(key=key, source=source, refusal=found)
+    if isinstance(found, Reject):
+        return Row(key=key, source=source, reject=found)
     own = next((found[name] for name in KEYS if found.get(name)), "")
     return Row(key=str(own).replace(".", "_") or key, source=source, columns=found)
 

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import LATENT
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import facts_bytes
@@ -65,9 +66,9 @@ class ImportWorker:
             return output.finish(self._empty)
 
     def _take(self, output: LatentShard, row: Row) -> None:
-        found = row.refusal or make_or_refuse(row.source, partial(self._add, output, row))
+        found = row.reject or make_or_refuse(row.source, partial(self._add, output, row))
         if found is not None:
-            output.rejects.add(found.to_reject(row.key))
+            output.rejects.add(replace(found, key=row.key))
 
     def _add(self, output: LatentShard, row: Row) -> None:
         plan = self._work.plan

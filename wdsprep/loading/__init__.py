@@ -17,9 +17,9 @@
 batches as those of stored latents are. `streaming` does the same on other machines, with Ray.
 
 A loader may serve a part of a dataset: the samples of one shape, those that meet a condition
-(`where`), or those that have a row in a table. Tables of samples say which these are
+(`where`), or those that have a row in a table (`subsets`). Tables of samples say which these are
 (`dataset_tables`). The answer is kept on this machine, and so are the shapes of images that become
-latents on the fly, and the sizes of images in roles (`role_sizes`).
+latents on the fly, and the sizes of images in roles.
 
 `join` puts other datasets of the same images beside one, and finds their samples. `wanted_arrays`
 says which arrays are read of each dataset.

@@ -28,7 +28,15 @@ def finish(plan: LoadPlan, batch: Batch, rows: range) -> None:
     """Make the random changes to these rows of a batch; write table columns and masks."""
     _put_columns(plan, batch, rows)
     if plan.flip:
-        _flip(plan, batch, rows)
+        hit = torch.tensor(plan.mirrored_rows(batch, rows), dtype=torch.int64)
+        for name, flipped in batch.flipped.items():
+            has_moments = name == batch_name(LATENT) and batch.moments is not None
+            straight = batch.moments if has_moments else batch.out[name]
+            straight[hit] = flipped[hit]  # type: ignore[index]
+        for item in plan.datasets[batch.stream[0]].served:
+            is_turned = item.role and not item.holds_latents
+            if is_turned and (name := batch_name(item.name)) in batch.out:
+                batch.out[name][hit] = batch.out[name][hit].flip(-1)
     if batch.moments is not None:
         _sample(plan, batch, batch.moments, rows)
     if plan.drop_text:
@@ -54,19 +62,6 @@ def _put_columns(plan: LoadPlan, batch: Batch, rows: range) -> None:
                 elif name in batch.out:
                     into = batch.out[name]
                     into[where] = torch.from_numpy(values)
-
-
-def _flip(plan: LoadPlan, batch: Batch, rows: range) -> None:
-    """Give the rows that chance picks the latents of mirror images; mirror their other images."""
-    hit = torch.tensor(plan.mirrored_rows(batch, rows), dtype=torch.int64)
-    for name, flipped in batch.flipped.items():
-        has_moments = name == batch_name(LATENT) and batch.moments is not None
-        straight = batch.moments if has_moments else batch.out[name]
-        straight[hit] = flipped[hit]  # type: ignore[index]
-    for item in plan.datasets[batch.stream[0]].served:
-        is_turned = item.role and not item.holds_latents
-        if is_turned and (name := batch_name(item.name)) in batch.out:
-            batch.out[name][hit] = batch.out[name][hit].flip(-1)
 
 
 def _sample(plan: LoadPlan, batch: Batch, moments: torch.Tensor, rows: range) -> None:

@@ -35,7 +35,7 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing.reduction import ForkingPickler
@@ -120,8 +120,7 @@ class BlockPool:
         return used
 
     def _give_back(self, base: Bytes) -> None:
-        free = self._free[base.nbytes]
-        if len(free) < self._keep:
+        if len(free := self._free[base.nbytes]) < self._keep:
             free.append(base)
 
 
@@ -238,25 +237,18 @@ class Memory:
         else:
             with torch.inference_mode(False):  # where versions are counted, whatever the trainer's
                 memory = torch.from_numpy(self._padded.take(count * field.array_nbytes))
-                used = self._watch(memory, shape, used)
+                # In fresh memory no byte is nonzero, and in a block no other than after its last
+                # use, unless that had another shape, or a trainer has written to it since. torch
+                # counts the operations that write to a tensor or a view of it. A detached tensor
+                # shares that count, even when its own memory has been replaced.
+                if (last := self._last.get(memory.data_ptr())) is None:
+                    used = np.zeros_like(used)
+                elif last[:2] == (shape, last[2]._version):
+                    used = last[3]
+                probe = memory.detach()
+                probe.data = torch.empty(0, dtype=memory.dtype)
+                self._last[memory.data_ptr()] = shape, probe._version, probe, used
         return memory, PaddedRows(field, memory.numpy().reshape(shape), used)
-
-    def _watch(self, memory: torch.Tensor, shape: tuple[int, int], whole: Ints) -> Ints:
-        """Return how many of each row's first bytes may be nonzero, and note this use of a block.
-
-        In fresh memory none is. `whole` is returned if the block had another shape before, or if
-        a trainer has written to it since its last use. torch counts the operations that write
-        to a tensor or a view of it. A detached tensor shares that count, even when its own
-        memory has been replaced.
-        """
-        used = np.zeros_like(whole)
-        if last := self._last.get(memory.data_ptr()):
-            last_shape, version, probe, last_used = last
-            used = last_used if (last_shape, version) == (shape, probe._version) else whole
-        probe = memory.detach()
-        probe.data = torch.empty(0, dtype=memory.dtype)
-        self._last[memory.data_ptr()] = shape, probe._version, probe, used
-        return used
 
 
 WORD = 64  # bytes before the data, which stays aligned; the first tells whether they are in use
@@ -355,9 +347,7 @@ def round_up(nbytes: int, least: int = 1) -> int:
 _received: dict[tuple[int, str], dict[int, Bytes]] = {}
 
 
-@lru_cache(1)
-def _blocks_of(_process: int) -> WorkerBlocks:
-    return WorkerBlocks()
+_blocks_of = lru_cache(1)(lambda _process: WorkerBlocks())
 
 
 def worker_blocks() -> WorkerBlocks:
@@ -387,7 +377,11 @@ def _rebuild_tensor(
     strides: tuple[int, ...],
 ) -> torch.Tensor:
     if memory is not None:
-        _forget_ended_workers()
+        for known in list(_received):
+            try:
+                os.kill(known[0], 0)
+            except (ProcessLookupError, PermissionError):  # gone, or another user's by now
+                del _received[known]
         _received.setdefault(worker, {})[number] = memory.numpy()
     data = _received[worker][number]
     last = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -405,14 +399,6 @@ def _free(data: Bytes, owner: int) -> None:
         data[0] = 0
 
 
-def _forget_ended_workers() -> None:
-    for worker in list(_received):
-        try:
-            os.kill(worker[0], 0)
-        except (ProcessLookupError, PermissionError):  # gone, or another user's by now
-            del _received[worker]
-
-
 def _refuse(_batches: object, **_: object) -> NoReturn:
     raise UsageError(
         "a loader's batches are whole already: give DataLoader(loader, batch_size=None), and "
@@ -420,16 +406,12 @@ def _refuse(_batches: object, **_: object) -> NoReturn:
     )
 
 
-def _flatten(batch: WholeBatch) -> tuple[list[Any], list[str]]:
-    return list(batch.values()), list(batch)
-
-
-def _unflatten(values: Iterable[Any], names: Any) -> WholeBatch:
-    return WholeBatch(zip(names, values, strict=True))
-
-
 default_collate_fn_map[WholeBatch] = _refuse
-_pytree.register_pytree_node(WholeBatch, _flatten, _unflatten)  # as a dict is
+_pytree.register_pytree_node(  # as a dict is
+    WholeBatch,
+    lambda batch: (list(batch.values()), list(batch)),
+    lambda values, names: WholeBatch(zip(names, values, strict=True)),
+)
 
 
 Numbered = tuple[int, dict[str, Any]]

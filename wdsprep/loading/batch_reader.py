@@ -90,7 +90,7 @@ class Reader:
         self._slots = max(map(len, self.wanted))
         self._memory = Memory(pin=plan.pinned, keep=keep)
         self._scratch = BlockPool(keep=SCRATCHES)  # that headers are read into
-        self._substitutes = Substitutes(plan.datasets)
+        self.substitutes = Substitutes(plan.datasets)
         self._lacking: dict[str, float] = {}  # samples without a text at a path of captions=
 
     def begin(self, batch: Batch) -> Batch:
@@ -308,11 +308,11 @@ class Reader:
         while faults:
             for row, fault in faults.items():
                 choice = batch.stream[row], self._choice(batch, row)
-                self._substitutes.warn(choice, batch.shard[row], fault)
+                self.substitutes.warn(choice, batch.shard[row], fault)
                 damaged[row] += fault.reason != MISSING
                 if damaged[row] == ATTEMPTS:
-                    raise self._substitutes.make_error(batch.stream[row], fault)
-                drawn[row], place = self._substitutes.next(choice, wanted[row], drawn[row])
+                    raise self.substitutes.make_error(batch.stream[row], fault)
+                drawn[row], place = self.substitutes.next(choice, wanted[row], drawn[row])
                 batch.shard[row], batch.index[row] = place
                 if instead is not None:
                     instead(batch, row)
@@ -320,17 +320,6 @@ class Reader:
             first = 0 if instead is None else 1
             again = [self._read(batch, range(row, row + 1), first=first) for row in faults]
             faults = {row: fault for of_row in again for row, fault in of_row.items()}
-
-    def read_substitute(
-        self, batch: Batch, row: int, wanted: tuple[int, int], attempt: int
-    ) -> Batch:
-        """Read a substitute for a sample that could not be encoded, into a batch of its own.
-
-        `wanted` is the place of that sample. Each `attempt` draws another substitute.
-        """
-        return self.read_single(
-            batch, row, self._substitutes.draw(batch.stream[row], wanted, attempt)
-        )
 
     def read_single(self, batch: Batch, row: int, place: tuple[int, int]) -> Batch:
         """Read the sample at this place of the row's stream into a batch of its own.
@@ -437,21 +426,18 @@ class Reader:
             elif name == "image" or not self.plan.pixels:
                 batch.out[name][row] = image
             else:
-                try:
-                    batch.out[name][row] = self._crop(name, image, sample)
+                from wdsprep.images.crop import crop, crop_mask  # Pillow: not for latents
+
+                side, max_area = self.plan.pixels, self.plan.max_area
+                try:  # of a mask, what the crop of its target shows
+                    target = (_image_in(sample, "") or b"") if is_mask(name) else image
+                    cut = crop(target, side, max_area=max_area)
+                    is_cut = not is_mask(name)
+                    pixels = cut.pixels if is_cut else crop_mask(image, cut, 1, max_area=max_area)
                 except RejectedError as error:
                     return f"{prefix}{error}"
+                batch.out[name][row] = pixels
         return ""
-
-    def _crop(self, name: str, image: bytes, sample: TarSample) -> torch.Tensor:
-        """Return the middle of an image; of a mask, what the crop of its target shows."""
-        from wdsprep.images.crop import crop, crop_mask  # Pillow, which latents do not need
-
-        side, max_area = self.plan.pixels, self.plan.max_area
-        if not is_mask(name):
-            return crop(image, side, max_area=max_area).pixels
-        target = crop(_image_in(sample, "") or b"", side, max_area=max_area)
-        return crop_mask(image, target, 1, max_area=max_area)
 
     def _merge_raw(self, members: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
         """Add the wanted members of a joined sample to those of the first one.

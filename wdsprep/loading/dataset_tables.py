@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 from wdsprep.dataset.condition_syntax import Condition, format_path
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.kept_file import release_pages
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.sample_table import KEY, NO_OBJECT, REST, table_schema
 from wdsprep.dataset.samples import PathParts
 from wdsprep.dataset.settings import TEXT, columns_of
@@ -153,18 +152,6 @@ def _read_scores(
     return map_ahead(read, range(len(files.names)), beside.tables.threads)
 
 
-class SelectedSamples(NamedTuple):
-    """The samples of a shard that are selected, as a mask.
-
-    `damaged` counts those without a readable json, and `lacking` the others that have no row in a
-    joined table.
-    """
-
-    mask: Mask
-    damaged: int
-    lacking: int
-
-
 _ShardRows = tuple[Sequence[pa.Table], Mask, Mask]
 """The columns of the samples of a shard, in tables that stand side by side, and two masks.
 
@@ -193,10 +180,12 @@ class SampleSearch:
         others = (other for other in joined if not other.dataset.has_columns)  # laid out
         self._beside = [*map(TablesBeside, others)]
 
-    def run(self) -> Iterator[SelectedSamples]:
-        """Yield for each shard which of its samples are selected.
+    def run(self) -> Iterator[tuple[Mask, int, int]]:
+        """Yield for each shard a mask of its samples that are selected.
 
-        At the end, raise UsageError if the condition has a name that no sample has.
+        With it come the number of samples without a readable json, and that of the others which
+        have no row in a joined table. At the end, raise UsageError if the condition has a name that
+        no sample has.
         """
         threads, shards = self.tables.threads, range(len(self._dataset.names))
         waiting: deque[tuple[Mask, Mask]] = deque()
@@ -214,7 +203,7 @@ class SampleSearch:
             for mask in query.masks(sides(shards_read)):
                 is_sound, has_rows = waiting.popleft()
                 lacking = int((is_sound & ~has_rows).sum())
-                yield SelectedSamples(mask & is_sound & has_rows, int((~is_sound).sum()), lacking)
+                yield mask & is_sound & has_rows, int((~is_sound).sum()), lacking
                 for table in self._laid_out:
                     release_pages(table.has_row)
         for path in self._condition.names:

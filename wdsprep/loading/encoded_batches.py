@@ -31,7 +31,7 @@ from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.augmentation import finish
 from wdsprep.loading.batch_memory import Arrays, Batch
-from wdsprep.loading.batch_reader import PutSubstitute, Reader
+from wdsprep.loading.batch_reader import Reader
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order.global_order import Samples
@@ -124,7 +124,8 @@ class EncodingReader:
         wanted, (sample, _) = (batch.shard[row], batch.index[row]), batch.out["made"][row]
         batch.refused[wanted] = Reject(key=batch.keys[row], source=sample.source, code=code)
         for attempt in range(ATTEMPTS):
-            single = self.reader.read_substitute(batch, row, wanted, attempt)
+            place = self.reader.substitutes.draw(batch.stream[row], wanted, attempt)
+            single = self.reader.read_single(batch, row, place)
             (result,) = self.encoder.results(self.begin(single))
             if isinstance(result, EncodedSample):
                 return _make_row(single, 0, result)
@@ -203,16 +204,22 @@ class BatchBuilder:
             self._put(batch, start, arrays, mirrored)
             start += len(next(iter(arrays.values())))
 
-        if encoded is None:
-            self._read_joined(batch, None)
-        else:
+        if batch.joined_places:
+            columns = (batch.stream, batch.shard, batch.index)
+            stream, shards, indices = (np.array(numbers, np.int64) for numbers in columns)
+            samples = Samples(stream=stream, shard=shards, index=indices)
+            choice = np.array(batch.choice) if batch.choice else None
+            wanted = wanted_by_source(self._reader, samples, choice, first=1)
+            for source, places in wanted.items():
+                source.expect(places, NOTHING)
 
-            def put_substitute(batch: Batch, number: int) -> None:
+        def put_substitute(batch: Batch, number: int) -> None:
+            if encoded is not None:
                 row = encoded(batch, number)
                 batch.shard[number], batch.index[number] = row.shard, row.index
                 self._put_row(batch, number, row, mirrored)
 
-            self._read_joined(batch, put_substitute)
+        self._reader.fill_joined(batch, put_substitute if encoded else None)
         finish(self._plan, batch, range(len(batch)))
         if self._plan.pad == LONGEST:
             batch.shorten()
@@ -246,18 +253,6 @@ class BatchBuilder:
             if row in mirrored and batch_name(LATENT) in self._own:
                 batch.put(batch_name(LATENT), row, flipped[None])
 
-    def _read_joined(self, batch: Batch, instead: PutSubstitute | None) -> None:
-        """Read the arrays of joined datasets, which are stored."""
-        if not batch.joined_places:
-            return
-        columns = (batch.stream, batch.shard, batch.index)
-        stream, shard, index = (np.array(numbers, np.int64) for numbers in columns)
-        samples = Samples(stream=stream, shard=shard, index=index)
-        choice = np.array(batch.choice) if batch.choice else None
-        for shards, wanted in wanted_by_source(self._reader, samples, choice, first=1).items():
-            shards.expect(wanted, NOTHING)
-        self._reader.fill_joined(batch, instead)
-
 
 class Session:
     """The models of one trainer, loaded once, and the writer that keeps its latents."""
@@ -273,7 +268,9 @@ class Session:
         )
         self._plan = with_empty_caption(plan, self._encoder.empty() if plan.drop_text else {})
         self._tee = open_tee(tee_url, plan, encoding, self._encoder.empty)
-        weakref.finalize(self, _close, self._encoder, self._tee)
+        weakref.finalize(self, self._encoder.close)
+        if self._tee is not None:
+            weakref.finalize(self, self._tee.close)
 
     def serve(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each step with its batch, in order, while another thread makes the batches.
@@ -312,12 +309,6 @@ def open_tee(
     if not url:
         return None
     return LatentWriter(url, images.store.url, images.names, images.sizes.tolist(), encoding, empty)
-
-
-def _close(encoder: BatchEncoder, tee: LatentWriter | None) -> None:
-    encoder.close()
-    if tee is not None:
-        tee.close()
 
 
 def with_empty_caption(plan: LoadPlan, empty: Mapping[str, torch.Tensor]) -> LoadPlan:

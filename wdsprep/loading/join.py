@@ -12,7 +12,7 @@ lacks leave the order. To find them, the rows of shards with rejects are read.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from wdsprep.dataset.damage import naming_next_step
 from wdsprep.dataset.file_names import latent_unit, maker_of, table_name
 from wdsprep.dataset.image_positions import NBYTES, NOWHERE, numbers_at, plain_positions
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, image_shard_digest
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.dataset.receipts import image_shard_digest
 from wdsprep.dataset.reindex import make_step
 from wdsprep.dataset.sample_selection import (
     Numbers,
@@ -32,7 +31,7 @@ from wdsprep.dataset.sample_selection import (
     digest_of_shards,
 )
 from wdsprep.dataset.settings import Settings
-from wdsprep.dataset.shapes import Size, shape_name, shapes_of
+from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.thread_map import map_ahead, read_each
 from wdsprep.errors import UsageError
@@ -223,19 +222,16 @@ def _join_one(
             opened[url] = _open_joined(place)
         shapes.append(_split_joined(whole, *opened[url]))
         beside.append(_match_shards(files, first, *opened[url], shapes[-1]))
-    left = _drop_lacking_samples(whole, parts, beside)
-    return [
-        replace(part, joined=tuple(map(partial(_select_shape, part.size), beside, shapes)))
-        for part in left
-    ]
-
-
-def _select_shape(
-    size: Size | None, joined: JoinedDataset, shapes: tuple[Dataset, ...]
-) -> JoinedDataset:
-    """Return the samples of a joined dataset that have this shape; all if it has no shapes."""
-    of_size = (shape for shape in shapes if shape.size == size)
-    return JoinedDataset(next(of_size), joined.positions) if shapes else joined
+    left = []
+    for part in _drop_lacking_samples(whole, parts, beside):
+        joined = tuple(
+            other._replace(dataset=next(shape for shape in parts_of if shape.size == part.size))
+            if parts_of
+            else other
+            for other, parts_of in zip(beside, shapes, strict=True)
+        )
+        left.append(replace(part, joined=joined))
+    return left
 
 
 def _make_positions(dataset: Dataset, inputs: Ints, parts: Sequence[Dataset]) -> DatasetPositions:
@@ -321,30 +317,27 @@ def _match_shards(
             f"{url} and {whole.store.url} were made from different images: join datasets made "
             "from the same image shards"
         )
+    maker = maker_of(manifest.dataset, manifest.settings)
     if lacking:
-        raise UsageError(_explain_lacking(whole, url, lacking, manifest))
+        remedy = ": make it with --resolution as small, or load without them (buckets=)"
+        if not manifest.complete:
+            remedy = f', as it is not complete: run the same "{maker}" again, to its end'
+        elif manifest.is_scored:
+            remedy = f', as they were packed later: run the same "{maker}" again'
+        raise UsageError(
+            f"{url} has nothing of {_name_shards(lacking)}, which {whole.store.url} has{remedy}"
+        )
     if others:
         raise UsageError(
             f"{url} and {whole.store.url} were made from different images in "
             f'{_name_shards(others)}, which were packed again in between: run "wdsprep repair" on '
-            "both with their images, then the same "
-            f'"{maker_of(manifest.dataset, manifest.settings)}" again'
+            f'both with their images, then the same "{maker}" again'
         )
     numbers = {latent_unit(name): number for number, name in enumerate(dataset.names)}
     shards = np.array([numbers.get(unit, -1) for unit in units], np.int64)
     inputs = np.array([known[latent_unit(name)] for name in dataset.names], np.int64)
     other = _make_positions(dataset, inputs, shapes)
     return JoinedDataset(dataset, JoinPositions(shards=shards, first=first, other=other))
-
-
-def _explain_lacking(whole: Dataset, url: str, lacking: Sequence[str], manifest: Manifest) -> str:
-    what = f"{url} has nothing of {_name_shards(lacking)}, which {whole.store.url} has"
-    maker = maker_of(manifest.dataset, manifest.settings)
-    if not manifest.complete:
-        return f'{what}, as it is not complete: run the same "{maker}" again, to its end'
-    if manifest.is_scored:
-        return f'{what}, as they were packed later: run the same "{maker}" again'
-    return f"{what}: make it with --resolution as small, or load without them (buckets=)"
 
 
 def _name_shards(shards: Sequence[str]) -> str:

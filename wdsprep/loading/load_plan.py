@@ -472,26 +472,21 @@ def _check_same_arrays(plan: LoadPlan, dataset: Dataset) -> None:
     first, names = plan.datasets[0], {*plan.names}
     if plan.flip:
         names |= {batch_name(f.name) for d in (dataset, first) for f in d.served if f.mirrors}
-    arrays, others = (_tensor_shapes(d, names) for d in (dataset, first))
+    shapes: list[dict[str, object]] = []  # equal values mean tensors of one dtype and shape
+    for part in (dataset, first):
+        fields = [field for field in part.served if batch_name(field.name) in names]
+        fields += part.variable_fields([*names])
+        known: dict[str, object] = {batch_name(field.name): field for field in fields}
+        if batch_name(LATENT) in known and part.has_moments:
+            known[batch_name(LATENT)] = (known[batch_name(LATENT)], part.patch)
+        shapes.append(known | {n: kind for n, kind in part.columns.items() if n in names})
+    arrays, others = shapes
     if differing := sorted(n for n in {*arrays, *others} if arrays.get(n) != others.get(n)):
         raise UsageError(
             f"the arrays of {dataset.store.url} and {first.store.url} differ in name or shape "
             f"({examples(differing)}): give fields= that are the same in both, or "
             "homogeneous=True, which takes each batch from one stream"
         )
-
-
-def _tensor_shapes(dataset: Dataset, names: set[str]) -> dict[str, object]:
-    """Return a value for each named tensor of a batch, by which two datasets can be compared.
-
-    Equal values mean tensors of the same dtype and shape.
-    """
-    fields = [field for field in dataset.served if batch_name(field.name) in names]
-    fields += dataset.variable_fields([*names])
-    shapes: dict[str, object] = {batch_name(field.name): field for field in fields}
-    if batch_name(LATENT) in shapes and dataset.has_moments:
-        shapes[batch_name(LATENT)] = (shapes[batch_name(LATENT)], dataset.patch)
-    return shapes | {name: kind for name, kind in dataset.columns.items() if name in names}
 
 
 def _check_batch_size(plan: LoadPlan) -> None:

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from wdsprep.dataset.manifest import fingerprint
 from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.random_numbers import key_of
-from wdsprep.dataset.receipts import fingerprint
 from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
@@ -54,11 +54,10 @@ from wdsprep.loading.open_datasets import find_latent_shapes, open_datasets, sel
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order.global_order import MAX_STEP, Order
 from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
-from wdsprep.loading.role_sizes import divide_by_roles
 from wdsprep.loading.sample_cache import CacheDir, open_cache_dir
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams
-from wdsprep.loading.where import select_where, shorten_for_state
+from wdsprep.loading.subsets import divide_by_roles, select_where, shorten_for_state
 from wdsprep.options import takes_options
 from wdsprep.store import shared_store
 from wdsprep.text import brief, plural, whole_number
@@ -241,11 +240,6 @@ def _select_samples(
     return left
 
 
-def _make_whole(numbered: tuple[int, dict[str, Any]]) -> tuple[int, WholeBatch]:
-    step, batch = numbered
-    return step, batch if isinstance(batch, WholeBatch) else WholeBatch(batch)
-
-
 def _read_numbers(state: Mapping[str, Any], name: str, *, least: tuple[int, ...]) -> list[int]:
     """Return the numbers that a state has under a name, or [] if it has none.
 
@@ -411,7 +405,10 @@ class Loader(IterableDataset[dict[str, Any]]):
         batches = serve(self.plan, places) if is_stored else self._session.serve(places)
         device = self.plan.device
         batches = batches if device is None else copy_batches(batches, device)
-        return map(_make_whole, batches)
+        return (
+            (step, batch if isinstance(batch, WholeBatch) else WholeBatch(batch))
+            for step, batch in batches
+        )
 
     @cached_property
     def _session(self) -> "Session":

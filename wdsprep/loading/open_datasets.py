@@ -51,7 +51,7 @@ from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.store import did_you_mean_place, open_store
-from wdsprep.store.base import Entry, Store
+from wdsprep.store.base import Store
 from wdsprep.text import command, plural
 
 SIDES = ("width", "height")
@@ -137,7 +137,11 @@ def dataset_from_manifest(
     Raise UsageError if a bucket does not exist, or if there are no samples.
     """
     folders = {shard.name.partition("/")[0] for shard in manifest.shards}
-    made_of = _sources(manifest)
+    # For image shards, and if a receipt does not say it, the shard's own digest:
+    made_of = {shard.name: shard.digest for shard in manifest.shards}
+    if manifest.dataset == "latents":
+        inputs = dict(zip(*map(manifest.ledger.column, ("unit", "input")), strict=True))
+        made_of = {name: inputs.get(latent_unit(name)) or own for name, own in made_of.items()}
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
     if not folders:
         maker = f'the same "{maker_of(manifest.dataset, manifest.settings)}" again'
@@ -208,19 +212,6 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
     return counts
 
 
-def _sources(manifest: Manifest) -> dict[str, str]:
-    """Return for each shard, by name, the digest of the image shard that it was made from.
-
-    For image shards, and if a receipt does not say it, that is the shard's own digest.
-    """
-    digests = {shard.name: shard.digest for shard in manifest.shards}
-    if manifest.dataset != "latents":
-        return digests
-    columns = map(manifest.ledger.column, ("unit", "input"))
-    inputs = dict(zip(*columns, strict=True))
-    return {name: inputs.get(latent_unit(name)) or digest for name, digest in digests.items()}
-
-
 def latents_of_images(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
     """Return the dataset of latents that these images will become.
 
@@ -263,7 +254,12 @@ def _dataset_from_tars(
     """
     listed = {entry.name: entry for entry in store.list()}
     names = [n for n in listed if n.endswith(".tar")]
-    _check_tars(store.url, listed, bool(names))
+    check_place(store.url, listed)
+    if not names:
+        is_pattern = store.url.endswith(".tar") or any(sign in store.url for sign in "*?{")
+        hint = ": give the folder that the tars are in" if is_pattern else ""
+        hint = hint or did_you_mean_place(store.url)
+        raise NotFoundError(f"{store.url} holds no dataset, neither {MANIFEST} nor tars{hint}")
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
         raise UsageError(f"{store.url} has no tars in {', '.join(sorted(buckets or ()))}")
@@ -292,16 +288,6 @@ def _dataset_from_tars(
         digest=digest_of_shards(zip(names, sizes, nbytes, strict=True)),
         amount=amount,
     )
-
-
-def _check_tars(url: str, listed: Mapping[str, Entry], has_tars: bool) -> None:
-    """Check that a place without a manifest holds tars of another program, and no other data."""
-    check_place(url, listed)
-    if not has_tars:
-        is_pattern = url.endswith(".tar") or any(sign in url for sign in "*?{")
-        hint = ": give the folder that the tars are in" if is_pattern else ""
-        hint = hint or did_you_mean_place(url)
-        raise NotFoundError(f"{url} holds no dataset, neither {MANIFEST} nor tars{hint}")
 
 
 def split_by_shape(

@@ -21,9 +21,8 @@ from wdsprep.loading.batch_reader import Reader, Sources
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order.global_order import Samples
-from wdsprep.loading.sample_cache import CacheDir
 from wdsprep.loading.served_datasets import Dataset
-from wdsprep.loading.shard_access import LocalShards, RemoteShards, Shards, WantedRows
+from wdsprep.loading.shard_access import RemoteShards, Shards, WantedRows
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE
 
@@ -57,7 +56,11 @@ def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int
 
 def serve(plan: LoadPlan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each step with its batch of stored samples, without keeping the batch."""
-    return map(_add_step, fill_batches(plan, steps))
+    is_sent = get_worker_info() is not None
+    return (
+        (batch.step, SharedBatch(batch.out) if is_sent else batch.out)
+        for batch in fill_batches(plan, steps)
+    )
 
 
 def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -70,31 +73,27 @@ def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, An
     return zip(places, samples, strict=True)
 
 
-def _add_step(batch: Batch) -> tuple[int, dict[str, Any]]:
-    return batch.step, batch.out if get_worker_info() is None else SharedBatch(batch.out)
-
-
 def open_reader(plan: LoadPlan) -> Reader:
     return Reader(plan, open_sources(plan), keep=2 * (plan.ahead + 4))
 
 
 def open_sources(plan: LoadPlan) -> Sources:
-    wholes = dict.fromkeys(part.whole for dataset in plan.datasets for part in dataset.with_joined)
-    opened = {whole: _open_shards(whole, plan.cache) for whole in wholes}
+    opened: dict[Dataset, Shards] = {}
+    for whole in (part.whole for dataset in plan.datasets for part in dataset.with_joined):
+        if whole in opened:
+            continue
+        if whole.store.root:
+            opened[whole] = Shards(whole)
+        elif isinstance(whole.store, RemoteStore):
+            opened[whole] = RemoteShards(whole, whole.store, plan.cache)
+        else:
+            raise UsageError(f"{whole.store.url} cannot be loaded: give {ANY_PLACE}")
     return tuple(tuple(opened[part.whole] for part in d.with_joined) for d in plan.datasets)
 
 
 def close_sources(sources: Sources) -> None:
     for shards in dict.fromkeys(chain.from_iterable(sources)):
         shards.close()
-
-
-def _open_shards(dataset: Dataset, cache: CacheDir | None) -> Shards:
-    if dataset.store.root:
-        return LocalShards(dataset, dataset.store.root)
-    if isinstance(dataset.store, RemoteStore):
-        return RemoteShards(dataset, dataset.store, cache)
-    raise UsageError(f"{dataset.store.url} cannot be loaded: give {ANY_PLACE}")
 
 
 def fill_batches(
@@ -204,16 +203,15 @@ def wanted_by_source(
             places = dataset.joined[slot - 1].positions.locate(*pairs) if slot else pairs
             rows = here[mask], places[0][mask], places[1][mask]
             by_source.setdefault(sources[slot], []).append(rows)
-    return {shards: _sort_by_order(rows) for shards, rows in by_source.items()}
-
-
-def _sort_by_order(rows: Sequence[tuple[Ints, Ints, Ints]]) -> WantedRows:
-    """Return the shards and numbers of samples, sorted by the places of these in the order."""
-    if len(rows) == 1:
-        return rows[0][1:]
-    places, shards, indices = map(np.concatenate, zip(*rows, strict=True))
-    by = np.argsort(places, kind="stable")
-    return shards[by], indices[by]
+    wanted: dict[Shards, WantedRows] = {}
+    for source, parts in by_source.items():
+        in_order, shards, indices = parts[0]
+        if len(parts) > 1:
+            in_order, shards, indices = map(np.concatenate, zip(*parts, strict=True))
+            by = np.argsort(in_order, kind="stable")
+            shards, indices = shards[by], indices[by]
+        wanted[source] = shards, indices
+    return wanted
 
 
 def _groups(

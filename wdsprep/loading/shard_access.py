@@ -11,19 +11,16 @@ import resource
 import sys
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wdsprep.dataset.aio import Bytes, Vectors, address_of, read_all
+from wdsprep.dataset.aio import Vectors, address_of, read_all
 from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.tar import BLOCK
@@ -35,6 +32,9 @@ from wdsprep.loading.served_datasets import Dataset, missing_shard_advice
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.local import open_file
 from wdsprep.text import command, plural
+
+if TYPE_CHECKING:
+    from wdsprep.loading.wanted_arrays import RowReads
 
 NONE = memoryview(b"")
 NOTHING = np.empty(0, np.uint8)
@@ -73,49 +73,76 @@ class OpenShard:
             close(self.fd)
 
 
-class Shards(ABC):
-    """The shards of one dataset, whose samples any number of threads read.
+class Shards:
+    """The shards of one dataset on a local disk, whose samples any number of threads read.
 
-    A tar is opened when it is first needed, and the longest unused one is closed first. Samples are
-    fetched ahead where `fetches` is true, which needs calls of `expect`.
+    A tar is opened when it is first needed, and the longest unused one is closed first. Only the
+    page cache reads ahead. Subclasses may fetch samples from elsewhere.
     """
 
-    fetches: ClassVar[bool]
+    fetches = False
+    """True if samples are fetched ahead, which needs calls of `expect`."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = threading.Lock()
         self._opening = [threading.Lock() for _ in range(OPEN_SHARDS)]
+        if dataset.store.root:
+            _in_use.add(self)
 
-    @abstractmethod
-    def open(self, shard: int, /) -> OpenShard | None:
-        """Return an open shard to read from in one call with others, or None if that cannot be."""
-
-    @abstractmethod
-    def read(self, reads: "SampleReads", number: int) -> None:
-        """Read a single one of the samples, and set what was read of it.
-
-        Raise BadSampleError or NotFoundError if it cannot be read.
-        """
-
-    @abstractmethod
     def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
         """Announce the samples that will be read next, each once, and those of the next call.
 
         Both may be fetched from now on.
         """
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Count these shards as in use no longer; their files close with their last reader."""
+        _in_use.discard(self)
 
-    @abstractmethod
     def open_tar(self, name: str) -> tuple[int, str]:
         """Return a file descriptor, or -1 if the tar is not here, and a stamp of its content."""
+        return open_file(f"{self._dataset.store.root}/{name}")[0], ""
 
     def most_open(self) -> int:
-        """Return how many shards may be open now."""
-        return OPEN_SHARDS
+        """Return how many shards of a dataset may stay open.
+
+        The datasets of all loaders share a third of the files that the process may open. Shards
+        that are being read come on top.
+        """
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if allowed == resource.RLIM_INFINITY:
+            return OPEN_SHARDS
+        return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
+
+    def open(self, shard: int, /) -> OpenShard | None:
+        """Return an open shard to read from in one call with others, or None if that cannot be."""
+        try:
+            return self.get(shard)
+        except NotFoundError:
+            return None  # `read` says why
+
+    def read(self, reads: "RowReads", number: int) -> None:
+        """Read a single one of the samples, and set what was read of it.
+
+        This takes as many calls as it needs: over 2 GB, or on a network file system, one call may
+        bring less than all. Raise BadSampleError or NotFoundError if the sample cannot be read.
+        """
+        opened = self.get(reads.shards[number])
+        start, end = sample_range(opened, reads.indices[number])
+        if end - start < reads.least_nbytes:
+            raise too_short()
+        rest = np.empty(max(0, end - start - reads.columns_nbytes) if reads.rest else 0, np.uint8)
+        reads.sizes[number], reads.rests[number] = end - start, rest.data
+        for buffer in (*reads.buffers(number), rest):
+            view = buffer.data[: end - start]
+            while len(view):
+                count = os.preadv(opened.fd, [view], start)
+                if not count:
+                    raise too_short()
+                start += count
+                view = view[count:]
 
     def get(self, shard: int) -> OpenShard:
         """Return a shard that is open. Raise NotFoundError if it or its index is missing."""
@@ -167,106 +194,11 @@ def too_short() -> BadSampleError:
     return BadSampleError("it has fewer bytes than it should", code="truncated")
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class SampleReads:
-    """Samples to read, and what was read of them.
-
-    For each sample, `sources` has the shards of its dataset, `shards` the number of its shard among
-    them, `indices` its own number in that shard, and `rows` the row of the columns to which its
-    first bytes go, one column after another. With `rest`, its remaining bytes are wanted too;
-    without columns these are all bytes. A sample may be shorter than the columns by up to `spare`
-    bytes, which the last column then lacks.
-
-    `read_samples` sets the rest: the size of each sample, its bytes after those in the columns, and
-    by number the reason why a sample could not be read.
-    """
-
-    sources: Sequence[Shards]
-    shards: Sequence[int]
-    indices: Sequence[int]
-    rows: Sequence[int]
-    columns: Sequence[Bytes] = ()
-    spare: int = 0
-    rest: bool = False
-    sizes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    rests: list[memoryview] = field(default_factory=list)
-    errors: dict[int, ReadError] = field(default_factory=dict)
-
-    @property
-    def columns_nbytes(self) -> int:
-        return sum(column.shape[1] for column in self.columns)
-
-    @property
-    def least_nbytes(self) -> int:
-        return self.columns_nbytes - self.spare
-
-    def buffers(self, number: int) -> list[Bytes]:
-        """Return the memory for the first bytes of a sample, part by part."""
-        return [column[self.rows[number]] for column in self.columns]
+_in_use: "weakref.WeakSet[Shards]" = weakref.WeakSet()
+"""The shards on local disks that loaders have now."""
 
 
-class LocalShards(Shards):
-    """Shards on a local disk; only the page cache reads ahead."""
-
-    fetches = False
-
-    def __init__(self, dataset: Dataset, root: Path) -> None:
-        super().__init__(dataset)
-        self._root = root
-        _in_use.add(self)
-
-    def open_tar(self, name: str) -> tuple[int, str]:
-        return open_file(self._root / name)[0], ""
-
-    def most_open(self) -> int:
-        """Return how many shards of a dataset may stay open.
-
-        The datasets of all loaders share a third of the files that the process may open. Shards
-        that are being read come on top.
-        """
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if allowed == resource.RLIM_INFINITY:
-            return OPEN_SHARDS
-        return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
-
-    def open(self, shard: int, /) -> OpenShard | None:
-        try:
-            return self.get(shard)
-        except NotFoundError:
-            return None  # `read` says why
-
-    def read(self, reads: SampleReads, number: int) -> None:
-        """Read a sample with as many calls as it takes.
-
-        Over 2 GB, or on a network file system, one call may bring less than all.
-        """
-        opened = self.get(reads.shards[number])
-        start, end = sample_range(opened, reads.indices[number])
-        if end - start < reads.least_nbytes:
-            raise too_short()
-        rest = np.empty(max(0, end - start - reads.columns_nbytes) if reads.rest else 0, np.uint8)
-        reads.sizes[number], reads.rests[number] = end - start, rest.data
-        for buffer in (*reads.buffers(number), rest):
-            view = buffer.data[: end - start]
-            while len(view):
-                count = os.preadv(opened.fd, [view], start)
-                if not count:
-                    raise too_short()
-                start += count
-                view = view[count:]
-
-    def expect(self, wanted: WantedRows, soon: WantedRows) -> None:
-        """Do nothing: nothing is fetched ahead."""
-
-    def close(self) -> None:
-        """Count these shards as in use no longer; their files close with their last reader."""
-        _in_use.discard(self)
-
-
-_in_use: "weakref.WeakSet[LocalShards]" = weakref.WeakSet()
-
-
-def read_samples(wanted: Sequence[SampleReads]) -> None:
+def read_samples(wanted: Sequence["RowReads"]) -> None:
     """Read samples: all that lie on local disks in one call, the others one after another.
 
     The places of all are checked at once: one by one takes three times as long, and delays the
@@ -323,7 +255,7 @@ def read_samples(wanted: Sequence[SampleReads]) -> None:
                 reads.errors[number] = error
 
 
-def _point_to_memory(vectors: Vectors, reads: SampleReads) -> list[memoryview]:
+def _point_to_memory(vectors: Vectors, reads: "RowReads") -> list[memoryview]:
     """Write into `vectors` where the bytes of each sample go, and how many.
 
     Return new memory for the bytes after the columns, which is empty if these are not wanted.
@@ -366,13 +298,16 @@ class RemoteShards(Shards):
         self._large = threading.Semaphore(MAX_LARGE_REQUESTS)
         self._blocks = BlockPool(keep=MOST_NBYTES // STEP_NBYTES, step=STEP_NBYTES)
 
+    def most_open(self) -> int:
+        return OPEN_SHARDS
+
     def open_tar(self, name: str) -> tuple[int, str]:
         return -1, "" if self._cache is None else self._store.stamp(name)
 
     def open(self, _shard: int, /) -> None:
         """Return None: no file is here to read from."""
 
-    def read(self, reads: SampleReads, number: int) -> None:
+    def read(self, reads: "RowReads", number: int) -> None:
         """Copy a sample from what was fetched, after waiting for it."""
         data = np.frombuffer(self._bytes(reads.shards[number], reads.indices[number]), np.uint8)
         if len(data) < reads.least_nbytes:

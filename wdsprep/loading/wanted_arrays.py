@@ -13,17 +13,20 @@ took 1.10 times (two idle cores, page cache).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.npy_arrays import Field
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.samples import role_of
 from wdsprep.loading.batch_memory import Batch, PaddedRows
 from wdsprep.loading.sample_layout import SampleLayout, batch_name
 from wdsprep.loading.served_datasets import Dataset, presence_name
-from wdsprep.loading.shard_access import SampleReads
+from wdsprep.loading.shard_access import ReadError, Shards
 
 TEXTS = ("txt", "caption")
 TEXT_FIELDS = (*TEXTS, "json")
@@ -88,14 +91,33 @@ def find_wanted(
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class RowReads(SampleReads):
+class RowReads:
     """Rows of a batch to read from the datasets of one slot, and what was read of them.
+
+    For each sample, `sources` has the shards of its dataset, `shards` the number of its shard among
+    them, `indices` its own number in that shard, and `rows` the row of the columns to which its
+    first bytes go, one column after another. With `rest`, its remaining bytes are wanted too;
+    without columns these are all bytes. A sample may be shorter than the columns by up to `spare`
+    bytes, which the last column then lacks.
+
+    `read_samples` sets the size of each sample, its bytes after those in the columns, and by number
+    the reason why a sample could not be read.
 
     `batch_rows` are these rows among those that one thread fills, the `run`. Their arrays, and the
     headers between these, go where the layout says; without a layout, samples are read whole.
     `padded` has the rows of an array of variable length, if that is wanted.
     """
 
+    sources: Sequence[Shards]
+    shards: Sequence[int]
+    indices: Sequence[int]
+    rows: Sequence[int]
+    columns: Sequence[Bytes] = ()
+    spare: int = 0
+    rest: bool = False
+    sizes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    rests: list[memoryview] = field(default_factory=list)
+    errors: dict[int, ReadError] = field(default_factory=dict)
     batch: Batch
     run: range
     batch_rows: Sequence[int]
@@ -104,6 +126,18 @@ class RowReads(SampleReads):
     layout: SampleLayout | None = None
     headers: Bytes
     padded: PaddedRows | None = None
+
+    @property
+    def columns_nbytes(self) -> int:
+        return sum(column.shape[1] for column in self.columns)
+
+    @property
+    def least_nbytes(self) -> int:
+        return self.columns_nbytes - self.spare
+
+    def buffers(self, number: int) -> list[Bytes]:
+        """Return the memory for the first bytes of a sample, part by part."""
+        return [column[self.rows[number]] for column in self.columns]
 
     def leave_out(self, rows: Collection[int]) -> None:
         """Remove these rows, and what was read for them, since other datasets lack them."""

@@ -5,13 +5,14 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.samples import ROLE
+from wdsprep.dataset.samples import ROLE, value_at_path
 from wdsprep.dataset.shapes import parse_buckets
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
@@ -31,49 +32,40 @@ from wdsprep.runners.options import (
 from wdsprep.text import brief, parse_names, parse_size
 
 if TYPE_CHECKING:
-    from wdsprep.packing.filters import Filter
     from wdsprep.sources.base import Columns, Role, Source
 
 IMAGES, COLUMNS, SOURCE = HEADING, "Captions and columns", "Source"
+FORMATS = ("auto", "images", "tars", "parquet", "csv", "tsv", "jsonl", "txt", "arrow", "mds")
+"""The kinds of a source."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Digest:
-    """A column with digests of the images' bytes, and the name of the hash that made them."""
+def parse_digest(value: Any) -> tuple[str, str]:
+    """Return a column of digests of images, and the name of the hash that made them.
 
-    column: str
-    hash: str
-
-    @classmethod
-    def parse(cls, given: Any) -> "Digest":
-        """Return the column and the hash in `md5`, `COLUMN:md5` or `["COLUMN","md5"]`.
-
-        `md5` alone means a column of that name. The last is the spelling of img2dataset.
-        """
-        if isinstance(given, cls):
-            return given
-        is_listed = not isinstance(given, str) or given.startswith(("[", "("))
-        pair = parse_names(given) if is_listed else ()
-        column, _, kind = str(given).rpartition(":")
-        column, kind = pair if len(pair) == 2 else (column or kind, kind)
-        if kind not in HASHES:
-            raise UsageError(f"{brief(given)}: write COLUMN:HASH, with one of {', '.join(HASHES)}")
-        return cls(column=column, hash=kind)
+    The value is `md5`, `COLUMN:md5` or `["COLUMN","md5"]`. `md5` alone means a column of that name.
+    The last is the spelling of img2dataset.
+    """
+    is_listed = not isinstance(value, str) or value.startswith(("[", "("))
+    pair = parse_names(value) if is_listed else ()
+    column, _, kind = str(value).rpartition(":")
+    column, kind = pair if len(pair) == 2 else (column or kind, kind)
+    if kind not in HASHES:
+        raise UsageError(f"{brief(value)}: write COLUMN:HASH, with one of {', '.join(HASHES)}")
+    return column, kind
 
 
-def _condition(given: str) -> str:
-    """Check that a text is a condition, and return it."""
-    from wdsprep.packing.filters import Filter
+class Filter(Condition):
+    """A condition of --filter, which is called with the facts of a sample."""
 
-    return Filter(given).text
+    option = "--filter "
 
+    @property
+    def columns(self) -> frozenset[str]:
+        """Return the columns of a table that the condition uses."""
+        return frozenset(str(path[0]) for path in self.names)
 
-def _input_format(given: Any) -> str:
-    from wdsprep.sources.recognise import FORMATS, format_of
-
-    if not isinstance(given, str):
-        raise UsageError(f"{brief(given)}: give one of {', '.join(FORMATS)}")
-    return format_of(given)
+    def __call__(self, facts: Mapping[str, Any]) -> bool:
+        return self.holds([value_at_path(facts, path) for path in self.names])
 
 
 def _role(given: Any) -> str:
@@ -273,18 +265,18 @@ class PackRules(ShardSizes, ImageOptions):
         '< 0.8".',
         COLUMNS,
         default="",
-        read=_condition,
+        read=lambda text: Filter(text).text,
         code=Code.FILTERED,
         remedy="--overwrite with another --filter takes others",
         example='"aesthetic >= 4.5 and pwatermark < 0.8"',
         page="a [condition](../loading/README.md#samples-that-meet-a-condition) on the json's "
         "fields or the table's columns, in the language of `where=`",
     )
-    verify_hash: str | tuple[str, str] | Digest = option_field(
+    verify_hash: str | tuple[str, str] = option_field(
         "Reject images whose bytes do not have the digest in this column, such as md5.",
         COLUMNS,
         default="",
-        read=Digest.parse,
+        read=parse_digest,
         code=Code.HASH_MISMATCH,
         remedy="check whether --verify-hash gives the right column and hash",
         metavar="COLUMN[:HASH]",
@@ -366,14 +358,13 @@ class PackRules(ShardSizes, ImageOptions):
         return Recode(quality=jpeg_quality(self.reencode), max_side=self.max_side)
 
     @cached_property
-    def condition(self) -> "Filter | None":
-        from wdsprep.packing.filters import Filter
-
+    def condition(self) -> Filter | None:
         return Filter(self.filter) if self.filter else None
 
     @cached_property
-    def verify(self) -> Digest | None:
-        return Digest.parse(self.verify_hash) if self.verify_hash else None
+    def verify(self) -> tuple[str, str] | None:
+        """Return the column of digests of images, and the name of the hash that made them."""
+        return parse_digest(self.verify_hash) if self.verify_hash else None
 
     @cached_property
     def kept(self) -> tuple[str, ...] | None:
@@ -386,12 +377,12 @@ class PackRules(ShardSizes, ImageOptions):
         """Return the columns that a source must have."""
         from wdsprep.sources.base import Columns
 
-        condition, digest = self.condition, self.verify
+        condition = self.condition
         return Columns(
             image=self.image_col,
             caption=self.caption_col,
             url=self.url_col,
-            digest=digest.column if digest else "",
+            digest=self.verify[0] if self.verify else "",
             filtered=tuple(sorted(condition.columns - {"caption"})) if condition else (),
             kept=self.kept or (),
             caption_ext=cast("tuple[str, ...]", self.caption_ext),
@@ -422,14 +413,11 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
         page="pack what the source has gained since, into further shards",
     )
     input_format: str = option_field(
-        "Read SOURCE as this kind, if it is not clear: images, tars, parquet, csv, tsv, jsonl, "
-        "txt, arrow or mds.",
+        "Read SOURCE as this kind, if it is not clear which is meant.",
         SOURCE,
         default="auto",
-        read=_input_format,
-        metavar="FORMAT",
+        choices=FORMATS,
         usual=True,
-        example="auto|images|tars|parquet|csv|tsv|jsonl|txt|arrow|mds",
         page="what to read, if the source is a folder with several kinds of input",
     )
     retry_rejected: bool = option_field(
@@ -496,7 +484,7 @@ def settings_of(options: PackOptions, place: "Source") -> dict[str, Any]:
     if options.kept is not None:
         found["save_additional_columns"] = list(options.kept)
     if options.verify is not None:
-        found["verify_hash"] = f"{options.verify.column}:{options.verify.hash}"
+        found["verify_hash"] = ":".join(options.verify)
     if source != "urls" and options.max_nbytes != MAX_NBYTES:
         found["max_bytes"] = options.max_nbytes
     if source == "urls":

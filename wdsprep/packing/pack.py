@@ -105,10 +105,10 @@ def plan_for_machines(
 
 def runner_of(options: WorkerOptions, worker_plan: PackWorkerPlan) -> Runner:
     """Return a runner that starts the planned workers."""
-    grows = bool(options.most)
+    workers, grows = worker_plan.workers, bool(options.most)
     settings = RunnerSettings(
-        workers=min(options.least, worker_plan.workers) if grows else worker_plan.workers,
-        max_workers=worker_plan.workers if grows else 0,
+        workers=min(options.least, workers) if grows else workers,
+        max_workers=workers if grows else 0,
         units_per_worker=worker_plan.slices,
         max_attempts=options.max_attempts,
         address=options.ray_address,
@@ -155,7 +155,7 @@ def pack(options: PackOptions) -> "Outcome":
     continues the run.
     """
     from wdsprep.dataset.settings import loosened
-    from wdsprep.packing.retry_rejected import Curable, Retries, read_retries
+    from wdsprep.packing.retry_rejected import Retries, read_retries
     from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write, write_generations
     from wdsprep.sources.base import check_slices, find_unseen_roles
@@ -223,8 +223,8 @@ def pack(options: PackOptions) -> "Outcome":
     if plan.generations != manifest.generations:
         manifest = write_generations(edition, manifest, plan.generations)
     if options.retry_rejected:
-        curable = Curable(fetch=fetch, larger="max_bytes" in more)
-        retries = retries.extended(manifest, curable, size=rules.samples_per_shard)
+        larger, size = "max_bytes" in more, rules.samples_per_shard
+        retries = retries.extended(manifest, fetch, larger=larger, size=size)
     again = retries.pending(manifest)
     count = plan.count + len(again)
     if count:

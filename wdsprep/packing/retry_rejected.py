@@ -25,7 +25,7 @@ that neither a `limit` nor an append can meet them.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -39,8 +39,7 @@ from wdsprep.dataset.file_names import (
     rejects_name,
     retry_of_inputs,
 )
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import RETRIED, Receipt
+from wdsprep.dataset.manifest import RETRIED, Manifest, Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import (
     UNSETTLED,
@@ -55,7 +54,7 @@ from wdsprep.dataset.stored_dataset import done_units, read_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.fetch.options import ROBOTS, TRANSIENT, FetchRules
-from wdsprep.packing.changed_sources import packed_items
+from wdsprep.packing.slices import packed_items
 from wdsprep.sources.base import Item, Slice
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.schemes import is_keyed
@@ -106,20 +105,20 @@ class Retries:
         if not moved:
             return manifest
         planned = _sources_by_unit(self.slices)
-        receipts = (
-            receipt
-            if not (gone := moved.get(receipt.unit)) or _is_settled(receipt, gone, planned)
-            else self._settle_unit(receipt.unit, gone)
-            for receipt in manifest.receipts
-        )
-        return replace(manifest, receipts=tuple(r for r in receipts if r is not None))
+        receipts: list[Receipt] = []
+        for receipt in manifest.receipts:
+            unit = receipt.unit
+            if not (gone := moved.get(unit)) or _is_settled(receipt, gone, planned):
+                receipts.append(receipt)
+                continue
+            with self.edition.holding(unit), suppress(NotFoundError):  # a repair has taken it out
+                stored = read_receipt(self.store, unit)
+                receipts.append(_settle_receipt(self.store, stored, gone))
+        return replace(manifest, receipts=tuple(receipts))
 
-    def _settle_unit(self, unit: str, gone: frozenset[str]) -> Receipt | None:
-        with self.edition.holding(unit), suppress(NotFoundError):  # a repair has taken it out
-            return _settle_receipt(self.store, read_receipt(self.store, unit), gone)
-        return None
-
-    def extended(self, manifest: Manifest, curable: "Curable", *, size: int) -> "Retries":
+    def extended(
+        self, manifest: Manifest, fetch: FetchRules, *, larger: bool, size: int
+    ) -> "Retries":
         """Plan retry slices of up to `size` rows for the rejects that may succeed now.
 
         Rejects that have a retry slice already are left out. The new slices are written to the
@@ -127,13 +126,16 @@ class Retries:
         """
         with self.edition.holding_manifest():
             slices = read_retries(self.edition).slices  # another run may have planned some
-            planned = _sources_by_unit(slices)
+            planned, codes = _sources_by_unit(slices), curable_codes(fetch, larger=larger)
             items = (
                 item
                 for receipt in manifest.receipts
-                if not curable.codes.isdisjoint(receipt.rejects)
+                if not codes.isdisjoint(receipt.rejects)
                 for item in _retryable_items(
-                    self.store, receipt.unit, planned.get(receipt.unit, frozenset()), curable
+                    self.store,
+                    receipt.unit,
+                    lambda reject: _is_curable(reject, fetch, codes),
+                    planned.get(receipt.unit, frozenset()),
                 )
             )
             first = 1 + max((part.number for part in slices), default=FIRST_RETRY - 1)
@@ -143,35 +145,25 @@ class Retries:
         return replace(self, slices=slices + new)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curable:
-    """The rejects that another attempt may cure, given what a run is allowed to fetch.
+def curable_codes(fetch: FetchRules, *, larger: bool) -> frozenset[str]:
+    """Return the codes of rejects that another attempt may cure, given what a run may fetch.
 
     `larger` is true if images may have more bytes than when the dataset was begun.
     """
+    allowed = {
+        Code.PRIVATE_ADDRESS: fetch.allow_private_hosts or fetch.allow_s3,
+        Code.DISALLOWED: fetch.ignore_robots or fetch.ignore_opt_outs,
+        Code.TOO_MANY_BYTES: larger,
+    }
+    return TRANSIENT.union(code for code, is_allowed in allowed.items() if is_allowed)
 
-    fetch: FetchRules
-    larger: bool
 
-    @property
-    def codes(self) -> frozenset[str]:
-        fetch = self.fetch
-        allowed = {
-            Code.PRIVATE_ADDRESS: fetch.allow_private_hosts or fetch.allow_s3,
-            Code.DISALLOWED: fetch.ignore_robots or fetch.ignore_opt_outs,
-            Code.TOO_MANY_BYTES: self.larger,
-        }
-        return TRANSIENT.union(code for code, is_allowed in allowed.items() if is_allowed)
-
-    def takes(self, reject: Reject) -> bool:
-        match reject.code:
-            case Code.PRIVATE_ADDRESS:
-                is_object = is_keyed(reject.url)
-                return self.fetch.allow_s3 if is_object else self.fetch.allow_private_hosts
-            case Code.DISALLOWED:
-                by_robots = ROBOTS in reject.detail
-                return self.fetch.ignore_robots if by_robots else self.fetch.ignore_opt_outs
-        return reject.code in self.codes
+def _is_curable(reject: Reject, fetch: FetchRules, codes: frozenset[str]) -> bool:
+    if reject.code is Code.PRIVATE_ADDRESS:
+        return fetch.allow_s3 if is_keyed(reject.url) else fetch.allow_private_hosts
+    if reject.code is Code.DISALLOWED:
+        return fetch.ignore_robots if ROBOTS in reject.detail else fetch.ignore_opt_outs
+    return reject.code in codes
 
 
 def retryable(manifest: Manifest) -> int:
@@ -238,31 +230,26 @@ def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Rec
             rejects.add(reject)
     inputs = sum(shard.samples for shard in receipt.shards) + rejects.counts.total()
     retried = receipt.counts.get(RETRIED, 0) + receipt.inputs - inputs
+    files = {**receipt.files, name: rejects.digest}
+    files.pop(UNSETTLED, None)
     settled = replace(
         receipt,
         inputs=inputs,
         rejects=dict(rejects.counts),
         counts={**receipt.counts, RETRIED: retried},
-        files={**_settled_files(receipt), name: rejects.digest},
+        files=files,
     )
     if digest != rejects.digest:
-        _rewrite(store, replace(settled, files={**settled.files, UNSETTLED: digest}))
+        begun = replace(settled, files={**files, UNSETTLED: digest})
+        write_bytes(store, receipt_name(receipt.unit), begun.to_bytes())
         write_bytes(store, name, after.getvalue())
     if settled != receipt:
-        _rewrite(store, settled)
+        write_bytes(store, receipt_name(receipt.unit), settled.to_bytes())
     return settled
 
 
-def _settled_files(receipt: Receipt) -> dict[str, str]:
-    return {name: digest for name, digest in receipt.files.items() if name != UNSETTLED}
-
-
-def _rewrite(store: Store, receipt: Receipt) -> None:
-    write_bytes(store, receipt_name(receipt.unit), receipt.to_bytes())
-
-
 def _retryable_items(
-    store: Store, unit: str, planned: frozenset[str], curable: Curable
+    store: Store, unit: str, is_curable: Callable[[Reject], bool], planned: frozenset[str]
 ) -> Iterator[Item]:
     """Yield items that consist of the rejected rows of a slice that may succeed now.
 
@@ -272,11 +259,7 @@ def _retryable_items(
 
     with naming_repair(store):
         rejects = rejects_in(store, unit)
-    wanted = {
-        reject.source
-        for reject in rejects
-        if reject.source not in planned and curable.takes(reject)
-    }
+    wanted = {r.source for r in rejects if r.source not in planned and is_curable(r)}
     for item in packed_items(store, [unit]):
         table = item.parts[0][0] if item.parts else ""
         of_retry = frozenset(sources_of(item)) if table else frozenset()

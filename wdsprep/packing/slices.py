@@ -1,50 +1,185 @@
 """The slices that are left to pack: those that are wanted, without those that have a receipt.
 
-It also checks whether the source has changed.
-
 The items of a source are cut into slices again in each run. If a slice that has a receipt now has
-other items, apart from the dates of files (`changed_sources`), the source has changed, and that is
-an error before any work is done. An append leaves the packed slices as they are and cuts the new
-items into further slices: a new *generation*, whose first slice the manifest records, so that an
-append that was killed resumes like any run. If a repair has removed a slice of an earlier
-generation, a *hole*, its list of inputs is left: it alone still tells which items were in it.
+other items, apart from the dates of files, the source has changed, and that is an error before any
+work is done. An append leaves the packed slices as they are and cuts the new items into further
+slices: a new *generation*, whose first slice the manifest records, so that an append that was
+killed resumes like any run. If a repair has removed a slice of an earlier generation, a *hole*, its
+list of inputs is left: it alone still tells which items were in it.
+
+A source that was copied, unpacked again or touched has the same names and sizes, but other dates.
+Then the slices with such items are read, and their content is compared with their receipts: if it
+is the same, nothing has changed. The result is not stored, so each run compares again until the
+dates are the old ones.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import (
     BESIDE,
     FIRST_RETRY,
     INPUTS,
+    REMOVED,
     RETRIES,
     inputs_name,
     is_retry,
     retry_of_inputs,
     slice_name,
 )
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.manifest import Manifest, Receipt
+from wdsprep.dataset.sealed_json import read_lines
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import FingerprintError, NotFoundError, SourceError
-from wdsprep.packing.changed_sources import (
-    Change,
-    Compared,
-    PackedItems,
-    changed_units,
-    identity,
-    is_dated,
-    is_without_facts,
-    name_mark,
-    packed_items,
-    units_with,
-)
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources.base import Item, LeftOut, Slice, Source, Told, ignore_left_out, slices
+from wdsprep.sources.base import (
+    Item,
+    ItemLine,
+    LeftOut,
+    Slice,
+    Source,
+    Told,
+    find_changed_units,
+    ignore_left_out,
+    slices,
+)
 from wdsprep.sources.folder import FolderSource, MetadataFound
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import EXAMPLES, examples, shown
+
+Compared = Callable[[int, int], object]
+"""A function that is called with the number of items that have been compared, and of all."""
+
+
+Change = Literal["none", "dated", "changed", "added"]
+"""What has become of an item; of one that is dated, its dates alone are others."""
+
+
+class PackedItems:
+    """The items that have been packed, kept as hashes to compare the items of a source with.
+
+    Three hashes of 64 bits are kept of an item: of its name, of its entry in a listing without
+    dates, and of the entry with dates. `change` collects in `dated` the hashed names of the items
+    of which only the dates have changed.
+    """
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        self._marks = {name_mark(item): _mark(item) for item in items}
+        self.dated: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def change(self, item: Item) -> Change:
+        """Return how an item has changed since it was packed.
+
+        If only its dates have changed, its hashed name is added to `dated`.
+        """
+        before = self._marks.get(name_mark(item))
+        if before is None:
+            return "added"
+        now = _mark(item)
+        if before == now:
+            return "none"
+        if before >> 64 != now >> 64:
+            return "changed"
+        self.dated.add(name_mark(item))
+        return "dated"
+
+
+def identity(item: Item) -> int:
+    """Return a hash of 64 bits over everything about an item except its dates."""
+    return _hash(_undated(item))
+
+
+def name_mark(item: Item) -> int:
+    return _hash(item.name)
+
+
+def _mark(item: Item) -> int:
+    return identity(item) << 64 | _hash(without_facts(item).to_json())
+
+
+def _undated(item: Item) -> str:
+    sizes = [(name, nbytes) for name, nbytes, _stamp in item.parts]
+    return json.dumps([item.name, sizes, without_facts(item).extra, item.take])
+
+
+def without_facts(item: Item) -> Item:
+    """Return an item with the metadata from a folder's table replaced by a digest.
+
+    The list of inputs has an item in this form once its sample was removed, so that it is still
+    recognised.
+    """
+    if not item.extra.startswith("{"):
+        return item
+    return replace(item, extra=f"{REMOVED} {_hash(item.extra):016x}")
+
+
+def _hash(text: str) -> int:
+    data = text.encode("utf-8", "surrogatepass")  # a name may be bytes that are no UTF-8
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
+    for unit in units:
+        name = inputs_name(unit)
+        with naming_repair(store):
+            lines = read_lines(ItemLine, store.read(name), f"{store.url}/{name}")
+        yield from map(Item.from_line, lines)
+
+
+def is_dated(store: Store, part: Slice) -> bool:
+    """Return whether a slice was packed from the same items, apart from their dates."""
+    try:
+        before = map(_undated, packed_items(store, [part.name]))
+        return list(before) == list(map(_undated, part.items))
+    except NotFoundError:  # nothing tells
+        return False
+
+
+def is_without_facts(store: Store, part: Slice) -> bool:
+    """Return whether a slice was packed from the same items with the same dates.
+
+    Its list of inputs may lack the metadata of samples that were removed.
+    """
+    lines = store.read(inputs_name(part.name)).decode().splitlines(keepends=True)
+    return len(lines) == len(part.items) and all(
+        line in (item.to_json(), without_facts(item).to_json())
+        for line, item in zip(lines, part.items, strict=True)
+    )
+
+
+def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> list[str]:
+    """Return the units of work that have items with these names, given as hashes."""
+    return [
+        unit
+        for unit in (units if names else ())
+        if any(name_mark(item) in names for item in packed_items(store, [unit]))
+    ]
+
+
+def changed_units(
+    store: Store, source: Source, contents: Mapping[str, str], heard: Compared
+) -> list[str]:
+    """Read the items of units again, and return the units whose digest has changed.
+
+    `contents` has the digest of each unit from when it was packed. `heard` is called with the
+    number of items that have been read, and with the number of all.
+    """
+    of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
+    return find_changed_units(
+        source,
+        contents,
+        lambda unit: list(packed_items(store, [unit])),
+        heard=lambda done: heard(done, of),
+    )
+
 
 OVERWRITE = "--overwrite starts over"
 KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept in memory
@@ -88,7 +223,7 @@ class SlicePlan:
     def wanted(self) -> Iterator[Slice]:
         items = self.survey.items()
         if self.older:
-            new = (Change.ADDED, Change.CHANGED)
+            new = ("added", "changed")
             items = (item for item in items if self.older.change(item) in new)
         return slices(items, size=self.slice_size, first=self.generations[-1])
 
@@ -320,10 +455,10 @@ def _check_only_added(
     added, changed, removed = _Names("added"), _Names("changed"), _Names("removed")
     for item in seen.items():
         change = known.change(item)
-        found += change is not Change.ADDED
-        if change is Change.ADDED:
+        found += change != "added"
+        if change == "added":
             added.note(item.name)
-        elif change is Change.CHANGED:
+        elif change == "changed":
             changed.note(item.name)
     if found < len(known):
         there = {name_mark(item) for item in seen.items()}
@@ -355,22 +490,13 @@ def _check_contents(
     touched = set(units)
     contents = {r.unit: r.content for r in _own_receipts(manifest) if r.unit in touched}
     if changed := changed_units(store, seen.source, contents, compared):
-        names = _find_dated(store, seen, changed, "changed")
+        known, names = PackedItems(packed_items(store, changed)), _Names("changed")
+        for item in seen.items():
+            if known.change(item) == "dated":
+                names.note(item.name)
         if names.count > len(changed):
             names.what = "have other dates, and some of them other bytes"
         raise _changed_error(seen, f"{names}: {OVERWRITE}")
-
-
-def _find_dated(store: Store, seen: SourceSurvey, units: Iterable[str], what: str) -> "_Names":
-    """Return the names of the items in these units of which only the dates have changed.
-
-    `what` says in messages what has happened to the items, such as "changed".
-    """
-    known, names = PackedItems(packed_items(store, units)), _Names(what)
-    for item in seen.items():
-        if known.change(item) is Change.DATED:
-            names.note(item.name)
-    return names
 
 
 def _changed_error(seen: SourceSurvey, what: str, *, limit: int = 0) -> FingerprintError:

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wdsprep.dataset.file_names import latent_shard, latent_unit
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.settings import SCORES, columns_of

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from wdsprep.dataset.file_names import RECEIPTS, receipt_name
-from wdsprep.dataset.receipts import Receipt
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.thread_map import read_each

@@ -14,9 +14,8 @@ from typing import Any, ParamSpec, cast
 
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, latent_unit
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, Shard
 from wdsprep.dataset.npy_arrays import BFLOAT16, field_of, values_of
-from wdsprep.dataset.receipts import Shard
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.shapes import shape_ranges, shapes_of
@@ -87,12 +86,12 @@ def _find_matching(options: InspectOptions) -> MatchingSamples:
     shards = search.tables.shards
     numbers: dict[int, list[int]] = {}
     matching = 0
-    for count, selected in enumerate(search.run()):
+    for count, (mask, _, _) in enumerate(search.run()):
         options.heard(count + 1, len(shards))
         left = max(0, options.limit - matching)
-        if first_numbers := selected.mask.nonzero()[0][:left].tolist():
+        if first_numbers := mask.nonzero()[0][:left].tolist():
             numbers[count] = first_numbers
-        matching += int(selected.mask.sum())
+        matching += int(mask.sum())
     shown = search.tables.columns(SHOWN, [shards[number] for number in numbers])
     first = [
         SampleRow(shard=shards[shard].name, number=number, **{**dict.fromkeys(SHOWN), **row})

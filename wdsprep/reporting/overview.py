@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.coarse_histograms import histogram, quantile
-from wdsprep.dataset.manifest import Manifest, table_rows
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Manifest, Shard, table_rows
 from wdsprep.dataset.sealed_json import FORMAT
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.dataset.stored_dataset import phases

@@ -71,12 +71,8 @@ class LocalRunner:
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         self._work = pickle.dumps(work)
         settings = self.settings
-        return drive(
-            self,
-            units,
-            settings,
-            workers=settings.workers or len(settings.gpus) or usable_cpus(),
-        )
+        workers = settings.workers or len(settings.gpus) or usable_cpus()
+        return drive(self, units, settings, workers=workers)
 
     def start(self, slot: int) -> None:
         # The child inherits the mask: Ctrl-C cannot hit it before it ignores SIGINT, nor
@@ -185,16 +181,9 @@ def _end(workers: list[_Worker]) -> None:
         for process, _ in workers:
             process.kill()
         for process, _ in workers:
-            _reap(process)
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that was killed. After 5 s log a warning, and take the process as ended.
-
-    A process that waits in the kernel for a lost device or disk cannot be killed.
-    """
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.returncode = -signal.SIGKILL
-        _log.warning("process %d cannot be killed: it waits for a device or a disk", process.pid)
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:  # in the kernel, for a lost device or disk
+                process.returncode = -signal.SIGKILL
+                what = "process %d cannot be killed: it waits for a device or a disk"
+                _log.warning(what, process.pid)

@@ -5,12 +5,11 @@ units, or none. `job_largest_first` is such a job, of units whose sizes are know
 """
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.runners.base import Event, Runner, RunnerSettings, SlotMessage, Unit, Work
+from wdsprep.runners.base import Event, Message, Runner, RunnerSettings, SlotMessage, Unit, Work
 from wdsprep.runners.job import Job, StatusListener
 from wdsprep.runners.options import JobOptions, WorkerOptions, with_runner
 from wdsprep.runners.schedule import drive
@@ -41,31 +40,27 @@ class InProcessRunner:
         self._settings = RunnerSettings(max_attempts=max_attempts)
         self._work: Work | None = None
         self._worker: Worker | None = None
-        self._messages: Generator[SlotMessage, None, None] | None = None
+        self._order = 0
+        self._messages: Generator[Message, None, None] | None = None
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         self._work = work
         return drive(self, units, self._settings, workers=1)
 
-    def start(self, slot: int) -> None:
+    def start(self, slot: int) -> None:  # noqa: ARG002  there is one
         self._worker, message = open_worker(lambda: cast("Work", self._work))
-        self._messages = (opened for opened in [(slot, 0, message)])
+        self._order, self._messages = 0, (opened for opened in [message])
 
-    def give(self, slot: int, order: int, unit: Unit) -> None:
-        self._messages = self._do(slot, order, unit)
-
-    def _do(self, slot: int, order: int, unit: Unit) -> Generator[SlotMessage, None, None]:
+    def give(self, slot: int, order: int, unit: Unit) -> None:  # noqa: ARG002
         if self._worker is not None:
-            with closing(self._worker.do(unit)) as messages:
-                for message in messages:
-                    yield slot, order, message
+            self._order, self._messages = order, self._worker.do(unit)
 
-    def end(self, slot: int, *, is_stuck: bool = False) -> str:  # noqa: ARG002  there is one
+    def end(self, slot: int, *, is_stuck: bool = False) -> str:  # noqa: ARG002
         self.stop()
         return ""
 
     def hear(self) -> Iterable[SlotMessage]:
-        return islice(self._messages or (), 1)
+        return ((0, self._order, message) for message in islice(self._messages or (), 1))
 
     def stop(self) -> None:
         if self._messages is not None:

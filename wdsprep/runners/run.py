@@ -14,8 +14,7 @@ from itertools import chain
 from typing import Any, cast
 
 from wdsprep.dataset.coarse_histograms import bin_name, sum_counts
-from wdsprep.dataset.manifest import Manifest, table_rows
-from wdsprep.dataset.receipts import Receipt, Receipts, line_of, sort_by_unit
+from wdsprep.dataset.manifest import Manifest, Receipt, Receipts, line_of, sort_by_unit, table_rows
 from wdsprep.dataset.reject_codes import ENDS_A_TAR
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import (
@@ -157,8 +156,8 @@ class Run:
         settle: Callable[[Manifest], Manifest] = lambda manifest: manifest,
         checkpoint: int = CHECKPOINT,
     ) -> None:
-        self._edition, self._store = edition, edition.store
-        self._manifest, self.count = manifest, count
+        self._edition, self.store = edition, edition.store
+        self.manifest, self.count = manifest, count
         self._published = manifest
         self._limit, self._whole = limit, whole
         self._extra, self._settle = extra, settle
@@ -169,19 +168,6 @@ class Run:
         self._quarantined: list[Quarantined] = []
         self._written = before = len(manifest.receipts)
         self._total = JobStatus(units=before + count, units_done=before, samples_of=samples)
-
-    @property
-    def url(self) -> str:
-        return self._store.url
-
-    @property
-    def settings(self) -> Settings:
-        return self._manifest.settings
-
-    @property
-    def samples_before(self) -> int:
-        """Return how many samples the dataset had before the run."""
-        return self._manifest.samples
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
@@ -205,7 +191,7 @@ class Run:
         published = self._published
         if unseen := set(self._receipts.units()).difference(published.ledger.units()):
             raise WorkError(
-                f"{min(unseen)} was finished, but its receipt is not in {self._store.url}: "
+                f"{min(unseen)} was finished, but its receipt is not in {self.store.url}: "
                 "another run has taken it away (run again), or the workers run on machines that "
                 "see another folder there (give one that all share, or a bucket)"
             )
@@ -213,7 +199,7 @@ class Run:
             manifest=published,
             samples=self._total.samples,
             nbytes=self._total.nbytes,
-            units_before=len(self._manifest.receipts),
+            units_before=len(self.manifest.receipts),
             quarantined=self._missing_units(published),
             failed_hosts=dict(self._failed_hosts.most_common()),
         )
@@ -223,8 +209,11 @@ class Run:
         if isinstance(event, Step):
             self._going[name] = cast("RunProgress", event.value)
         else:
-            last = self._going.pop(name, None)
-            self._note_hosts(last.failed_hosts if last else {})
+            if last := self._going.pop(name, None):
+                self._failed_hosts.update(last.failed_hosts)
+            if len(self._failed_hosts) > MOST_HOSTS:
+                most = self._failed_hosts.most_common(MOST_HOSTS // 2)
+                self._failed_hosts = Counter(dict(most))
         if isinstance(event, Finished):
             receipt = cast("Receipt", event.result)
             kept = plural(sum(shard.samples for shard in receipt.shards), "sample")
@@ -234,15 +223,9 @@ class Run:
         elif isinstance(event, Quarantined):
             self._quarantined.append(event)
 
-    def _note_hosts(self, failed: Mapping[str, int]) -> None:
-        """Count the hosts that failed. Of a great many, keep those that failed most."""
-        self._failed_hosts.update(failed)
-        if len(self._failed_hosts) > MOST_HOSTS:
-            self._failed_hosts = Counter(dict(self._failed_hosts.most_common(MOST_HOSTS // 2)))
-
     @property
     def _receipts(self) -> Receipts:
-        return self._manifest.ledger.with_lines(self._lines)
+        return self.manifest.ledger.with_lines(self._lines)
 
     def _finish(self, receipt: Receipt) -> None:
         total = self._total
@@ -265,14 +248,14 @@ class Run:
         as much as one manifest at the end. If another run has written more meanwhile,
         its manifest stays.
         """
-        known = chain(self._manifest.ledger.named_lines(), self._receipts.named_lines())
+        known = chain(self.manifest.ledger.named_lines(), self._receipts.named_lines())
         lines = sort_by_unit(dict(known))
         with self._edition.holding_manifest():
-            there = _read_manifest_or_none(self._store)
+            there = _read_manifest_or_none(self.store)
             if there is None or len(there.receipts) <= self._written:
                 receipts = self._receipts.with_lines(lines)
-                manifest = replace(self._manifest, receipts=receipts, complete=False)
-                write_manifest(self._store, _with_appends(manifest, there))
+                manifest = replace(self.manifest, receipts=receipts, complete=False)
+                write_manifest(self.store, _with_appends(manifest, there))
                 self._written = len(lines)
         self._next_checkpoint = len(self._lines) + max(self._checkpoint_after, len(lines) // 4)
 
@@ -281,7 +264,7 @@ class Run:
 
         Of a run that has ended, the published manifest says which units are finished.
         """
-        has_ended = self._published is not self._manifest
+        has_ended = self._published is not self.manifest
         published = set(self._published.ledger.units()) if has_ended else set[str]()
         going = [progress for unit, progress in self._going.items() if unit not in published]
         under_way = sum(map(self._share, going))
@@ -324,32 +307,26 @@ class Run:
         """
         held: set[str] = set()
         with self._edition.holding_manifest():
-            there = _read_manifest_or_none(self._store)
+            there = _read_manifest_or_none(self.store)
             manifest = refresh_manifest(
-                self._store, self._manifest, self._receipts, there, locks=held
+                self.store, self.manifest, self._receipts, there, locks=held
             )
             manifest = self._settle(manifest)
             complete = self._is_complete(manifest, there)
             if complete and not (there and there.complete):
                 tidy(self._edition, manifest)
-            manifest = replace(manifest, complete=complete, extra=self._extra_beside(there))
+            extra = {**self._extra(), **({"limit": self._limit} if self._limit else {})}
+            has_nothing_to_do = self._limit and not self.count
+            if has_nothing_to_do and there and (there.complete or "limit" in there.extra):
+                extra = dict(there.extra)
+            manifest = replace(manifest, complete=complete, extra=extra)
             manifest = _with_appends(manifest, there)
-            write_manifest(self._store, manifest)
+            write_manifest(self.store, manifest)
         if self.count:
-            sweep(self._store, manifest)  # a worker that was killed cleans up nothing
+            sweep(self.store, manifest)  # a worker that was killed cleans up nothing
         if held:  # perhaps by such a worker of an earlier run, which has left nothing else to do
-            read_each(self._let_go, sorted(held), self._store.readers)
+            read_each(self._let_go, sorted(held), self.store.readers)
         return manifest
-
-    def _extra_beside(self, there: Manifest | None) -> Mapping[str, Any]:
-        """Return the further entries of the manifest: those of this run, and its limit if any.
-
-        If a limit left nothing to do, the entries of the manifest that is `there` stay, provided
-        that manifest is complete or was made under a limit.
-        """
-        if self._limit and not self.count and there and (there.complete or "limit" in there.extra):
-            return there.extra
-        return {**self._extra(), **({"limit": self._limit} if self._limit else {})}
 
     def _is_complete(self, manifest: Manifest, there: Manifest | None) -> bool:
         """Return whether the dataset is complete with this manifest.
@@ -367,7 +344,7 @@ class Run:
 
     def _let_go(self, name: str) -> None:
         with contextlib.suppress(StoreError):  # all is published: another run may do it
-            self._store.let_go(name)
+            self.store.let_go(name)
 
 
 def do_runs(
@@ -391,10 +368,10 @@ def do_runs(
     """
     tracking = RunTracking(
         track if runner else "",
-        [run.url for run in runs],
+        [run.store.url for run in runs],
         listener or JobListener(),
-        settings=runs[0].settings,
-        before=sum(run.samples_before for run in runs),
+        settings=runs[0].manifest.settings,
+        before=sum(run.manifest.samples for run in runs),
         more=figures,
     )
     with tracking as on_status, contextlib.ExitStack() as under_way:
@@ -434,9 +411,8 @@ def joint_status(runs: Sequence[Run]) -> JobStatus:
     """Return the state of several runs as that of one."""
     statuses = [run.status() for run in runs]
     done = sum(status.share_done * run.count for status, run in zip(statuses, runs, strict=True))
-    samples_of = [
-        status.samples_of for status, run in zip(statuses, runs, strict=True) if run.count
-    ]
+    pairs = zip(statuses, runs, strict=True)
+    samples_of = [status.samples_of for status, run in pairs if run.count]
     return JobStatus(
         samples=sum(status.samples for status in statuses),
         samples_of=sum(samples_of) if all(samples_of) else 0,

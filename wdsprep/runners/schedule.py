@@ -326,10 +326,19 @@ class Schedule:
                 return Step(unit=self._open[slot].tasks[order].unit, value=value)
             case "done", result:
                 task = self._take_back(slot, order)
-                self._note_success(slot, task)
+                self._finished += 1
+                self._streaks.pop(slot, None)
+                self._open[slot].is_proven = True
+                for streak in task.streaks:
+                    streak.is_refuted = True
                 return Finished(unit=task.unit, result=result)
             case "failed", failure:
-                return self._failed(slot, self._take_back(slot, order), failure)
+                task = self._take_back(slot, order)
+                if failure.is_of_unit or failure.is_hopeless:
+                    task.other_attempts += 1
+                elif why := self._note_failure(slot, task, failure.reason):
+                    self._broken[slot] = why
+                return self._try_or_quarantine(task, failure)
             case "unsure", _:
                 if worker := self._open.get(slot):
                     worker.capacity = 0
@@ -369,20 +378,6 @@ class Schedule:
         self._leave_roomy(slot, worker)
         self._in_flight -= len(worker.tasks)
         return list(worker.tasks.values())
-
-    def _note_success(self, slot: int, task: _Task) -> None:
-        self._finished += 1
-        self._streaks.pop(slot, None)
-        self._open[slot].is_proven = True
-        for streak in task.streaks:
-            streak.is_refuted = True
-
-    def _failed(self, slot: int, task: _Task, failure: Failure) -> Quarantined | None:
-        if failure.is_of_unit or failure.is_hopeless:
-            task.other_attempts += 1
-        elif why := self._note_failure(slot, task, failure.reason):
-            self._broken[slot] = why
-        return self._try_or_quarantine(task, failure)
 
     def _note_failure(self, slot: int, task: _Task, reason: str, *, is_death: bool = False) -> str:
         """Note that a unit failed at a place. If the place is broken, return why, and else "".

@@ -129,27 +129,17 @@ def report_opening(is_over: threading.Event) -> Iterator[Message]:
     while not is_over.wait(REPORT_S):
         with _changing:
             folders = [folder for folder, count in _growing.items() if count]
-        moved = _own_nbytes() + sum(map(_nbytes_in, folders))
+        moved = 0
+        with suppress(OSError):  # as far as the system tells what this process reads and writes
+            lines = Path("/proc/self/io").read_text().splitlines()
+            counts = dict(line.split(": ") for line in lines)
+            moved += int(counts["rchar"]) + int(counts["wchar"])
+        for path in (path for folder in folders for path in folder.glob("*")):
+            with suppress(OSError):  # it has just got its final name
+                moved += path.stat().st_size
         if abs(moved - reported) >= STEP_NBYTES:
             reported = moved
             yield "opening", moved
-
-
-def _own_nbytes() -> int:
-    """Return the bytes that this process has read and written, as far as the system tells."""
-    with suppress(OSError):
-        lines = Path("/proc/self/io").read_text().splitlines()
-        counts = dict(line.split(": ") for line in lines)
-        return int(counts["rchar"]) + int(counts["wchar"])
-    return 0
-
-
-def _nbytes_in(folder: Path) -> int:
-    nbytes = 0
-    for path in folder.glob("*"):
-        with suppress(OSError):  # it has just got its final name
-            nbytes += path.stat().st_size
-    return nbytes
 
 
 FEWER = "fewer --workers take less of it"
@@ -214,15 +204,12 @@ def reason_of_end(returncode: int, kills: KillsCounted) -> str:
         how = f"worker was killed by {signal.Signals(-returncode).name}"
     else:
         how = f"worker exited with code {returncode}"
-    return how if returncode in ENDS_OF_OURS else how + _address_space_hint()
-
-
-def _address_space_hint() -> str:
     limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     limits = [limit for limit in limits if limit != resource.RLIM_INFINITY]
-    if not limits:
-        return ""
-    return f": it may have lacked memory, which is limited to {human_bytes(min(limits))} (ulimit)"
+    if returncode in ENDS_OF_OURS or not limits:
+        return how
+    least = human_bytes(min(limits))
+    return f"{how}: it may have lacked memory, which is limited to {least} (ulimit)"
 
 
 def find_counters() -> list[Path]:
@@ -230,8 +217,6 @@ def find_counters() -> list[Path]:
 
     Those of this process's control groups come before that of the machine.
     """
+    names = "memory.events", "memory.oom_control"
     groups = [group for _, group in control_groups("memory")]
-    counters = [
-        group / name for group in groups for name in ("memory.events", "memory.oom_control")
-    ]
-    return [*counters, OF_THE_MACHINE]
+    return [*(group / name for group in groups for name in names), OF_THE_MACHINE]

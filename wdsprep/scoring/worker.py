@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import NUMBERS
-from wdsprep.dataset.receipts import Receipt
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
 from wdsprep.dataset.settings import SCORES, columns_of
@@ -212,7 +212,7 @@ class ScoreShard(LatentShard):
             try:
                 self.add_members(entry.key, members, facts)
             except RejectedError as refused:
-                super().refuse(refused.to_reject(entry.key, sample.source))
+                super().refuse(refused.to_reject(sample.source, entry.key))
         return super().finish(files)
 
 

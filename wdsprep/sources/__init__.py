@@ -11,5 +11,5 @@ two, and of a table of captions. `captions` finds the caption and metadata of an
 column of a table that holds them, and `parsing` guards against what strangers' files hold.
 
 In: A folder, tars or tables, where `store` can read them.
-Out: Items in a fixed order, and of each its samples or refusals.
+Out: Items in a fixed order, and of each its samples or rejects.
 """

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
@@ -22,9 +22,9 @@ from blake3 import blake3
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.file_names import is_retry, slice_name
-from wdsprep.dataset.receipts import CONTENT
+from wdsprep.dataset.manifest import CONTENT
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, RejectedError, as_rejected
+from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, LATENT_COLUMNS
 from wdsprep.dataset.samples import MAPPING, ROLE, Sample, image_name, role_of
 from wdsprep.dataset.sealed_json import Nbytes, hex_digest
@@ -121,16 +121,16 @@ class Slice:
 Made = TypeVar("Made")
 
 
-def make_or_refuse(source: str, make: Callable[[], Made]) -> Made | Refusal:
-    """Return what `make` makes of one input, or the refusal of this input if it fails.
+def make_or_refuse(source: str, make: Callable[[], Made]) -> Made | Reject:
+    """Return what `make` makes of one input, or the reject of this input if it fails.
 
     Errors about the run (WdsprepError) and a lack of memory are raised: no input is to blame.
     """
     try:
         return make()
     except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
-        refused = as_rejected(error, Code.UNREADABLE)
-        return Refusal(source=source, code=refused.code, detail=shown(refused.detail))
+        reject = as_rejected(error, Code.UNREADABLE).to_reject(source)
+        return replace(reject, detail=shown(reject.detail))
 
 
 Told = Callable[[str], object]
@@ -201,8 +201,8 @@ class Source(Protocol):
     def count(self, item: Item, /) -> int:
         """Count the samples of an item."""
 
-    def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Refusal]:
-        """Yield all samples of an item, in order; a Refusal stands for one that cannot be used.
+    def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Reject]:
+        """Yield all samples of an item, in order; a Reject stands for one that cannot be used.
 
         The item's `take` is not looked at. Samples of a table of URLs have no image yet.
         """
@@ -466,7 +466,7 @@ class Tables:
         item: Item,
         /,
         left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
-    ) -> Iterator[Sample | Refusal]:
+    ) -> Iterator[Sample | Reject]:
         for source, make in self.makers(item):
             yield make_or_refuse(source, make)
 
@@ -512,12 +512,22 @@ class Content:
         self._is_kept = is_kept
         self._hash = blake3()
 
-    def mark(self, row: Sample | Refusal) -> bytes:
+    def mark(self, row: Sample | Reject) -> bytes:
         """Return the fingerprint of a row, or b"" if the digest is not kept.
 
-        Any thread may call this.
+        That of a sample changes with its source, images, captions, facts or URLs; that of a reject
+        with its source or code. Any thread may call this.
         """
-        return mark(row) if self._is_kept else b""
+        if not self._is_kept:
+            return b""
+        if isinstance(row, Reject):
+            return blake3(_encode([row.source, row.code.value]).encode()).digest(MARK_NBYTES)
+        said = [row.source, row.captions, row.facts, row.url, len(row.image)]
+        content = blake3(row.image)
+        for image in row.images:
+            said += [image.name, image.url, len(image.data)]
+            content.update(image.data)
+        return content.update(_encode(said).encode()).digest(MARK_NBYTES)
 
     def add(self, marked: bytes) -> None:
         if self._is_kept:
@@ -533,31 +543,6 @@ class Content:
         return {CONTENT: self.digest} if self._is_kept else {}
 
 
-def mark(row: Sample | Refusal) -> bytes:
-    """Return a fingerprint of a row.
-
-    That of a sample changes with its source, images, captions, facts or URLs; that of a refusal
-    with its source or code.
-    """
-    if isinstance(row, Refusal):
-        return blake3(_encode([row.source, row.code.value]).encode()).digest(MARK_NBYTES)
-    said = [row.source, row.captions, row.facts, row.url, len(row.image)]
-    content = blake3(row.image)
-    for image in row.images:
-        said += [image.name, image.url, len(image.data)]
-        content.update(image.data)
-    return content.update(_encode(said).encode()).digest(MARK_NBYTES)
-
-
-def content_of(source: Source, items: Iterable[Item]) -> str:
-    """Read the samples that are taken of the items, and return the digest of what they are now."""
-    content = Content()
-    for item in items:
-        for row in islice(source.read(item), item.take or None):
-            content.add(mark(row))
-    return content.digest
-
-
 def find_changed_units(
     source: Source,
     contents: Mapping[str, str],
@@ -571,15 +556,18 @@ def find_changed_units(
     unit with the number of items read so far.
     """
     heard(0)
-    done, found = 0, []
+    done, changed = 0, []
 
     def compare(unit: str) -> tuple[str, int, bool]:
-        items = items_of(unit)
-        return unit, len(items), content_of(source, items) == contents[unit]
+        content, items = Content(), items_of(unit)
+        for item in items:
+            for row in islice(source.read(item), item.take or None):
+                content.add(content.mark(row))
+        return unit, len(items), content.digest == contents[unit]
 
     for unit, count, is_same in map_ahead(compare, contents, min(MOST_THREADS, usable_cpus())):
         done += count
         heard(done)
         if not is_same:
-            found.append(unit)
-    return found
+            changed.append(unit)
+    return changed

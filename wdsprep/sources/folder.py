@@ -28,7 +28,7 @@ from itertools import chain
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import RoleImage, Sample, image_name, parse_object, role_of
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
 from wdsprep.images.headers import IMAGES, OTHER_IMAGES
@@ -112,7 +112,7 @@ class FolderSource:
         item: Item,
         /,
         left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
-    ) -> Iterator[Sample | Refusal]:
+    ) -> Iterator[Sample | Reject]:
         source = shown(item.name)
         yield make_or_refuse(source, lambda: self._sample(source, item))
 
@@ -222,7 +222,7 @@ def _groups(
             continue
         is_sidecar = kind in texts
         if not is_sidecar and not is_image(name):
-            if is_metadata(name):
+            if posixpath.basename(name) in ("metadata.jsonl", "metadata.csv"):
                 tables.append(name)
             else:
                 left_out(kind_of(name))
@@ -242,10 +242,6 @@ def _groups(
         else:
             open_groups[-1].images.append(entry)
     yield from reversed(open_groups)
-
-
-def is_metadata(name: str) -> bool:
-    return name.rpartition("/")[2] in ("metadata.jsonl", "metadata.csv")
 
 
 NumberedFile = tuple[int, tuple[str, int, str]]

@@ -21,7 +21,6 @@ from wdsprep.images.formats import png_of_pixels
 from wdsprep.sources.base import (
     Columns,
     Item,
-    Role,
     Tables,
     Told,
     check_names,
@@ -168,7 +167,8 @@ class MdsSource(Tables):
         no image in a role, as MDS has no nulls.
         """
         said, fields = shard.encodings, fields_in(shard, sample)
-        row = {n: value_of(said[n], data, n) for n, data in fields.items() if _is_fact(said[n])}
+        facts = {*TEXTS, *SCALARS, "json"}
+        row = {n: value_of(said[n], data, n) for n, data in fields.items() if said[n] in facts}
         for name in (image, *self.columns.in_roles(said)):
             data = fields[name]
             row[name] = png_of_pixels(data) if said[name] == "pil" and data else data
@@ -178,10 +178,6 @@ class MdsSource(Tables):
 
 
 ImageTables = TableSource | ArrowSource | MdsSource
-
-
-def _is_fact(encoding: str) -> bool:
-    return encoding in TEXTS or encoding in SCALARS or encoding == "json"
 
 
 def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sample:
@@ -195,7 +191,13 @@ def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sampl
     data = _bytes_of(image, row.pop(image))
     if data is None:
         raise RejectedError(Code.NO_IMAGE, f"column {image} is null")
-    images = [image for role in columns.roles for image in _in_role(role, row)]
+    images: list[RoleImage] = []
+    for role in columns.roles:
+        with naming_role(role.name):
+            in_role = [_bytes_of(role.where, value) for value in role.values(row)]
+        for name in role.columns(row):
+            del row[name]
+        images += (RoleImage(*named) for named in name_images(role, in_role))
     check_names(image.name for image in images)
     facts = plain_facts(row)
     return Sample(
@@ -205,15 +207,6 @@ def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sampl
         facts=facts,
         images=tuple(images),
     )
-
-
-def _in_role(role: Role, row: dict[str, Any]) -> list[RoleImage]:
-    """Return the images that a row has in a role. They are taken out of the row."""
-    with naming_role(role.name):
-        images = [_bytes_of(role.where, value) for value in role.values(row)]
-    for name in role.columns(row):
-        del row[name]
-    return [RoleImage(*named) for named in name_images(role, images)]
 
 
 def _bytes_of(column: str, value: Any) -> bytes | None:

@@ -54,22 +54,11 @@ def parsing_file(what: str, fault: str, advice: str) -> Iterator[None]:
         yield
     except (RejectedError, WdsprepError):
         raise
-    except MemoryError as error:
-        if _asked_nbytes(error) < LARGE_NBYTES:
-            raise
-        raise _unsound(what, fault, error, advice) from error
     except Exception as error:  # any exception of a parser is about the bytes
-        raise _unsound(what, fault, error, advice) from error
-
-
-def _unsound(what: str, fault: str, error: Exception, advice: str) -> SourceError:
-    return SourceError(f"{what} {fault} ({reason(error)}): {advice}")
-
-
-def _asked_nbytes(error: MemoryError) -> int:
-    """Return how much memory Arrow says that it did not get, or 0 if nothing says it."""
-    asked = re.search(r"size (\d+)", str(error))
-    return int(asked[1]) if asked else 0
+        asked = re.search(r"size (\d+)", str(error))  # so Arrow says what it did not get
+        if isinstance(error, MemoryError) and (not asked or int(asked[1]) < LARGE_NBYTES):
+            raise
+        raise SourceError(f"{what} {fault} ({reason(error)}): {advice}") from error
 
 
 def reason(error: Exception) -> str:

@@ -128,24 +128,20 @@ def expand_braces(pattern: str) -> list[str]:
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]
+    choices = match[1].split(",")
+    if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
+        first, last = int(numbers[1]), int(numbers[2])
+        if last - first >= MAX_BRACES:
+            raise SourceError(f"{match[0]} stands for over {MAX_BRACES:,} files: give fewer")
+        choices = [str(n).zfill(len(numbers[1])) for n in range(first, last + 1)]
     names = [
         rest
-        for part in _choices(match[1])
+        for part in choices
         for rest in expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
     ]
     if len(names) > MAX_BRACES:
         raise SourceError(f"{pattern} stands for over {MAX_BRACES:,} files: give fewer")
     return names
-
-
-def _choices(text: str) -> list[str]:
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", text)
-    if numbers is None:
-        return text.split(",")
-    first, last = numbers[1], numbers[2]
-    if int(last) - int(first) >= MAX_BRACES:
-        raise SourceError(f"{{{text}}} stands for over {MAX_BRACES:,} files: give fewer")
-    return [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
 
 
 def is_glob(name: str) -> bool:

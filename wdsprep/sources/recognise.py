@@ -1,7 +1,7 @@
 """Tells from a path alone what kind of source lies there, unless the user says it.
 
 A folder may hold several kinds. Where one of them is plainly a part of the other, as tables beside
-images are, it is left out and counted; where not, the user is asked to name one of `FORMATS`.
+images are, it is left out and counted; where not, the user is asked to name one.
 """
 
 import posixpath
@@ -36,7 +36,6 @@ from wdsprep.sources.tars import TarsSource
 from wdsprep.store import did_you_mean_place, open_store, shared_store, split_url
 from wdsprep.store.base import (
     Chunks,
-    Store,
     absolute,
     expand_home,
     is_hidden,
@@ -44,7 +43,7 @@ from wdsprep.store.base import (
     lies_in,
 )
 from wdsprep.store.schemes import ANY_PLACE, KEYED
-from wdsprep.text import check_one_of, command, examples
+from wdsprep.text import command, examples
 
 LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of
 GLOB = re.compile(r"[*?\[{]")
@@ -54,18 +53,6 @@ SAVED = ("arrow", "mds")
 """Whole datasets of other libraries, by their folders."""
 TABLES = (TEXT_TABLES | PARQUET) - LISTS
 """Extensions of tables that have columns."""
-FORMATS = ("auto", "images", "tars", "parquet", "csv", "tsv", "jsonl", "txt", "arrow", "mds")
-"""The formats of a source that a user may name."""
-SYNONYMS = {
-    "webdataset": "tars",
-    "files": "images",
-    "folder": "images",
-    "ndjson": "jsonl",
-    "datasets": "arrow",
-    "huggingface": "arrow",
-    "streaming": "mds",
-    "mosaicml": "mds",
-}
 
 
 class UnclearSourceError(SourceError):
@@ -77,17 +64,6 @@ class UnclearSourceError(SourceError):
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}: {advice}")
         self.what = what
-
-
-def format_of(given: str) -> str:
-    """Return the format that a user names, by a name in FORMATS or in SYNONYMS.
-
-    Raise UsageError for any other name.
-    """
-    plain = given.lower().removesuffix(".gz")
-    plain = SYNONYMS.get(plain, plain)
-    check_one_of(FORMATS, input_format=plain)
-    return plain
 
 
 def recognise(
@@ -201,12 +177,9 @@ def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -
         if named:
             raise UsageError(f"{url} is not a folder, as --input-format {wanted} needs: give one")
         folder = shared_store(url).url
-        is_of_images = wanted == "images"
-        return (
-            FolderSource(url=folder, columns=columns)
-            if is_of_images
-            else _saved_source(folder, wanted, columns)
-        )
+        if wanted == "images":
+            return FolderSource(url=folder, columns=columns)
+        return _saved_source(folder, wanted, columns)
     folder, pattern = split_pattern(url) if named else (shared_store(url).url, "")
     if wanted == "tars":
         return TarsSource(url=folder, pattern=pattern or ALL_TARS, columns=columns)
@@ -267,32 +240,33 @@ def _table_source(
     Parquet is read for URLs if the user named a column of URLs, or if the first file has a column
     of URLs and none of images.
     """
-    if kinds == PARQUET and not columns.url and not _has_urls_alone(url, pattern, columns):
-        from wdsprep.sources.image_tables import TableSource
+    from wdsprep.sources.url_tables import UrlSource, url_column
 
-        return TableSource(url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item)
-    from wdsprep.sources.url_tables import UrlSource
+    if kinds == PARQUET and not columns.url:
+        from wdsprep.sources.image_tables import TableSource, image_column
+        from wdsprep.sources.tables.parquet import ParquetTable
 
+        table = ParquetTable(shared_store(url), next(table_files(url, pattern, PARQUET)).name)
+        has_images = bool(columns.image or image_column(table.schema))
+        if has_images or not url_column(table.texts()):
+            return TableSource(
+                url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item
+            )
     return UrlSource(
         url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item, kinds=kinds
     )
 
 
-def _has_urls_alone(url: str, pattern: str, columns: Columns) -> bool:
-    """Return whether the first Parquet file has URLs and no images."""
-    from wdsprep.sources.image_tables import image_column
-    from wdsprep.sources.tables.parquet import ParquetTable
-    from wdsprep.sources.url_tables import url_column
-
-    first = next(table_files(url, pattern, PARQUET))
-    table = ParquetTable(shared_store(url), first.name)
-    has_images = bool(columns.image or image_column(table.schema))
-    return not has_images and bool(url_column(table.texts()))
-
-
 def _folder_source(url: str, columns: Columns, rows_per_item: int) -> Source:
     store = shared_store(url)
-    _refuse_ours(url, store)
+    if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # hardly to be packed again
+        manifest = read_manifest(store)
+        if manifest and manifest.dataset == "latents":
+            raise UsageError(f"{url} holds latents, not images to pack: give another source")
+        raise UsageError(
+            f"{url} is packed already: {command('encode', url, '--resolution', 'N')} is next; "
+            "to pack its shards into other ones, add --input-format tars"
+        )
     seen = (entry.name for entry in store.list() if not is_hidden(entry.name))
     names = list(islice(seen, LOOKED_AT))
     kinds = {extension(name) for name in names}
@@ -341,18 +315,6 @@ def _saved_source(url: str, form: str, columns: Columns) -> Source:
 
     made = MdsSource if form == "mds" else ArrowSource
     return made(url=url, columns=columns)
-
-
-def _refuse_ours(url: str, store: Store) -> None:
-    """Raise UsageError for a dataset of wdsprep, whose tars are hardly meant to be packed again."""
-    if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):
-        manifest = read_manifest(store)
-        if manifest and manifest.dataset == "latents":
-            raise UsageError(f"{url} holds latents, not images to pack: give another source")
-        raise UsageError(
-            f"{url} is packed already: {command('encode', url, '--resolution', 'N')} is next; "
-            "to pack its shards into other ones, add --input-format tars"
-        )
 
 
 def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:

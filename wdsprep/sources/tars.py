@@ -19,7 +19,7 @@ from typing import Any
 
 from wdsprep.dataset.file_names import is_foreign_table, is_index
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import RoleImage, Sample, image_name
 from wdsprep.dataset.tar.members import GZIP, BadSampleError, members
 from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan, stream_tape
@@ -80,7 +80,9 @@ class TarsSource:
                 files = (entry, beside) if beside else (entry,)
                 parts = tuple((e.name, e.nbytes, e.stamp) for e in files)
                 yield Item(name=entry.name, parts=parts, samples=0)
-            elif self.pattern == ALL_TARS and not _describes_tar(entry.name):
+            elif self.pattern == ALL_TARS and not (
+                is_hidden(entry.name) or is_index(entry.name) or NOT_OF_A_SAMPLE.search(entry.name)
+            ):
                 left_out(kind_of(entry.name))
         for table in tables if self.pattern == ALL_TARS else ():
             left_out(kind_of(f"{table}.parquet"))
@@ -91,18 +93,18 @@ class TarsSource:
             raise SourceError(f"no tar {where}: give another source")
 
     def count(self, item: Item, /) -> int:
-        """Count the samples and refusals by reading the whole tar."""
+        """Count the samples and rejects by reading the whole tar."""
         return sum(1 for _ in self.read(item))
 
-    def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Refusal]:
+    def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Reject]:
         return (row for _key, row in self.read_keyed(item, left_out=left_out))
 
     def read_keyed(
         self, item: Item, *, watch: OnBytes | None = None, left_out: Told = ignore_left_out
-    ) -> Iterator[tuple[str, Sample | Refusal]]:
-        """Yield the samples and refusals of an item, each with its key in the tar.
+    ) -> Iterator[tuple[str, Sample | Reject]]:
+        """Yield the samples and rejects of an item, each with its key in the tar.
 
-        A tar that has vanished is one refusal without a key. `watch` gets the bytes of the file
+        A tar that has vanished is one reject without a key. `watch` gets the bytes of the file
         as they are read, in order, and `left_out` the kinds of files in the tar that are not used.
         """
         table = item.parts[1][0] if len(item.parts) > 1 else ""
@@ -121,7 +123,7 @@ class TarsSource:
                         yield found.key, row
         except NotFoundError:
             detail = "the tar was listed, then gone"
-            yield "", Refusal(source=shown(item.name), code=Code.TAR_VANISHED, detail=detail)
+            yield "", Reject(source=shown(item.name), code=Code.TAR_VANISHED, detail=detail)
 
     def rows(
         self,
@@ -129,8 +131,8 @@ class TarsSource:
         tar: str,
         table: str = "",
         left_out: Told = ignore_left_out,
-    ) -> Iterator[Sample | Refusal]:
-        """Yield the sample, or the refusal, that a group of members of a tar makes.
+    ) -> Iterator[Sample | Reject]:
+        """Yield the sample, or the reject, that a group of members of a tar makes.
 
         Yield nothing for a group that has neither an image nor a text. `tar` is the name of the
         tar, and `table` that of the Parquet table beside it, if there is one.
@@ -146,8 +148,17 @@ class TarsSource:
             raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
         if found.unread:
             found = self._follow_links(found, tar)
-        if found.unread and not self.has_images:
-            found = self._with_empty_images(found)
+        if found.unread and not self.has_images:  # empty fields, but for images that are too large
+            names = [
+                name
+                for name, nbytes in found.unread.items()
+                if isinstance(nbytes, int)
+                and nbytes <= self.max_nbytes
+                and (self._is_in_role(name) or self._is_image(name))
+            ]
+            unread = {name: what for name, what in found.unread.items() if name not in names}
+            fields = {**dict.fromkeys(names, b""), **found.fields}
+            found = replace(found, fields=fields, unread=unread)
         image = self._image(found.fields)
         in_roles = self._in_roles(found) if self.columns.roles else {}
         sample = self._sample(found, image, in_roles, source, table)
@@ -170,19 +181,6 @@ class TarsSource:
             return nbytes <= MAX_TEXT_NBYTES
         is_wanted = self.has_images and (self._is_in_role(name) or self._is_image(name, before))
         return is_wanted and nbytes <= self.max_nbytes
-
-    def _with_empty_images(self, found: TarSample) -> TarSample:
-        """Return the sample with an empty field for each image that was not read.
-
-        Images that are too large stay unread.
-        """
-        unread = dict(found.unread or {})
-        for name, nbytes in (found.unread or {}).items():
-            is_image = self._is_in_role(name) or self._is_image(name)
-            if isinstance(nbytes, int) and nbytes <= self.max_nbytes and is_image:
-                del unread[name]
-        passed = dict.fromkeys((found.unread or {}).keys() - unread.keys(), b"")
-        return replace(found, fields={**passed, **found.fields}, unread=unread)
 
     def _is_image(self, name: str, before: Iterable[str] = ()) -> bool:
         """Return whether a member may be the image of its sample, by its name and those before it.
@@ -250,8 +248,11 @@ class TarsSource:
         table: str,
     ) -> Sample | None:
         fields = found.fields
-        if found.unread:
-            self._check_unread(found.unread, image)
+        for name, nbytes in (found.unread or {}).items():
+            if name in self.columns.texts:
+                check_nbytes(name, int(nbytes), MAX_TEXT_NBYTES)
+            elif not image and self._is_image(name):  # else one that was read stands in its place
+                check_nbytes(name, int(nbytes), self.max_nbytes)
         if not image:
             if self.columns.texts.isdisjoint(fields):
                 return None  # some other file in the tar
@@ -264,18 +265,6 @@ class TarsSource:
         return Sample(
             source=source, image=fields[image], captions=captions, facts=facts, images=images
         )
-
-    def _check_unread(self, unread: Mapping[str, int | str], image: str) -> None:
-        """Raise RejectedError if a text of a sample was too large to be read, or its image.
-
-        `image` is the field of the image that was read, or "" if none was. If one was read, images
-        that were too large do not matter.
-        """
-        for name, nbytes in unread.items():
-            if name in self.columns.texts:
-                check_nbytes(name, int(nbytes), MAX_TEXT_NBYTES)
-            elif not image and self._is_image(name):
-                check_nbytes(name, int(nbytes), self.max_nbytes)
 
     def _follow_links(self, found: TarSample, tar: str) -> TarSample:
         """Return the sample with the bytes of members that its links name, if they are wanted.
@@ -309,11 +298,6 @@ class TarsSource:
         return plain_facts(row)
 
 
-def _describes_tar(name: str) -> bool:
-    """Return whether a file beside tars only describes them, or is hidden."""
-    return is_hidden(name) or is_index(name) or bool(NOT_OF_A_SAMPLE.search(name))
-
-
 @functools.lru_cache(maxsize=2)
 def _member_places(url: str, tar: str) -> dict[str, tuple[int, int]]:
     """Return where the members of a tar begin and how long they are, by path.
@@ -338,9 +322,10 @@ def _rows_beside(url: str, table: str) -> dict[str, dict[str, Any] | RejectedErr
     """
     from wdsprep.sources.tables.parquet import read_rows
 
-    rows = read_rows(shared_store(url), table)
-    return {_key(row): row for row in rows if isinstance(row, RejectedError) or "key" in row}
-
-
-def _key(row: dict[str, Any] | RejectedError) -> str:
-    return UNREADABLE if isinstance(row, RejectedError) else str(row["key"])
+    by_key: dict[str, dict[str, Any] | RejectedError] = {}
+    for row in read_rows(shared_store(url), table):
+        if isinstance(row, RejectedError):
+            by_key[UNREADABLE] = row
+        elif "key" in row:
+            by_key[str(row["key"])] = row
+    return by_key

@@ -25,8 +25,7 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_next_step
 from wdsprep.dataset.file_names import foreign_table_name, index_name, table_name
 from wdsprep.dataset.image_positions import DTYPE, are_sound, may_have_moved, plain_positions
-from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.receipts import Receipt, Shard
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.reindex import is_older, make_table, table_step
 from wdsprep.dataset.sample_table import (
     IMAGE_COLUMNS,

@@ -10,7 +10,7 @@ from wdsprep.checks.verify import Verified
 from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
 from wdsprep.dataset.file_names import MAKERS
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Shard
 from wdsprep.runners.job import JobStatus
 from wdsprep.text import EXAMPLES, command, examples, human_bytes, human_time, join_lines, plural
 

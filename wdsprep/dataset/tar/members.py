@@ -123,8 +123,11 @@ def _size(head: bytes, offset: int) -> int:
         nbytes = -1 if head[135] else int(head[124:135], 8)
     except ValueError:
         nbytes = -1
-    if nbytes < 0:
-        nbytes = _odd_size(head[124:136])
+    if nbytes < 0:  # in base-256, behind the byte 0x80, or with spaces or empty, as in old tars
+        field = head[124:136]
+        if field[0] == 0x80:
+            return int.from_bytes(field[1:], "big")
+        nbytes = _octal(field) if field.strip(b"\0 ") else 0
     if nbytes < 0:
         raise _bad_header(offset, "a size that is no number")
     return nbytes
@@ -165,16 +168,6 @@ def _check_sum(head: bytes, offset: int) -> None:
     if stated < 0 or stated not in (sum(rest), sum(rest) - 256 * sum(b > 127 for b in rest)):
         is_gzip = not offset and head.startswith(GZIP)
         raise _bad_header(offset, "gzip data" if is_gzip else "no tar header, or a damaged one")
-
-
-def _odd_size(field: bytes) -> int:
-    """Parse a size in base-256, behind the byte 0x80, or an octal one with spaces as in old tars.
-
-    An empty one is 0. Return -1 if it is none of these.
-    """
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    return _octal(field) if field.strip(b"\0 ") else 0
 
 
 _OCTAL = re.compile(rb" *([0-7]+) *(?:\0.*)?", re.DOTALL)

@@ -262,15 +262,11 @@ class _Group:
         return tuple(map(sys.intern, names))
 
 
-def _ignore(_path: str) -> None:
-    """Ignore a file that belongs to no sample."""
-
-
 def scan(
     at: Tape,
     *,
     wants: Wants | None = None,
-    stray: Callable[[str], object] = _ignore,
+    stray: Callable[[str], object] = lambda _path: None,
     links: bool = False,
 ) -> Iterator[TarSample | BadSampleError]:
     """Yield every sample of a tar in order, or the error in its place.

@@ -41,16 +41,11 @@ def header(name: str, nbytes: int) -> bytes:
     if nbytes > MAX_MEMBER_NBYTES:
         raise TarError(f"{name}: {nbytes:,} bytes are more than a tar can hold (8 GiB): leave out")
     size = b"%011o\0" % nbytes
-    total = b"%06o\0 " % (_FIXED_SUM + _sum(base + size + prefix))
+    # The lower half of Adler-32 is the sum of the bytes and one, up to 65,519: no name in UTF-8
+    # with a prefix and a size comes to so much.
+    varying = (adler32(base + size + prefix) & 0xFFFF) - 1
+    total = b"%06o\0 " % (_FIXED_SUM + varying)
     return _HEADER.pack(base, _BEFORE_SIZE, size, _MTIME, total, _AFTER_SUM, prefix)
-
-
-def _sum(fields: bytes) -> int:
-    """Return the sum of the bytes, as the lower half of Adler-32 less one.
-
-    That holds up to 65,519, and no name in UTF-8 with a prefix and a size comes to so much.
-    """
-    return (adler32(fields) & 0xFFFF) - 1
 
 
 def _split_name(name: str) -> tuple[bytes, bytes]:

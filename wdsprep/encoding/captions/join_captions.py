@@ -30,7 +30,7 @@ from wdsprep.dataset.file_names import (
     foreign_table_name,
     index_name,
 )
-from wdsprep.dataset.receipts import Shard
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.reindex import is_older
 from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import Sample, value_at_path

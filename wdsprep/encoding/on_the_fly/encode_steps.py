@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Refusal, Reject, RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
@@ -104,7 +104,7 @@ def prepare_image(
     Raise RejectedError if `encode` would reject the image.
     """
     row = next(_SOURCE.rows(found, tar))
-    if isinstance(row, Refusal):
+    if isinstance(row, Reject):
         raise RejectedError(row.code, row.detail)
     check_nbytes("the image", len(row.image), max_nbytes)
     return replace(row, image=b""), crop(row.image, shapes, max_area=max_area)
@@ -112,7 +112,7 @@ def prepare_image(
 
 def reject_of(found: TarSample, tar: str, refused: RejectedError) -> Reject:
     """Return the reject that `encode` would write for a sample."""
-    return refused.to_reject(found.key, shown(f"{tar}/{found.key}"))
+    return refused.to_reject(shown(f"{tar}/{found.key}"), found.key)
 
 
 BatchBegun = tuple[Sequence[Row], DeviceBatch, Future[Rows]]

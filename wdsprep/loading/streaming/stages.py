@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,7 +128,7 @@ class DecodeStage:
         self._pieces = pieces
         self._reader = open_reader(reading_plan(pieces.plan))
         self._stats, self._began = Stats(), 0.0
-        self._share = lru_cache(maxsize=4)(self._find_samples)
+        self._find_samples = lru_cache(maxsize=4)(partial(find_samples, pieces.plan))
 
     def __call__(self, packed: PackedPiece) -> PackedPiece:
         number = int(packed["number"][0])
@@ -148,7 +148,7 @@ class DecodeStage:
         )
 
     def _read(self, step: int, rank: int, rows: range) -> Batch:
-        share = self._share(step, rank)
+        share = self._find_samples(step, rank)
         span = slice(rows.start, rows.stop)
         stream, shard, index = share.stream[span], share.shard[span], share.index[span]
         batch = Batch(
@@ -164,11 +164,12 @@ class DecodeStage:
         self._reader.fill(self._reader.begin(batch), range(len(batch)))
         return batch
 
-    def _find_samples(self, step: int, rank: int) -> Samples:
-        plan = self._pieces.plan
-        samples = plan.order.step(step, rank=rank, world=plan.world)
-        locate_in_tars(plan.datasets, samples)
-        return samples
+
+def find_samples(plan: LoadPlan, step: int, rank: int) -> Samples:
+    """Return the places in the tars of a rank's samples of a step."""
+    samples = plan.order.step(step, rank=rank, world=plan.world)
+    locate_in_tars(plan.datasets, samples)
+    return samples
 
 
 class EncodeStage:

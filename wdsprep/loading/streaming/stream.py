@@ -23,7 +23,7 @@ from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.loading.loader import load
 from wdsprep.loading.open_datasets import as_streams, join_places
-from wdsprep.loading.options import Pool, ServingOptions, Stream, StreamOptions
+from wdsprep.loading.options import Pool, ServingOptions, StreamOptions
 from wdsprep.loading.streaming import workers
 from wdsprep.loading.streaming.stages import Pieces, piece_limit, samples_in_store
 from wdsprep.loading.streaming.trainer import READY, Trainer
@@ -64,7 +64,14 @@ def stream(options: StreamOptions) -> "Feed":
     served = {option.name: getattr(options, option.name) for option in fields(ServingOptions)}
     served["join"] = tuple(map(absolute, join_places(options.join)))
     served["tee"] = tee = absolute(options.tee) if options.tee else ""
-    streams = [_with_absolute_paths(images) for images in as_streams(options.images)]
+    streams = [
+        replace(
+            images,
+            url=absolute(os.fspath(images.url)),
+            join=tuple(map(absolute, join_places(images.join))),
+        )
+        for images in as_streams(options.images)
+    ]
     stack = ExitStack()
     with stack:
         stack.enter_context(connect_to_ray(options.ray_address, cpus=LEAST))
@@ -104,7 +111,15 @@ def stream(options: StreamOptions) -> "Feed":
         pace, sent = new_pace(first, trainers, ahead), send_to_workers(pieces)
         encoded = _run_stages(Numbers(first, end, pace), sent, decoders, encoders, gpus=gpus)
         needs_empty = loader.plan.drop_text or tee
-        empty = _encode_empty_caption(sent, gpus) if needs_empty else {}
+        empty: dict[str, torch.Tensor] = {}
+        if needs_empty:  # on a node where an encoder could run
+            task = ray.remote(num_cpus=0 if gpus else 1, num_gpus=gpus)(encode_empty_caption)
+            try:
+                empty = ray.get(task.remote(sent))
+            except RayTaskError as error:
+                if refusal := worker_versions.find_refusal(str(error)):
+                    raise WorkError(refusal) from error
+                raise
         feed = [
             Trainer(
                 replace(pieces, plan=replace(loader.plan, rank=rank)),
@@ -118,7 +133,7 @@ def stream(options: StreamOptions) -> "Feed":
             )
             for rank, source in enumerate(encoded.streaming_split(trainers, equal=False))
         ]
-        stack.callback(_end, feed[0])
+        stack.callback(_stop_actors, feed[0])
         return Feed(feed, stack.pop_all())
 
 
@@ -152,13 +167,7 @@ class Feed:
                 stack.callback(trainer.close)
 
 
-def _with_absolute_paths(stream: Stream) -> Stream:
-    """Return the stream with absolute paths, for processes that run in other folders."""
-    join = tuple(map(absolute, join_places(stream.join)))
-    return replace(stream, url=absolute(os.fspath(stream.url)), join=join)
-
-
-def _end(trainer: Trainer) -> None:
+def _stop_actors(trainer: Trainer) -> None:
     """Stop the actors of a stream.
 
     The pipeline runs in an actor that owns all workers. Ray ends them with it, so that the
@@ -215,18 +224,6 @@ def _run_stages(numbers: Numbers, sent: Any, decoders: Pool, encoders: Pool, *, 
     )
     _tune(encoded.context)
     return encoded
-
-
-def _encode_empty_caption(sent: Any, gpus: float) -> dict[str, torch.Tensor]:
-    """Encode the empty caption on a node where an encoder could run."""
-    task = ray.remote(num_cpus=0 if gpus else 1, num_gpus=gpus)(encode_empty_caption)
-    try:
-        arrays: dict[str, torch.Tensor] = ray.get(task.remote(sent))
-    except RayTaskError as error:
-        if refusal := worker_versions.find_refusal(str(error)):
-            raise WorkError(refusal) from error
-        raise
-    return arrays
 
 
 def _tune(context: DataContext) -> None:

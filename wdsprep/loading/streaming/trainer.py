@@ -7,7 +7,7 @@ that: one that is lost, repeated or out of turn is an error here, never a wrong 
 import atexit
 import re
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -164,10 +164,22 @@ class Trainer:
         pieces = [self._piece(number) for number in self._pieces.numbers(self.step, rank)]
         rows = [row for piece in pieces for row in piece.rows]
         arrays = [piece.arrays for piece in pieces]
-        batch = self._builder.build(_join_batches([p.batch for p in pieces]), rows, arrays)
-        if self._tee is not None:
-            self._keep(self._tee, pieces)
-        return batch.out
+        batches = [piece.batch for piece in pieces]
+        whole = Batch(
+            step=batches[0].step,
+            first=batches[0].first,
+            stream=[n for batch in batches for n in batch.stream],
+            shard=[n for batch in batches for n in batch.shard],
+            index=[n for batch in batches for n in batch.index],
+        )
+        out = self._builder.build(whole, rows, arrays).out
+        if (tee := self._tee) is not None:
+            for piece in pieces:
+                for number, row in enumerate(piece.rows):
+                    kept = {name: of_all[number] for name, of_all in piece.arrays.items()}
+                    tee.add(row.shard, row.index, replace(row.encoded, arrays=kept))
+                tee.refuse(piece.batch.refused)
+        return out
 
     def _piece(self, wanted: int) -> Piece:
         try:
@@ -178,27 +190,17 @@ class Trainer:
             ) from None
         except RayError as error:
             raise worker_error(error) from error
-        self._check(piece, wanted)
+        if piece.number != wanted:
+            raise WorkError(
+                f"step {self.step} of the stream is lost, as piece {piece.number} came in place of "
+                f"piece {wanted}: {THEN}"
+            )
         self._pace.note_done.remote(self.plan.rank, wanted + self.plan.world)
         for work in piece.worked:
             known = self._workers.get((work.stage, work.worker))
             if known is None or known[0].samples < work.samples:
                 self._workers[work.stage, work.worker] = work, time.monotonic()
         return piece
-
-    def _check(self, piece: Piece, wanted: int) -> None:
-        if piece.number != wanted:
-            raise WorkError(
-                f"step {self.step} of the stream is lost, as piece {piece.number} came in place of "
-                f"piece {wanted}: {THEN}"
-            )
-
-    def _keep(self, tee: LatentWriter, pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            for number, row in enumerate(piece.rows):
-                arrays = {name: of_all[number] for name, of_all in piece.arrays.items()}
-                tee.add(row.shard, row.index, replace(row.encoded, arrays=arrays))
-            tee.refuse(piece.batch.refused)
 
     @cached_property
     def _made(self) -> "Generator[Piece, None, None]":
@@ -236,17 +238,6 @@ def _close_on_ray(pieces: "Generator[Piece, None, None]") -> None:
     """
     if ray.is_initialized():
         pieces.close()
-
-
-def _join_batches(batches: Sequence[Batch]) -> Batch:
-    """Return one batch for the pieces of a step: the places of the samples, but no arrays."""
-    return Batch(
-        step=batches[0].step,
-        first=batches[0].first,
-        stream=[n for batch in batches for n in batch.stream],
-        shard=[n for batch in batches for n in batch.shard],
-        index=[n for batch in batches for n in batch.index],
-    )
 
 
 def worker_error(error: RayError) -> WdsprepError:

@@ -70,25 +70,22 @@ def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
     _check_token(address)
     with without_death_notices(), entrypoint_without_secrets():
         try:
-            _init(address, **(_own_options(cpus) if is_own else {}))
+            options = {
+                "num_cpus": max(cpus, usable_cpus()) if cpus else None,
+                "include_dashboard": False,
+                # Else Ray starts a worker process for each core, and waits for all of them: those
+                # that no actor needs would be started for nothing.
+                "_system_config": {"prestart_worker_first_driver": False},
+            }
+            _init(address, **(options if is_own else {}))
             yield is_own
         finally:
-            if is_own:
-                _end_autoscaler()
+            # Ray itself ends the autoscaler after the server to which that reports its end, and
+            # then waits a second for it in vain (2.60).
+            node = getattr(_module_of_ray("worker"), "_global_node", None)
+            if is_own and (end := getattr(node, "kill_monitor", None)):
+                end(check_alive=False)
             ray.shutdown()
-
-
-def _own_options(cpus: int) -> dict[str, Any]:
-    """Return the options of a Ray that is started here.
-
-    By default Ray starts a worker process for each core before it connects, and waits for all of
-    them. The last option prevents that: processes that no actor needs would be started for nothing.
-    """
-    return {
-        "num_cpus": max(cpus, usable_cpus()) if cpus else None,
-        "include_dashboard": False,
-        "_system_config": {"prestart_worker_first_driver": False},
-    }
 
 
 def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
@@ -133,20 +130,17 @@ def _check_token(address: str) -> None:
         with _without_stderr():
             GcsClient(address=address)
     except AuthenticationError as error:
-        raise WorkError(
-            f"the Ray cluster at {address} asks for a token: {_token_advice()}"
-        ) from error
+        advice = (
+            '"export RAY_AUTH_MODE=token" sends the one in ~/.ray/auth_token, which has to be that '
+            'of the cluster (there, "ray get-auth-token" prints it)'
+        )
+        if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+            advice = (
+                "the one here is another: put its own into ~/.ray/auth_token, or RAY_AUTH_TOKEN"
+            )
+        raise WorkError(f"the Ray cluster at {address} asks for a token: {advice}") from error
     except RayError as error:
         raise WorkError(_failure(address, error)) from error
-
-
-def _token_advice() -> str:
-    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-        return "the one here is another: put its own into ~/.ray/auth_token, or RAY_AUTH_TOKEN"
-    return (
-        '"export RAY_AUTH_MODE=token" sends the one in ~/.ray/auth_token, which has to be that of '
-        'the cluster (there, "ray get-auth-token" prints it)'
-    )
 
 
 @contextmanager
@@ -192,17 +186,6 @@ def _changed_in_ray(module: str, name: str, change: Callable[[Any], Any]) -> Ite
         yield
     finally:
         setattr(place, name, before)
-
-
-def _end_autoscaler() -> None:
-    """End the autoscaler of a Ray that was started here.
-
-    Ray itself ends it after the server to which it reports its end, and then waits a second for it
-    in vain (2.60).
-    """
-    node = getattr(_module_of_ray("worker"), "_global_node", None)
-    if end := getattr(node, "kill_monitor", None):
-        end(check_alive=False)
 
 
 def entrypoint_without_secrets() -> AbstractContextManager[None]:
@@ -345,15 +328,13 @@ class WaitWarning:
             self._since, self._next = now, now + SILENT_S
         elif now >= self._next:
             self._next = now + AGAIN_S
+            why = f", and none with {_needs(self._settings)}: waiting for one to join"
+            if room := room_for(self._settings):
+                why = f" with room for {room:,}: they are starting, or others use it"
             _log.warning(
-                "no worker for %s: %s (Ctrl-C ends the run, and the same command goes on later)",
+                "no worker for %s: the Ray cluster has %s%s (Ctrl-C ends the run, and the same "
+                "command goes on later)",
                 human_time(now - self._since),
-                self._reason(),
+                plural(sum(node["Alive"] for node in ray.nodes()), "node"),
+                why,
             )
-
-    def _reason(self) -> str:
-        nodes = sum(node["Alive"] for node in ray.nodes())
-        cluster = f"the Ray cluster has {plural(nodes, 'node')}"
-        if room := room_for(self._settings):
-            return f"{cluster} with room for {room:,}: they are starting, or others use it"
-        return f"{cluster}, and none with {_needs(self._settings)}: waiting for one to join"

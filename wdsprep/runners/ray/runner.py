@@ -52,7 +52,7 @@ from wdsprep.runners.base import (
     Work,
 )
 from wdsprep.runners.ray.cluster import WaitWarning, connect_to_ray, worker_count
-from wdsprep.runners.ray.metrics import DriversMetrics
+from wdsprep.runners.ray.worker import DriversMetrics
 from wdsprep.runners.schedule import drive
 from wdsprep.runners.stuck_workers import FEWER, LOOK_S, OUT_OF_MEMORY
 from wdsprep.runners.worker import GRACE_S
@@ -95,13 +95,7 @@ class RayRunner:
             self._class = ray.remote(**self._options())(WdsprepWorker)
             data, path = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
             self._arguments = __version__, data, path, self._tags
-            events = drive(
-                self,
-                units,
-                settings,
-                workers=workers,
-                allowed=allowed,
-            )
+            events = drive(self, units, settings, workers=workers, allowed=allowed)
             yield from self._metrics.noting(events)
 
     def _options(self) -> dict[str, Any]:

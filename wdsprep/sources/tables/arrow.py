@@ -9,7 +9,8 @@ import json
 import posixpath
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -64,51 +65,46 @@ def _saved_files(store: Store, state: str) -> Iterator[str]:
 
 
 def arrow_schema(url: str, name: str) -> pa.Schema:
-    with _open_arrow(url, name) as file:
-        return file.schema
+    with _open_arrow(url, name) as (schema, _):
+        return schema
 
 
 def arrow_batches(url: str, name: str, rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, up to `rows` at a time."""
-    with _open_arrow(url, name) as file:
-        for batch in file.batches():
+    with _open_arrow(url, name) as (_, batches):
+        for batch in batches:
             for at in range(0, batch.num_rows, rows):
                 yield batch.slice(at, rows)
 
 
 @contextmanager
-def _open_arrow(url: str, name: str) -> "Iterator[_OpenArrow]":
-    with closing(Chunks(shared_store(url), name).as_stream()) as file:
-        yield _OpenArrow(f"{url}/{name}", file)
-
-
-class _OpenArrow:
-    """A stream of batches whose columns, and the rows of each batch, have been checked.
+def _open_arrow(url: str, name: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    """Open a stream, and yield its schema, and its batches with their rows checked.
 
     Batches may be compressed, which `datasets` never does: what they unpack to is not known before
-    they have been."""
-
-    def __init__(self, what: str, file: BinaryIO) -> None:
-        self._what, self._file = what, _ReadInChunks(file)
-        with self._parsing():
-            self._batches = pa.ipc.open_stream(pa.PythonFile(self._file, "r"))
-            self.schema: pa.Schema = self._batches.schema
-            names = list(self.schema.names)
+    they have been.
+    """
+    what, advice = f"{url}/{name}", "save the dataset again, or move it away"
+    parsing = partial(parsing_file, what, "is not a valid Arrow stream", advice)
+    with closing(Chunks(shared_store(url), name).as_stream()) as file:
+        stream = _ReadInChunks(file)
+        with parsing():
+            reader = pa.ipc.open_stream(pa.PythonFile(stream, "r"))
+            schema: pa.Schema = reader.schema
+            names = list(schema.names)
         check_columns(what, names)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        rows = 0
-        with self._parsing():
-            for batch in self._batches:
-                batch.validate()
-                rows += batch.num_rows
-                check_rows(self._what, rows, self._file.nbytes)
-                check_unpacked(self._what, batch.nbytes, self._file.nbytes)
-                yield batch
+        def batches() -> Iterator[pa.RecordBatch]:
+            rows = 0
+            with parsing():
+                for batch in reader:
+                    batch.validate()
+                    rows += batch.num_rows
+                    check_rows(what, rows, stream.nbytes)
+                    check_unpacked(what, batch.nbytes, stream.nbytes)
+                    yield batch
 
-    def _parsing(self) -> AbstractContextManager[None]:
-        advice = "save the dataset again, or move it away"
-        return parsing_file(self._what, "is not a valid Arrow stream", advice)
+        yield schema, batches()
 
 
 class _ReadInChunks(io.RawIOBase):

@@ -123,12 +123,8 @@ KINDS = {int: "a whole number", str: "a text", list: "a list", dict: "an object"
 T = TypeVar("T", int, str, "list[Any]", "dict[str, Any]")
 
 
-class MdsColumn(NamedTuple):
-    """A column of an MDS shard: `nbytes` is the length of each value, or 0 if lengths differ."""
-
-    name: str
-    encoding: str
-    nbytes: int
+MdsColumn = tuple[str, str, int]
+"""The name and the encoding of a column, and the length of each value, or 0 if lengths differ."""
 
 
 class MdsFile(NamedTuple):
@@ -152,7 +148,7 @@ class MdsShard:
 
     @property
     def encodings(self) -> dict[str, str]:
-        return {column.name: column.encoding for column in self.columns}
+        return {name: encoding for name, encoding, _ in self.columns}
 
     def file(self, there: Mapping[str, Entry]) -> MdsFile | None:
         """Return the file of the shard that is among those `there`, or None if none is.
@@ -291,7 +287,7 @@ def _shard(index: str, folder: str, said: Mapping[str, Any], what: str) -> MdsSh
     return MdsShard(
         index=index,
         samples=_whole(said, "samples", raw.nbytes // least),
-        columns=tuple(MdsColumn(*column) for column in columns),
+        columns=tuple(columns),
         raw=raw,
         zipped=_file(folder, _get(said, "zip_data", dict)) if said.get("zip_data") else None,
         compression=(_text(said, "compression") if said.get("compression") else "").partition(":")[
@@ -346,15 +342,15 @@ def fields_in(shard: MdsShard, data: bytes, wanted: Collection[str] = ()) -> dic
 def _fields(
     columns: Sequence[MdsColumn], data: bytes, wanted: Collection[str]
 ) -> Iterator[tuple[str, bytes]]:
-    varying = sum(not column.nbytes for column in columns)
+    varying = sum(not nbytes for _, _, nbytes in columns)
     sizes = iter(struct.unpack_from(f"<{varying}I", data))
     start = 4 * varying
-    for column in columns:
-        end = start + (column.nbytes or next(sizes))
+    for name, _, nbytes in columns:
+        end = start + (nbytes or next(sizes))
         if end > len(data):
-            raise ValueError(f"column {column.name} has more bytes than its sample")
-        if not wanted or column.name in wanted:
-            yield column.name, data[start:end]
+            raise ValueError(f"column {name} has more bytes than its sample")
+        if not wanted or name in wanted:
+            yield name, data[start:end]
         start = end
 
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
@@ -28,6 +28,9 @@ from wdsprep.sources.patterns import table_files, table_kind
 from wdsprep.sources.tables import TableRow
 from wdsprep.store import shared_store
 from wdsprep.store.base import Chunks, Entry, Store
+
+if TYPE_CHECKING:
+    from wdsprep.sources.tables.parquet import ParquetTable
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 URL = "url"
@@ -46,6 +49,7 @@ class TextTable:
 
     @property
     def has_schema(self) -> bool:
+        """Return whether each row has every column."""
         return self._kind != "jsonl"
 
     @property
@@ -57,6 +61,7 @@ class TextTable:
             return self._header(lines)
 
     def texts(self) -> list[str]:
+        """Return the columns that may hold URLs."""
         return self.columns()
 
     def parts(self, rows: int) -> Iterator[tuple[str, int]]:
@@ -89,6 +94,10 @@ class TextTable:
             yield from enumerate(self._rows(lines, header), first)
 
     def values(self, columns: Sequence[str], rows: int) -> Iterator[list[list[Any]]]:
+        """Yield all values of some columns, `rows` rows at a time: a list for each column.
+
+        A value that cannot be read is replaced by the error.
+        """
         for where, _ in self.parts(sys.maxsize):
             every = (row for _, row in self.rows(where))
             while some := list(islice(every, rows)):
@@ -282,37 +291,8 @@ BY = ("key", "source", "url", "sha256")
 """The columns that may identify samples in a table: the first that it has is used, by default."""
 
 
-class Table(Protocol):
-    """A table that is read as rows. If it `has_schema`, each row has every column."""
-
-    @property
-    def has_schema(self) -> bool: ...
-
-    def columns(self) -> list[str]: ...
-
-    def texts(self) -> list[str]:
-        """Return the columns that may hold URLs."""
-
-    def parts(self, rows: int, /) -> Iterator[tuple[str, int]]:
-        """Cut the table into parts of up to `rows` rows. Yield each one's place and number of rows.
-
-        The place is what the method `rows` takes.
-        """
-
-    def rows(
-        self, where: str, /, only: Collection[str] = ()
-    ) -> Iterator[tuple[int, dict[str, Any] | RejectedError]]:
-        """Yield the rows of a part, each after its number in the table, which counts from 0.
-
-        `where` is the place of the part. A row that cannot be read is a RejectedError. If `only`
-        names columns, the others may be left out.
-        """
-
-    def values(self, columns: Sequence[str], rows: int, /) -> Iterator[list[list[Any]]]:
-        """Yield all values of some columns, `rows` rows at a time: a list for each column.
-
-        A value that cannot be read is replaced by the error.
-        """
+Table: TypeAlias = "TextTable | ParquetTable"
+"""A table that is read as rows. If it `has_schema`, each row has every column."""
 
 
 def open_table(url: str, name: str) -> Table:
