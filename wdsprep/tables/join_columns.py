@@ -93,12 +93,13 @@ def lay_out_table(
                     _log.warning("%s: left out %s %s", place, plural(count, "row"), why)
             if not join.names:
                 raise UsageError(f"{place} has no row with a {by} and numbers")
-            join.match(_number_names(samples.read_names(by)), [*rows.numbers])
+            numbered = _number_names(samples.read_names(by))
+            if rows.texts:
+                join.match(numbered)
 
             def read(names: Sequence[str]) -> Iterator[JoinedRows]:
-                has_texts = not rows.numbers.keys() & {*names}
-                for places, _, columns in join.read(names, is_ordered=has_texts):
-                    yield places, columns
+                matches = join.read(names) if rows.texts else join.find(numbered, names)
+                return ((places, columns) for places, _, columns in matches)
 
             _write(writer, samples.sizes, rows.numbers, rows.texts, read, in_order=False)
             writer.facts |= {"digest": rows.digest, "offered": sorted(rows.offered)}

@@ -1,9 +1,9 @@
 """Ask tables which of their rows meet a condition.
 
 `column_conditions` answers for whole columns, and the closures of the condition for the rows that
-are left to them. DuckDB gets Arrow and gives Arrow: it has no files (but those of a folder in
-which a join waits), network, extensions, variables of Python or settings to change, and no threads
-of its own, so a process that is forked from this one ends as any other.
+are left to them. DuckDB gets Arrow and gives Arrow: it has no files, network, extensions,
+variables of Python or settings to change, and no threads of its own, so a process that is forked
+from this one ends as any other.
 
 `WantedTexts` finds the rows that have one of a list of texts.
 """
@@ -53,25 +53,17 @@ CONFIG: Settings = {
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
     "temp_directory": "",
-    "memory_limit": "500MB",  # and a process with 30 million rows to join takes 1 GB
+    "memory_limit": "500MB",
     "arrow_large_buffer_size": True,  # the texts of a batch may have more than 2 GB
 }
-TAKES_STREAMS_FOR_SMALL = "build_side_probe_side"
-"""What would hold the samples of a join in memory, which come as a stream, in place of the rows."""
 Facts = dict[str, Any]
 Value = TypeVar("Value")
 
 
-def open_engine(folder: str = "", *, keeps_order: bool = True) -> duckdb.DuckDBPyConnection:
-    """Return a connection to a DuckDB without any data, for one thread at a time.
-
-    What has no room in its memory waits in `folder`, if one is given. If it `keeps_order`, rows
-    come in the order in which they went in, which takes more memory.
-    """
-    own: Settings = {"temp_directory": folder, "preserve_insertion_order": keeps_order}
-    engine = duckdb.connect(":memory:", config={**CONFIG, **own})
+def open_engine() -> duckdb.DuckDBPyConnection:
+    """Return a connection to a DuckDB without any data, for one thread at a time."""
+    engine = duckdb.connect(":memory:", config=CONFIG)
     engine.execute("SET enable_progress_bar = false")  # which Jupyter would show
-    engine.execute(f"SET disabled_optimizers = '{TAKES_STREAMS_FOR_SMALL}'")
     engine.execute("SET lock_configuration = true")
     return engine
 

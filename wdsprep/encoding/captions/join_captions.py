@@ -103,7 +103,7 @@ class CaptionLayout:
         self._join = join = self._closing.enter_context(open_join())
         for count, names, captions in table.read():
             rows += count
-            join.add(pa.array(names, pa.string()), {CAPTION: pa.array(captions, pa.string())})
+            join.add(pa.array(names, pa.string()), {CAPTION: pa.array(captions, pa.large_string())})
         if not join.rows:
             none = "no row" if not rows else f"no row with a {table.by} and a {table.column}"
             raise SourceError(f"{table.url} has {none}: give the path of a table of captions")
