@@ -306,7 +306,7 @@ class CopySearch:
     ) -> Rows:
         """Return for each thing the number of the thing that stays: this one, or a near one.
 
-        `distinct` has the hashes of each thing, those of targets first, by which the things rise.
+        `distinct` has the hashes of each role, first those of targets, by which things are sorted.
         `best` has the row of the best sample of each thing.
         """
         is_flat = [of_image[best] for of_image in self._is_flat]
@@ -350,10 +350,10 @@ def _by_image(tables: Sequence[pa.Table], part: str) -> list[Rows]:
 def _find_near_things(
     distinct: Sequence[Hashes], is_flat: Sequence[Mask], distance: int, on_count: Counting
 ) -> tuple[Rows, Rows]:
-    """Return the pairs of things of which each image is near its counterpart.
+    """Return the pairs of things (images, or samples of several) that are near in each role.
 
-    `distinct` are the hashes of the things, the targets' first, by which the things rise. An image
-    that is flat is near only what has the same bytes.
+    `distinct` has the hashes of each role, first those of targets, by which things are sorted. An
+    image that is flat is near only what has the same bytes.
     """
     targets = distinct[0]
     if len(distinct) == 1:

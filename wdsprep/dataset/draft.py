@@ -192,7 +192,7 @@ class DraftShard:
         self.samples += len(keys)
 
     def add_rows(self, rows: "pa.Table") -> None:
-        """Add the rows of samples that were added without them."""
+        """Add to the table the rows of samples that `add_tarred` has added to the tar."""
         if self._table:
             self._table.add_rows(rows)
 

@@ -8,7 +8,7 @@ Images in one role are cut by one rule, which the settings of the dataset name (
 - `pixels`: as `aligned`, but kept as pixels; of the others the VAE makes latents.
 
 A mask is cut where its target was, and kept as mean levels: of each cell of the latent (`latent`),
-or of each pixel of the crop (`full`).
+or of each pixel of the crop (`full`). `images.crop.crop_mask` takes the mean.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -9,9 +9,12 @@
    images in roles by `role_images`.
 3. Batch: each crop is a `Row` of a batch of its shape, and so is its mirror image; the caption is a
    row of another batch. `batching` says which rows share one.
-4. VAE and text encoders: `models.device` computes a batch. `Row.take` gives each sample its arrays.
-5. Check: a row whose arrays are not finite gets a code in their place, as does a caption without
-   tokens.
+4. VAE and text encoders: `models.device` computes a batch. Its `models.encoder` calls the VAE
+   (`models.vae`, with `models.noise`) and the text encoders, and scales the latents. `Row.take`
+   gives each sample its arrays.
+5. Check: `models.encoder` marks rows that are not finite or too large for the dtype, and
+   `models.device` computes these once more in fp32. A row that fails again gets a code in place of
+   its arrays, as does a caption without tokens.
 6. Write: `EncodingSample.result` returns the `EncodedSample` of one dataset, or raises why there
    is none. `write` gives it to the dataset's `latent_shard`, or a reject.
 

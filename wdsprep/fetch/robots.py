@@ -19,7 +19,8 @@ takes 151 ms and 929 ms: the owner of such a file would hold up all other hosts 
 image. It also takes no notice of a group for `wdsprep/2.0`, and takes one for `wds` as ours. Look
 again when it bounds what a check costs.
 
-The robots.txt of each origin is asked for once, and kept while there is room.
+`client` asks for the robots.txt of each origin once, with the timeout of any URL. It is kept here
+while there is room.
 """
 
 import asyncio

@@ -50,16 +50,17 @@ class TablesBeside:
         self.tables, self._positions = open_tables(joined.dataset.whole), joined.positions
 
     def read(
-        self, read: Callable[[OpenParquet], pa.Table], shard: int, count: int
+        self, read_table: Callable[[OpenParquet], pa.Table], shard: int, count: int
     ) -> pa.Table | None:
-        """Return what `read` returns for the samples of a shard, or None if there are none.
+        """Return the rows of the joined dataset for the `count` samples of a shard, in their order.
 
-        `count` is the number of these samples. Rows of lacking samples are null.
+        `read_table` reads those of one of its tables. The row of a sample that the joined dataset
+        lacks is null; if it has none for the whole shard, None is returned.
         """
         shards, places = self._positions.locate(np.full(count, shard), np.arange(count))
         if not count or shards[0] < 0:
             return None
-        table = self.tables.read_shard(read, self.tables.shards[int(shards[0])])
+        table = self.tables.read_shard(read_table, self.tables.shards[int(shards[0])])
         if np.array_equal(places, np.arange(len(table))):
             return table
         is_lacking = places >= len(table)

@@ -18,9 +18,9 @@ class JobStatus:
     """The state of a job, units under way included.
 
     A count that the job does not keep is 0. `units_done` counts all units that the dataset has;
-    the other counts are of this job alone. `samples_of` is how many samples the units of this job
-    hold, and `unfinished` how many of units under way are done, which are lost with the job; both
-    with those that become rejects.
+    the other counts are of this job alone. `samples_of` counts the samples in the units of this
+    job, and `unfinished` those already done in units under way, which are lost if the job ends now.
+    Both count rejects too.
     """
 
     samples: int = 0

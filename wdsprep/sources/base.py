@@ -343,10 +343,10 @@ def name_images(role: Role, images: Iterable[Image | None]) -> list[tuple[str, I
 
 
 def number_files(files: Iterable[tuple[int, Image]]) -> list[tuple[int, Image]]:
-    """Return the files of a role in order, each after the number of its image.
+    """Sort the files of a role, and number them from 0; gaps stay.
 
-    They come after the numbers in their names, which rise from 0 or from 1. A file without one has
-    -1, and comes before them.
+    `files` are pairs: the number in the name of a file, where numbers begin at 0 or 1, and the
+    file. The number is -1 for a file without one, which comes first.
     """
     rising = sorted(files, key=lambda pair: pair[0])
     has_plain = bool(rising) and rising[0][0] < 0

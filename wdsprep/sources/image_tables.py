@@ -223,7 +223,10 @@ def _bytes_of(column: str, value: Any) -> bytes | None:
 
 
 def image_of_schema(tables: Tables, schema: pa.Schema, name: str) -> str:
-    """Return the column of images in the file `name`, which the user named or wdsprep finds."""
+    """Return the name of the column of images: the one the user named, or one found in `schema`.
+
+    Errors call the file `name`.
+    """
     in_roles = tables.columns.in_roles(schema.names)
     kinds = {field.name: field.type for field in schema}
     for role in in_roles:

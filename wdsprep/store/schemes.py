@@ -56,7 +56,7 @@ SCHEMES = "|".join(("file", "pipe", *PLACES))
 
 
 def place_scheme(url: str) -> str:
-    """Return the scheme of a URL in lower case if it is one of the places; else an empty text."""
+    """Return the scheme of a URL in lower case if `PLACES` has it, such as s3; else ""."""
     match = re.match(r"\s*([a-z0-9]+)://", url, re.IGNORECASE)
     scheme = match[1].lower() if match else ""
     return scheme if scheme in PLACES else ""

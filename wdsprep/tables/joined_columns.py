@@ -57,11 +57,11 @@ class LaidOut:
         return self.file.arrays[HAS_ROW]
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the numbers of all samples, which are 0 for samples without a row."""
+        """Return the values of a column for all samples: 0 for a sample without a row."""
         return self.file.arrays[f"numbers {name}"]
 
     def values_of(self, shards: Ints, indices: Ints) -> dict[str, NDArray[Any]]:
-        """Return for each column the numbers of samples, given by their shards and places there."""
+        """Return for each column the values of samples, given by their shards and places there."""
         places = self._starts[shards] + indices
         return {name: self.column(name)[places] for name in self.numbers}
 

@@ -2,6 +2,9 @@
 
 The bytes of the writer depend on its input alone, and the reader says what is wrong with a tar. The
 index makes one positioned read bring one sample.
+
+`members` parses headers, PAX records, long names and indexes; `read` makes samples of members, and
+indexes of tars; `write` writes.
 """
 
 BLOCK = 512

@@ -253,10 +253,11 @@ class Device:
             self.stats, self._first_launch = Stats(**sizes), 0.0
 
     def _warm_up_first(self, batch: DeviceBatch, *, exact: bool) -> None:
-        """Compute the first batch of a kind twice, and time the second run: it has no other costs.
+        """Compute the first batch of a kind twice, and time the second run.
 
-        This is not done with batches of captions that are grouped by length, as they are of too
-        many kinds, nor on a CPU, unless networks are compiled.
+        The first run also makes kernels ready. This is not done with batches of captions that are
+        grouped by length, as they are of too many kinds, nor on a CPU, unless networks are
+        compiled.
         """
         has_length = isinstance(batch, TextBatch) and batch.has_length
         if not self._warms_up or has_length or (batch.kind, exact) in self._of_late:
