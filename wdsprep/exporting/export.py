@@ -212,7 +212,8 @@ def _units(datasets: Sequence[_Dataset], layout: Layout) -> Iterator[ExportUnit]
         if others and len({inputs[unit] for inputs in made_of}) > 1:
             raise UsageError(
                 f"{shard.name} of {first.url} and of a joined dataset were made of different "
-                "images: join datasets that were encoded from the same images"
+                "images: join datasets that were encoded from the same images, all or none by "
+                "--limit"
             )
         yield ExportUnit(
             name=unit,
