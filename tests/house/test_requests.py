@@ -100,7 +100,7 @@ MOST: dict[str, str] = {
     "select nothing more": "41162 bytes, 4 delete, 30 list, 6 put, 36 range",
     "export": "254811 bytes, 1 delete, 2 list, 13 put, 26 range",
     "export heads": "68797 bytes, 2 list, 11 put, 6 range",
-    "import": "294367 bytes, 8 delete, 38 list, 35 put, 32 range",
+    "import": "294367 bytes, 8 delete, 40 list, 35 put, 32 range",
     "remove": "275510 bytes, 16 delete, 77 list, 47 put, 143 range",
     "remove nothing more": "75554 bytes, 20 list, 45 range",
 }

@@ -167,7 +167,7 @@ def test_nothing_is_printed_but_through_the_one_function() -> None:
     assert found == {
         "terminal.py": 1,
         "__main__.py": 1,
-        "cli/demo/steps.py": 3,
+        "cli/demo.py": 3,
         "reporting/card.py": 2,  # in the lines that load a dataset, which stand on its card
     }
 
