@@ -319,8 +319,10 @@ def _where(rows: pa.Table, mask: Mask) -> pa.Table:
 
 def _named(rows: pa.Table) -> pa.Table:
     """Return the rows that have a name."""
-    is_named = pc.greater(pc.fill_null(pc.binary_length(rows[NAME]), 0), 0)
-    return rows if pc.all(is_named).as_py() else rows.filter(is_named)
+    lengths = pc.binary_length(rows[NAME])
+    if not lengths.null_count and pc.min(lengths).as_py():
+        return rows
+    return rows.filter(pc.greater(lengths, 0))  # which leaves out nulls
 
 
 def _has_number(column: pa.ChunkedArray) -> pa.ChunkedArray:
