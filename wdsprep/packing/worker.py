@@ -195,9 +195,8 @@ def _check_facts(rules: PackRules, removed: Removed, row: SampleOrReject) -> Sam
                 values = ((format_path(p), value_at_path(known, p)) for p in condition.names)
                 facts = sorted(f"{n} is {'missing' if v is None else v}" for n, v in values)
                 raise RejectedError(Code.FILTERED, ", ".join(facts))
-        names = {image.name for image in row.images}
         for role in rules.roles:
-            if role.name not in names and not role.is_optional:
+            if not role.is_optional and all(image.name != role.name for image in row.images):
                 raise RejectedError(Code.NO_ROLE, role.name)
     except Exception as error:  # noqa: BLE001
         return _reject(row, as_rejected(error, Code.UNREADABLE))
@@ -284,7 +283,9 @@ def _cut_meta(data: bytes, images: Sequence[RoleImage]) -> bytes:
     So the first text of its name is its name, and the last of the next field's is that.
     """
     start = data.index(_META) + len(_META)
-    following = min(["original_height", *(n for i in images if (n := f"{i.name}_changes") > META)])
+    following = "original_height"
+    if images:
+        following = min([following, *(n for i in images if (n := f"{i.name}_changes") > META)])
     return data[start : data.rindex(f',"{following}":'.encode(), start)]
 
 

@@ -124,7 +124,7 @@ class FolderSource:
         in_roles = [part for part in beside if part[0].startswith("/")]
         if in_roles:
             beside = beside[: -len(in_roles)]
-        check_names(path.split("/", 2)[1] for path, _, _ in in_roles)
+            check_names(path.split("/", 2)[1] for path, _, _ in in_roles)
         for name, nbytes, _ in beside:
             check_nbytes(name, nbytes, MAX_TEXT_NBYTES)
         store = shared_store(self.url)
