@@ -5,7 +5,7 @@ import itertools
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -111,23 +111,30 @@ def test_two_roles_in_one_pass_are_what_each_is_alone(pairs: Path, tmp_path: Pat
     assert rows["mask_width"] == [64, 64, None]
 
 
+def check_findings(out: Path, changes: Sequence[tuple[str, str, str]]) -> None:
+    """`verify` says of each change of a tar, an old and a new text, why it is wrong. The last one
+    stays."""
+    tar = next(out.glob("*/*.tar"))
+    data = tar.read_bytes()
+    for old, new, why in changes:
+        tar.write_bytes(with_text(data, old, new))
+        findings = wdsprep.verify(out).findings
+        assert any(why in str(finding) for finding in findings), (why, findings)
+
+
 def test_verify_and_repair_know_arrays_of_roles(pairs: Path, tmp_path: Path) -> None:
     out = tmp_path / "all"
     options: dict[str, Any] = {"roles": "target,source,mask", "shapes": [(64, 64), (80, 48)]}
     encode_here(pairs, out, **options)
     assert not wdsprep.verify(out).findings
     whole = tree(out)
-    tar = next(out.glob("*/*.tar"))
-    data = tar.read_bytes()
-    for old, new, why in (
+    changes = (
         ('"source_width":64', '"source_width":80', "source has another size than the target"),
         ('"mask_width"', '"mask_1_width"', "json states mask_1_width, of an image that is not"),
         (".mask.npy", ".mask_1.npy", "mask_1.npy is in the place of emb.npy"),
         (".source.npy", ".control.npy", "control.npy is in the place of emb.npy"),
-    ):
-        tar.write_bytes(with_text(data, old, new))
-        findings = wdsprep.verify(out).findings
-        assert any(why in str(finding) for finding in findings), (why, findings)
+    )
+    check_findings(out, changes)
     wdsprep.repair(out, yes=True)
     encode_here(pairs, out, **options)
     assert tree(out) == whole
@@ -270,16 +277,12 @@ def test_verify_finds_mirror_images_that_are_missing_or_too_many(
 ) -> None:
     out = tmp_path / "out"
     encode_here(pairs, out, roles="target,source", flip=True, text="none")
-    tar = next(out.glob("*/*.tar"))
-    data = tar.read_bytes()
-    for old, new, why in (
+    changes = (
         ("source_flipped", "source_1", "source_1.npy is in the place of source_flipped.npy"),
         ("source_flipped", "other", "other.npy is in the place of source_flipped.npy"),
         (".source.npy", ".source_1.npy", "source_1.npy is in the place of json"),
-    ):
-        tar.write_bytes(with_text(data, old, new))
-        findings = wdsprep.verify(out).findings
-        assert any(why in str(finding) for finding in findings), (why, findings)
+    )
+    check_findings(out, changes)
 
 
 def test_a_list_of_shapes_cuts_references_by_their_own_ratio(tmp_path: Path) -> None:

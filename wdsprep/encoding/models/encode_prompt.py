@@ -124,8 +124,8 @@ class PromptCall:
         like prompt_2 are further prompts.
         """
         is_for_prompt = name.startswith("prompt_") and f"negative_{name}" in self._call
-        is_prompt = is_embedding(name) or re.fullmatch(r"prompt_\d+", name) is not None
-        return is_for_prompt and not is_prompt
+        is_other = is_embedding(name) or re.fullmatch(r"prompt_\d+", name) is not None
+        return is_for_prompt and not is_other
 
     def _bind_arguments(self, length: int) -> dict[str, Any]:
         bound = {}
