@@ -1,47 +1,48 @@
-"""Datasets of the same pretended images, to be joined: latents, texts and both, without a model."""
+"""Datasets of the same pretended images, as `encode` lays them out, without a model: latents, texts
+and both, with shapes, and with images in roles."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.kit.latent_sets import LATENT, array_of, empty_of, npy
+from tests.kit.latent_sets import LATENT, Member, array_of, npy, publish, receipt_of, write_unit
 from tests.kit.latent_sets import field as array_field
-from wdsprep.dataset.file_names import table_name
-from wdsprep.dataset.manifest import Manifest, Receipt, Shard
+from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.npy_arrays import Field, layout, text_fields
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.sample_table import TableWriter, table_columns
-from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
-from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store
-from wdsprep.store.base import write_bytes
+from wdsprep.store.base import Store, write_bytes
 
 LATENTS = (array_field("latent", LATENT),)
 TEXT = (array_field("pooled", (6,)), array_field("emb", (7, 16)))
 VARIED = (array_field("pooled", (6,)), array_field("emb", (7, 16), "bfloat16", is_variable=True))
-Rejected = Mapping[int, Sequence[int]]
-"""By shard, the positions of images that came to nothing."""
 RoleSizes = Callable[[str], Mapping[str, Size]]
 """The sizes of the images in roles that the sample of a key has, by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """So many in each shard; each has the shape that its key says, where there are shapes."""
+    """So many in each shard; each has the shape that `shape_of` or its key says, where there are
+    shapes."""
 
     sizes: Sequence[int] = (60,) * 5
     version: str = "1"
     shapes: Sequence[Size] = ()
+    shape_of: Mapping[str, Size] = field(default_factory=dict)
     resolution: int = 64
+    bucket: int = 256
     changed: Mapping[int, str] = field(default_factory=dict)
 
     def key(self, shard: int, position: int) -> str:
         return f"{sum(self.sizes[:shard]) + position:012d}"
 
     def shape(self, key: str) -> int:
+        if self.shape_of:
+            return self.shapes.index(self.shape_of[key])
         return (int(key) * 7 + int(key) // 5) % len(self.shapes)
 
     def digest(self, shard: int) -> str:
@@ -53,15 +54,16 @@ def write_part(
     images: Images,
     fields: Sequence[Field],
     *,
-    rejects: Rejected | None = None,
+    rejects: Mapping[int, Sequence[int]] | None = None,
     tag: str = "",
     more: Mapping[str, Any] | None = None,
     units: int | None = None,
     roles: RoleSizes | None = None,
 ) -> str:
-    """What `encode` would make of the images: `tag` tells captions from others, and the arrays of
-    text with them; of the first `units` shards alone."""
-    store = open_store(url)
+    """Write what `encode` would make of the images, of the first `units` shards alone.
+
+    `rejects` has the positions of images of a shard that came to nothing. `tag` tells captions from
+    others, and the arrays of text with them."""
     has_latents = any(item.name == "latent.npy" for item in fields)
     settings: dict[str, Any] = {
         "latents": "sample" if has_latents else "none",
@@ -69,110 +71,74 @@ def write_part(
         "resolution": images.resolution,
         "scale": 0.18215,
         "shift": 0.1,
-        **({"shapes": [list(size) for size in images.shapes]} if _shaped(images, fields) else {}),
+        **({"shapes": [list(size) for size in images.shapes]} if images.shapes else {}),
         **(more or {}),
     }
-    receipts = []
-    for number in range(len(images.sizes) if units is None else units):
-        lost = (rejects or {}).get(number, ())
-        receipts.append(_unit(store, images, settings, fields, number, lost, tag, roles))
-    for item in text_fields(fields):
-        write_bytes(store, f"empty.{item.name}", npy(empty_of(item) + len(tag)))
-    whole = Manifest(
-        dataset="latents", settings=settings, receipts=tuple(receipts), complete=units is None
-    )
-    write_bytes(store, "wdsprep.json", whole.to_bytes())
+    if not has_latents:
+        settings.pop("shapes", None)
+    part = Part(open_store(url), images, fields, settings, tag, roles)
+    lost = rejects or {}
+    numbers = range(len(images.sizes) if units is None else units)
+    receipts = [part.write(number, lost.get(number, ())) for number in numbers]
+    publish(part.store, settings, receipts, fields, tag=tag, complete=units is None)
     return url
 
 
-def _shaped(images: Images, fields: Sequence[Field]) -> bool:
-    return bool(images.shapes) and any(item.name == "latent.npy" for item in fields)
+@dataclass(frozen=True)
+class Part:
+    """A dataset of images that is being written."""
 
+    store: Store
+    images: Images
+    fields: Sequence[Field]
+    settings: Mapping[str, Any]
+    tag: str
+    roles: RoleSizes | None
 
-def _unit(
-    store: Any,
-    images: Images,
-    settings: Mapping[str, Any],
-    fields: Sequence[Field],
-    number: int,
-    lost: Sequence[int],
-    tag: str,
-    roles: RoleSizes | None,
-) -> Receipt:
-    unit, name = f"256/{number:06d}", f"256/{number:06d}.tar"
-    left = [n for n in range(images.sizes[number]) if n not in lost]
-    keys = {n: images.key(number, n) for n in range(images.sizes[number])}
-    counts: dict[str, int] = {}
-    of_shape = [tuple(fields)] * max(1, len(images.shapes))
-    if _shaped(images, fields):
-        left.sort(key=lambda n: (images.shape(keys[n]), n))
-        of_shape = [fields_in_shape(settings, size) for size in images.shapes]
-        for n in left:
-            shape = shape_name(images.shapes[images.shape(keys[n])])
-            counts[shape] = counts.get(shape, 0) + 1
-    shards: tuple[Shard, ...] = ()
-    files: dict[str, str] = {}
-    if left:
-        table = TableWriter(table_columns("latents", settings))
-        with store.write(name) as sink, TarWriter(sink) as tar:
-            for n in left:
-                shape_number = images.shape(keys[n]) if _shaped(images, fields) else 0
-                own, facts = of_shape[shape_number], {}
-                if roles is not None:
-                    square = (images.resolution, images.resolution)
-                    size = images.shapes[shape_number] if _shaped(images, fields) else square
-                    own = fields_in_shape(settings, size, sizes := roles(keys[n]))
-                    facts = facts_of_roles(size, sizes)
-                stored = members(keys[n], own, tag, facts)
-                tar.add(keys[n], stored)
-                table.add(keys[n], {**json.loads(dict(stored)["json"]), "row": n})
-            tar.finish()
-        write_bytes(store, f"{name}.idx", tar.index)
-        shards = (Shard(name, tar.samples, tar.nbytes, tar.digest),)
-        write_bytes(store, table_name(name), data := table.finish())
-        files[table_name(name)] = hex_digest(data)
-    lines = (Reject(key=keys[n], source="", code=Code.NOT_FINITE).to_json() for n in sorted(lost))
-    write_bytes(store, f"rejects/{unit}.jsonl", "".join(lines).encode())
-    return Receipt(
-        dataset="latents",
-        unit=unit,
-        generation=0,
-        settings=settings,
-        input=images.digest(number),
-        inputs=images.sizes[number],
-        shards=shards,
-        rejects={"not_finite": len(lost)} if lost else {},
-        counts=counts,
-        files=files,
-    )
+    def write(self, number: int, lost: Sequence[int]) -> Receipt:
+        """Write the unit of an image shard, of which these positions are lost."""
+        unit, count = f"{self.images.bucket}/{number:06d}", self.images.sizes[number]
+        keys = {n: self.images.key(number, n) for n in range(count)}
+        rejects = [Reject(key=keys[n], source="", code=Code.NOT_FINITE) for n in sorted(lost)]
+        lines = "".join(reject.to_json() for reject in rejects)
+        write_bytes(self.store, f"rejects/{unit}.jsonl", lines.encode())
+        left, shapes = [n for n in keys if n not in lost], Counter[str]()
+        if "shapes" in self.settings:
+            left.sort(key=lambda n: (self.images.shape(keys[n]), n))
+            shapes.update(shape_name(self._size(keys[n])) for n in left)
+        said = {"input": self.images.digest(number), "inputs": count, "counts": {**shapes}}
+        said["rejects"] = {"not_finite": len(lost)} if lost else {}
+        if not left:
+            return receipt_of(Shard(f"{unit}.tar", 0, 0, ""), self.settings, **said, shards=())
+        samples = ((n, keys[n], [*self._members(keys[n])]) for n in left)
+        return write_unit(self.store, unit, self.settings, samples, **said)
 
+    def _size(self, key: str) -> Size:
+        if "shapes" in self.settings:
+            return self.images.shapes[self.images.shape(key)]
+        return self.images.resolution, self.images.resolution
 
-def facts_of_roles(size: Size, sizes: Mapping[str, Size]) -> dict[str, Any]:
-    """What the json of latents says of the crop, and of images in roles."""
-    sides = {f"{name}_width": width for name, (width, _) in sizes.items()}
-    sides |= {f"{name}_height": height for name, (_, height) in sizes.items()}
-    return {"crop": [0, 0, *size], **sides}
-
-
-def members(
-    key: str, fields: Sequence[Field], tag: str, more: Mapping[str, Any]
-) -> list[tuple[str, bytes]]:
-    """Arrays of the image know nothing of the caption."""
-    of_text = text_fields(fields)
-    arrays = [
-        (item.name, npy(array_of(key + (tag if item in of_text else ""), item))) for item in fields
-    ]
-    facts: dict[str, Any] = {"key": key, "source": f"a/{key}"}
-    if len(of_text) < len(fields):
-        facts |= {"width": int(key), "height": 9, "original_width": int(key), "original_height": 18}
-    if of_text:
-        facts |= {"caption": caption(key, tag), "tokens": int(key) % 7}
-    facts |= more
-    return [
-        *arrays,
-        ("json", json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()),
-        ("txt", caption(key, tag).encode()),
-    ]
+    def _members(self, key: str) -> Iterator[Member]:
+        """Arrays of the image know nothing of the caption."""
+        of_text, size = text_fields(self.fields), self._size(key)
+        sizes = self.roles(key) if self.roles else {}
+        fields = self.fields
+        if self.roles or "shapes" in self.settings:
+            fields = fields_in_shape(self.settings, size, sizes)
+        for item in fields:
+            yield item.name, npy(array_of(key + (self.tag if item in of_text else ""), item))
+        facts: dict[str, Any] = {"key": key, "source": f"a/{key}"}
+        if len(of_text) < len(self.fields):
+            sides = {"width": int(key), "height": 9}
+            facts |= sides | {"original_width": int(key), "original_height": 18}
+        if of_text:
+            facts |= {"caption": caption(key, self.tag), "tokens": int(key) % 7}
+        if self.roles:
+            facts |= {"crop": [0, 0, *size]}
+            facts |= {f"{name}_width": width for name, (width, _) in sizes.items()}
+            facts |= {f"{name}_height": height for name, (_, height) in sizes.items()}
+        yield "json", facts_bytes(facts)
+        yield "txt", caption(key, self.tag).encode()
 
 
 def caption(key: str, tag: str) -> str:

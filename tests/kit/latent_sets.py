@@ -4,17 +4,15 @@ import hashlib
 import io
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.file_names import table_name
-from wdsprep.dataset.image_positions import plain_positions
+from wdsprep.dataset.file_names import MANIFEST, table_name
 from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.npy_arrays import BFLOAT16, Field, layout, text_fields
-from wdsprep.dataset.reindex import make_table
-from wdsprep.dataset.sample_table import LATENT_COLUMNS
+from wdsprep.dataset.sample_table import ROW, TableWriter, table_columns
+from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.store import open_store
@@ -59,24 +57,35 @@ def npy(array: Any) -> bytes:
     return out.getvalue()
 
 
-def members(key: str, fields: Sequence[Field]) -> list[tuple[str, bytes]]:
+Member = tuple[str, bytes]
+
+
+def members(key: str, fields: Sequence[Field]) -> list[Member]:
     arrays = [(item.name, npy(array_of(key, item))) for item in fields]
     text = f"caption {key} " * (int(key) % 50)
     return [*arrays, ("json", f'{{"key":"{key}"}}'.encode()), ("txt", text.encode())]
 
 
-def write_shard(store: Store, name: str, keys: Sequence[str], fields: Sequence[Field]) -> Shard:
-    return write_tar(store, name, ((key, fields) for key in keys))
+def write_unit(
+    store: Store,
+    unit: str,
+    settings: Mapping[str, Any],
+    samples: Iterable[tuple[int, str, list[Member]]],
+    **receipt: Any,
+) -> Receipt:
+    """Write a shard with its index and its table, and return the receipt of its unit.
 
-
-def write_tar(store: Store, name: str, samples: Iterable[tuple[str, Sequence[Field]]]) -> Shard:
-    """Each sample by its key and what arrays it has."""
-    with store.write(name) as sink, TarWriter(sink) as tar:
-        for key, fields in samples:
-            tar.add(key, members(key, fields))
+    Samples are the position in their image shard, their key, and their members."""
+    table = TableWriter(table_columns("latents", settings))
+    with store.write(name := f"{unit}.tar") as sink, TarWriter(sink) as tar:
+        for position, key, stored_members in samples:
+            tar.add(key, stored_members)
+            table.add(key, {**(parse_object(dict(stored_members)["json"]) or {}), ROW: position})
         tar.finish()
     write_bytes(store, f"{name}.idx", tar.index)
-    return Shard(name=name, samples=tar.samples, nbytes=tar.nbytes, digest=tar.digest)
+    write_bytes(store, table_name(name), data := table.finish())
+    shard = Shard(name=name, samples=tar.samples, nbytes=tar.nbytes, digest=tar.digest)
+    return receipt_of(shard, settings, files={table_name(name): hex_digest(data)}, **receipt)
 
 
 def write_latents(
@@ -106,54 +115,33 @@ def write_latents(
     receipts = []
     for number, size in enumerate(sizes):
         keys = [f"{base + sum(sizes[:number]) + n:012d}" for n in range(size)]
-        shard = write_shard(store, f"{bucket}/{number:06d}.tar", keys, fields)
-        receipts.append(receipt_of(shard, settings))
-    publish(store, settings, receipts, fields, extra or {})
+        samples = ((n, key, members(key, fields)) for n, key in enumerate(keys))
+        receipts.append(write_unit(store, f"{bucket}/{number:06d}", settings, samples))
+    publish(store, settings, receipts, fields, extra=extra or {})
     return url
 
 
-def receipt_of(
-    shard: Shard, settings: Mapping[str, Any], *, input: str = "", **more: Mapping[str, Any]
-) -> Receipt:
-    """Of a unit that lost no sample; `input` is the digest of its image shard."""
-    return Receipt(
-        dataset="latents",
-        unit=shard.name.removesuffix(".tar"),
-        generation=0,
-        settings=settings,
-        input=input,
-        inputs=shard.samples,
-        shards=(shard,),
-        rejects={},
-        **more,
-    )
-
-
-def write_tables(store: Store, receipt: Receipt) -> Receipt:
-    """Write the tables of a unit that lost no sample, and return its receipt."""
-    files = dict(receipt.files)
-    for shard in receipt.shards:
-        rows = plain_positions(shard.samples)
-        table, _ = make_table(store, shard.name, columns=LATENT_COLUMNS, positions=rows)
-        write_bytes(store, name := table_name(shard.name), table)
-        files[name] = hex_digest(table)
-    return replace(receipt, files=files)
+def receipt_of(shard: Shard, settings: Mapping[str, Any], **more: Any) -> Receipt:
+    """The receipt of a unit that lost no sample, but for what is said otherwise."""
+    said = {"input": "", "inputs": shard.samples, "rejects": {}, "shards": (shard,)}
+    unit = shard.name.removesuffix(".tar")
+    return Receipt(dataset="latents", unit=unit, generation=0, settings=settings, **(said | more))
 
 
 def publish(
     store: Store,
     settings: Mapping[str, Any],
-    receipts: Sequence[Receipt],
+    receipts: Iterable[Receipt],
     fields: Sequence[Field],
-    extra: Mapping[str, Any],
+    *,
+    tag: str = "",
+    **more: Any,
 ) -> None:
+    """Write the manifest, and what stands for the empty caption; a tag makes that another."""
     for item in text_fields(fields):
-        write_bytes(store, f"empty.{item.name}", npy(empty_of(item)))
-    receipts = [write_tables(store, receipt) for receipt in receipts]
-    manifest = Manifest(
-        dataset="latents", settings=settings, receipts=tuple(receipts), complete=True, extra=extra
-    )
-    write_bytes(store, "wdsprep.json", manifest.to_bytes())
+        write_bytes(store, f"empty.{item.name}", npy(empty_of(item) + len(tag)))
+    said = {"settings": settings, "receipts": tuple(receipts), "complete": True}
+    write_bytes(store, MANIFEST, Manifest(dataset="latents", **(said | more)).to_bytes())
 
 
 # --- what a loader gave

@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from tests.kit.latent_sets import field as array_field
-from tests.kit.latent_sets import layout, receipt_of, write_shard
+from tests.kit.latent_sets import members, publish, write_unit
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
-from wdsprep.dataset.file_names import MANIFEST, receipt_name
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.file_names import receipt_name
+from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.reporting.report import WrittenReport, report
 from wdsprep.store import open_store
@@ -66,19 +66,19 @@ class Made:
 
 def fake_latents(images: Path, latents: Path, kind: str = "sample") -> Path:
     """Latents of all the images in `images`, normal noise, made without a model."""
-    channels = 8 if kind == "moments" else 4
-    store, wanted = open_store(str(latents)), [array_field("latent", (channels, 8, 8))]
+    store = open_store(str(latents))
+    wanted = [array_field("latent", (8 if kind == "moments" else 4, 8, 8))]
     options = {"latents": kind, "layout": layout(wanted), "resolution": 64, "text": "none"}
     settings = {**options, "scale": 1.0, "shift": 0.0, "weights": ""}
     receipts = []
     for shard in manifest_of(images).shards:
         with file_tape(images / shard.name) as tape:
             keys = [sample.key for sample in read_samples(tape, shard.name)]
-        written = write_shard(store, shard.name, keys, wanted)
-        receipts.append(receipt_of(written, settings, input=shard.digest))
-        write_bytes(store, receipt_name(receipts[-1].unit), receipts[-1].to_bytes())
-    manifest = Manifest(dataset="latents", settings=settings, receipts=tuple(receipts))
-    write_bytes(store, MANIFEST, manifest.to_bytes())
+        samples = ((n, key, members(key, wanted)) for n, key in enumerate(keys))
+        unit = shard.name.removesuffix(".tar")
+        receipts.append(write_unit(store, unit, settings, samples, input=shard.digest))
+        write_bytes(store, receipt_name(unit), receipts[-1].to_bytes())
+    publish(store, settings, receipts, wanted, complete=False)
     return latents
 
 

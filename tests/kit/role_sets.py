@@ -1,24 +1,16 @@
-"""Small latent datasets whose samples have images in roles, as `encode` lays them out."""
+"""Small latent datasets whose samples have images in roles."""
 
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.kit.latent_sets import EMB, array_of, empty_of, field, npy, receipt_of
+from tests.kit.joined_sets import Images, write_part
+from tests.kit.latent_sets import EMB, field
 from tests.kit.shape_sets import CELL, RESOLUTION, SHAPES
-from wdsprep.dataset.file_names import table_name
-from wdsprep.dataset.manifest import Manifest, Shard
-from wdsprep.dataset.npy_arrays import FLIPPED, Field, layout, text_fields
-from wdsprep.dataset.sample_table import TableWriter, table_columns
-from wdsprep.dataset.samples import facts_bytes, role_of
-from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
-from wdsprep.dataset.tar.write import TarWriter
-from wdsprep.loading.open_datasets import SIDES
-from wdsprep.store import open_store
-from wdsprep.store.base import write_bytes
+from wdsprep.dataset.npy_arrays import FLIPPED, Field
+from wdsprep.dataset.samples import role_of
+from wdsprep.dataset.shapes import Size
 
 SQUARE = (RESOLUTION, RESOLUTION)
 CELLS = RESOLUTION // CELL
@@ -73,66 +65,21 @@ def write_roles(
     """Write these arrays of all samples; datasets of the same samples may be joined.
 
     Targets have shapes, if there are targets."""
-    store = open_store(url)
+    samples = keys_of(shards)
     roles = [item.role for item in fields if item.role and not item.mirrors]
-    has_target = LATENT.name in {item.name for item in fields}
-    settings: dict[str, Any] = {
-        "latents": "sample" if has_target else "none",
-        "layout": layout(fields),
-        "resolution": RESOLUTION,
-        "scale": 1.0,
-        "shift": 0.0,
-    }
-    if roles:
-        settings["roles"] = ["target"] * has_target + roles
-    if has_target and shapes:
-        settings["shapes"] = [list(size) for size in shapes]
-    columns, keys = table_columns("latents", settings), iter(keys_of(shards))
-    receipts = []
-    for number, samples in enumerate(shards):
-        rows = [(row, next(keys), sample) for row, sample in enumerate(samples)]
-        counts: dict[str, int] = {}
-        if "shapes" in settings:
-            rows.sort(key=lambda row: shapes.index(row[2].target))
-            counts.update(Counter(shape_name(sample.target) for sample in samples))
-        name = f"64/{number:06d}.tar"
-        table = TableWriter(columns)
-        with store.write(name) as sink, TarWriter(sink) as tar:
-            for row, key, sample in rows:
-                facts = facts_of(key, sample, roles)
-                tar.add(key, members(key, sample, settings, facts))
-                table.add(key, {**facts, "row": row})
-            tar.finish()
-        write_bytes(store, f"{name}.idx", tar.index)
-        write_bytes(store, table_name(name), data := table.finish())
-        shard = Shard(name, tar.samples, tar.nbytes, tar.digest)
-        more = {"counts": counts, "files": {table_name(name): hex_digest(data)}}
-        receipts.append(receipt_of(shard, settings, input=f"{number:064x}", **more))
-    for item in text_fields(fields):
-        write_bytes(store, f"empty.{item.name}", npy(empty_of(item)))
-    manifest = Manifest(
-        dataset="latents", settings=settings, receipts=tuple(receipts), complete=True
+    images = Images(
+        sizes=[len(shard) for shard in shards],
+        shapes=shapes,
+        shape_of={key: sample.target for key, sample in samples.items()},
+        bucket=64,
     )
-    write_bytes(store, "wdsprep.json", manifest.to_bytes())
-    return url
+    more: dict[str, Any] = {"scale": 1.0, "shift": 0.0}
+    if not roles:
+        return write_part(url, images, fields, more=more)
+    more["roles"] = ["target"] * (LATENT.name in {item.name for item in fields}) + roles
 
+    def sizes(key: str) -> dict[str, Size]:
+        named = samples[key].images.items()
+        return {name: size for name, size in named if role_of(name)[0] in roles}
 
-def facts_of(key: str, sample: RoleSample, roles: Sequence[str]) -> dict[str, Any]:
-    sizes = {name: size for name, size in sample.images.items() if role_of(name)[0] in roles}
-    sides = {
-        f"{n}_{side}": of for n, size in sizes.items() for side, of in zip(SIDES, size, strict=True)
-    }
-    return {"key": key, "source": key, **sides}
-
-
-def fields_of_sample(sample: RoleSample, settings: Mapping[str, Any]) -> tuple[Field, ...]:
-    size = sample.target if "shapes" in settings else None
-    return fields_in_shape(settings, size, sample.images)
-
-
-def members(
-    key: str, sample: RoleSample, settings: Mapping[str, Any], facts: Mapping[str, Any]
-) -> list[tuple[str, bytes]]:
-    fields = fields_of_sample(sample, settings)
-    arrays = [(item.name, npy(array_of(key, item))) for item in fields]
-    return [*arrays, ("json", facts_bytes(facts)), ("txt", f"caption {key}".encode())]
+    return write_part(url, images, fields, more=more, roles=sizes)

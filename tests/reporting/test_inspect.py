@@ -4,28 +4,20 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from tests.kit.damaged import pack_here, source_of_photos
-from tests.kit.latent_sets import (
-    field,
-    layout,
-    npy,
-    receipt_of,
-    write_latents,
-    write_shard,
-)
+from tests.kit.latent_sets import field, layout, npy, publish, write_latents, write_unit
 from tests.kit.packs import manifest_of, tree
 from tests.kit.stores import note_reads
 from wdsprep.cli import main
 from wdsprep.dataset.coarse_histograms import bin_name, quantile
-from wdsprep.dataset.file_names import MANIFEST, table_name
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
+from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import NotFoundError, UsageError
@@ -33,7 +25,6 @@ from wdsprep.reporting.inspect import FoundSample, find_sample, inspect, member_
 from wdsprep.reporting.overview import patterns
 from wdsprep.sources.patterns import expand_braces
 from wdsprep.store import open_store
-from wdsprep.store.base import write_bytes
 
 
 @pytest.fixture(scope="module")
@@ -92,21 +83,15 @@ def latents(root: Path, keys: list[list[str]]) -> str:
     store, fields = open_store(str(root / "latents")), (field("latent", (2, 2)),)
     data = npy(np.array([[1, 2], [3, np.inf]], "<f2"))
 
-    def members(key: str, _fields: object) -> list[tuple[str, bytes]]:
-        return [("latent.npy", data), ("json", json.dumps({"key": key}).encode()), ("txt", b"")]
-
     settings = {"layout": layout(fields), "resolution": 64}
     receipts = []
-    with patch("tests.kit.latent_sets.members", members):
-        for number, some in enumerate(keys):
-            shard = write_shard(store, f"64/{number:06d}.tar", some, fields)
-            receipts.append(receipt_of(shard, settings))
-            table = TableWriter(LATENT_COLUMNS)
-            for row, key in enumerate(some):
-                table.add(key, {"row": row})
-            write_bytes(store, table_name(shard.name), table.finish())
-    manifest = Manifest(dataset="latents", settings=settings, receipts=tuple(receipts))
-    write_bytes(store, MANIFEST, manifest.to_bytes())
+    for number, shard_keys in enumerate(keys):
+        samples = (
+            (n, key, [("latent.npy", data), ("json", facts_bytes({"key": key})), ("txt", b"")])
+            for n, key in enumerate(shard_keys)
+        )
+        receipts.append(write_unit(store, f"64/{number:06d}", settings, samples))
+    publish(store, settings, receipts, fields, complete=False)
     return store.url
 
 

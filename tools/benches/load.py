@@ -216,9 +216,7 @@ def _pairs(home: Path, shards: int) -> Iterator[Group]:
 
 
 def _opening(home: Path, shards: int) -> Group:
-    from tests.kit.shape_sets import write_manifest
-
-    write_manifest(str(home), shards, SHAPES)
+    make_manifest(str(home), shards, SHAPES)
     name = f"{shards:,} shards of {SHAPES} shapes"
     return Group(
         name="load-shapes-open",
@@ -322,12 +320,12 @@ def make_captions(url: str, shards: int, length: int = 0) -> list[int]:
 
 def make_shapes(url: str, shards: int, count: int) -> None:
     """Shapes of as many cells as the square, each with its own part of the samples."""
-    from tests.kit import latent_sets, shape_sets
+    from tests.kit import joined_sets, latent_sets, shape_sets
 
     def random_array(_key: str, item: Any) -> Any:
         return np.frombuffer(os.urandom(item.array_nbytes), item.dtype).reshape(item.shape)
 
-    latent_sets.array_of = random_array
+    joined_sets.array_of = random_array
     cells = SIDE**2
     widths = [width for width in range(1, cells + 1) if not cells % width]
     first = widths.index(SIDE) - count // 2
@@ -340,6 +338,34 @@ def make_shapes(url: str, shards: int, count: int) -> None:
         fields=fields,
         resolution=SIDE * 8,
     )
+
+
+def make_manifest(url: str, shards: int, shapes: int, *, samples: int = 10) -> None:
+    """That of a dataset of so many shards and shapes without the shards: each has up to so many
+    samples of each shape, none of a fifth of them."""
+    from tests.kit.latent_sets import publish, receipt_of
+    from tests.kit.shape_sets import CELL, FIELDS, RESOLUTION
+    from wdsprep.dataset.manifest import Shard
+    from wdsprep.dataset.npy_arrays import layout
+    from wdsprep.dataset.shapes import shape_name
+    from wdsprep.store import open_store
+
+    chance = np.random.default_rng(0)
+    sizes = [(CELL * (n + 1), CELL * (shapes - n)) for n in range(shapes)]
+    settings = {
+        "layout": layout(FIELDS),
+        "resolution": RESOLUTION,
+        "shapes": [list(size) for size in sizes],
+    }
+    receipts = []
+    for number in range(shards):
+        row = chance.integers(-samples // 4, samples, shapes, endpoint=True).clip(0).tolist()
+        shard = Shard(f"64/{number:06d}.tar", sum(row), sum(row) << 17, f"{number:064x}")
+        counts = {shape_name(size): n for size, n in zip(sizes, row, strict=True) if n}
+        files = {f"rejects/64/{number:06d}.jsonl": shard.digest}
+        more = {"input": shard.digest, "counts": counts, "files": files}
+        receipts.append(receipt_of(shard, settings, **more))
+    publish(open_store(url), settings, receipts, FIELDS)
 
 
 def make_joined(places: Sequence[str], shards: int) -> None:
