@@ -7,10 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from PIL import Image
 
 from tests.kit.encodes import in_this_process
 from tests.kit.paths import README, ROOT, blocks, format_recipe, pages
+from tests.kit.webserver import WebServer, ok
 from tools import option_tables
 from wdsprep.cli import cli, main
 
@@ -181,11 +179,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name, size in SIZES.items():
         Image.effect_noise(size, 50).convert("RGB").save(folder / f"{name}.jpg")
     (folder / "a.txt").write_text("a photo")
-    serve = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    files = {f"/{path.name}": ok(path.read_bytes()) for path in folder.iterdir()}
+    with WebServer(files) as server:
+        yield f"127.0.0.1:{server.port}"
 
 
 # A loop over webdataset that a page leaves has a file open until it is forgotten.

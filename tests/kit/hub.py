@@ -6,11 +6,8 @@ library alone, so what it answers is what that takes.
 """
 
 import hashlib
-import http.server
 import json
 import secrets
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,10 +17,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from tests.kit.serving import serving
+from tests.kit.webserver import Connection, Request, WebServer, range_of, response
 
 TOKEN = "hf_of_the_tests"
 PAGE = 5  # files of a listing
+END = b"\r\n\r\n"  # of a head
 LARGE = (".tar", ".parquet", ".bin")
 Answer = tuple[int, dict[str, str], bytes]
 Rule = Callable[[str, str], Answer | None]
@@ -63,138 +61,109 @@ class Repository:
         return list(self.trees)[-1]
 
 
-class Hub(http.server.ThreadingHTTPServer):
+class Hub:
     """`before` is called with each request, and may answer it."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.far = f"http://localhost:{self.server_port}/far"  # another origin, as of a CDN
+        self.server = WebServer(self.serve)
+        self.url = self.server.url
+        self.far = f"http://localhost:{self.server.port}/far"  # another origin, as of a CDN
         self.repositories: dict[str, Repository] = {}
         self.large_files: dict[str, bytes] = {}
         self.requests: list[str] = []
-        self.lock = threading.Lock()
         self.before: Rule = _as_ever
         self.pause_s = 0.0
         """before each tenth of a file of weights"""
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # who asked has left
-            super().handle_error(request, client_address)
 
     def make(self, name: str) -> Repository:
         self.repositories[name] = Repository()
         self.repositories[name].commit({})
         return self.repositories[name]
 
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: Hub
-
-    def do_any(self) -> None:
-        with self.server.lock:
-            self.server.requests.append(f"{self.command} {unquote(self.path)}")
-        status, headers, data = self.server.before(self.command, self.path) or self.reply()
-        self.send_response_only(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.write(b"" if self.command == "HEAD" else data)
-
-    def write(self, data: bytes) -> None:
-        pause_s = self.server.pause_s if ".safetensors" in self.path else 0
+    def serve(self, connection: Connection, request: Request) -> bool:
+        self.requests.append(f"{request.method} {unquote(request.path)}")
+        answer = self.before(request.method, request.path)
+        data = said(*answer) if answer else self.reply(request)
+        if request.method == "HEAD":
+            data = data.partition(END)[0] + END
+        pause_s = self.pause_s if ".safetensors" in request.path else 0
         piece = -(-len(data) // 10) if pause_s else len(data)
-        for start in range(0, len(data), piece or 1):
+        for start in range(0, len(data), piece):
             time.sleep(pause_s)
-            self.wfile.write(data[start : start + piece])
+            connection.send(data[start : start + piece])
+        return True
 
-    do_GET = do_HEAD = do_any  # noqa: N815
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def reply(self) -> Answer:
-        parts = urlsplit(self.path)
+    def reply(self, request: Request) -> bytes:
+        parts = urlsplit(request.path)
         way = [unquote(part) for part in parts.path.strip("/").split("/")]
+        wanted = request.headers.get("range", "")
         if way[0] == "far":  # who hands the token on has told it to a stranger
-            is_told = "Authorization" in self.headers
-            return (400, {}, b"a token!") if is_told else self.part(self.server.large_files[way[1]])
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return self.error(401, "RepoNotFound", "Invalid username or password.")
+            is_told = "authorization" in request.headers
+            return (
+                said(400, {}, b"a token!")
+                if is_told
+                else range_of(self.large_files[way[1]], wanted)
+            )
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return error(401, "RepoNotFound", "Invalid username or password.")
         at = 2 if way[0] == "api" else int(way[0] == "datasets")
-        repository = self.server.repositories.get("/".join(way[at : at + 2]))
-        if repository is None:
-            return self.error(404, "RepoNotFound", "Repository not found")
+        name = "/".join(way[at : at + 2])
+        if name not in self.repositories:
+            return error(404, "RepoNotFound", "Repository not found")
+        repository = self.repositories[name]
         call, revision, *rest = way[at + 2 :] or ("revision", "main")
         commit = repository.head if revision in ("main", "other/branch") else revision
         if commit not in repository.trees:
-            return self.error(404, "RevisionNotFound", "Invalid rev id")
+            return error(404, "RevisionNotFound", "Invalid rev id")
+        files, path = repository.trees[commit], "/".join(rest)
         if call == "revision":
-            sizes = {name: len(data) for name, data in repository.trees[commit].items()}
-            siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
-            name = "/".join(way[at : at + 2])
-            return self.said({"id": name, "sha": commit, "siblings": siblings})
+            siblings = [{"rfilename": file, "size": len(data)} for file, data in files.items()]
+            return listed({"id": name, "sha": commit, "siblings": siblings})
         if call == "tree":
-            return self.tree(repository.trees[commit], "/".join(rest), parse_qs(parts.query))
-        return self.file(repository.trees[commit], "/".join(rest), commit)
-
-    def said(self, value: object, headers: dict[str, str] | None = None) -> Answer:
-        return (
-            200,
-            {"Content-Type": "application/json", **(headers or {})},
-            json.dumps(value).encode(),
-        )
-
-    def error(self, status: int, code: str, message: str) -> Answer:
-        headers = {"X-Error-Code": code, "X-Error-Message": message}
-        return status, headers, json.dumps({"error": message}).encode()
-
-    def tree(self, files: dict[str, bytes], path: str, query: dict[str, list[str]]) -> Answer:
-        below = sorted(name for name in files if not path or name.startswith(f"{path}/"))
-        if path and not below:
-            return self.error(404, "EntryNotFound", f"{path} does not exist")
-        start = int(query.get("cursor", ["0"])[0])
-        some = []
-        for name in below[start : start + PAGE]:
-            data = files[name]
-            one = {"type": "file", "path": name, "size": len(data), "oid": oid_of(data)}
-            if is_large(name):
-                one["oid"] = oid_of(pointer(data))
-                digest = hashlib.sha256(data).hexdigest()
-                one["lfs"] = {"oid": digest, "size": len(data), "pointerSize": 134}
-            some.append(one)
-        here = f"{self.server.url}{urlsplit(self.path).path}"
-        more = f'<{here}?recursive=true&cursor={start + PAGE}>; rel="next"'
-        return self.said(some, {"Link": more} if start + PAGE < len(below) else {})
-
-    def file(self, files: dict[str, bytes], path: str, commit: str) -> Answer:
-        if path not in files:
-            return self.error(404, "EntryNotFound", f"{path} does not exist")
-        if not is_large(path):
-            status, headers, data = self.part(files[path])
+            below = sorted(file for file in files if not path or file.startswith(f"{path}/"))
+            start = int(parse_qs(parts.query).get("cursor", ["0"])[0])
+            more = f"{self.url}{parts.path}?recursive=true&cursor={start + PAGE}"
+            link = {"Link": f'<{more}>; rel="next"'} if start + PAGE < len(below) else {}
+            if below or not path:
+                return listed(
+                    [entry(file, files[file]) for file in below[start : start + PAGE]], **link
+                )
+        elif path in files and is_large(path):
+            digest = hashlib.sha256(files[path]).hexdigest()
+            self.large_files[digest] = files[path]
+            return said(302, {"Location": f"{self.far}/{digest}?signature=secret"}, b"")
+        elif path in files:
             known = {"X-Repo-Commit": commit, "ETag": f'"{oid_of(files[path])}"'}
-            return status, {**headers, **known}, data
-        digest = hashlib.sha256(files[path]).hexdigest()
-        self.server.large_files[digest] = files[path]
-        return 302, {"Location": f"{self.server.far}/{digest}?signature=secret"}, b""
+            return range_of(files[path], wanted, **known)
+        return error(404, "EntryNotFound", f"{path} does not exist")
 
-    def part(self, data: bytes) -> Answer:
-        wanted = self.headers.get("Range")
-        if wanted is None:
-            return 200, {}, data
-        first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start, stop = int(first), min(len(data), int(last or len(data)) + 1)
-        if start >= len(data):
-            return 416, {"Content-Range": f"bytes */{len(data)}"}, b""
-        return 206, {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}, data[start:stop]
+
+def said(status: int, headers: dict[str, str], data: bytes) -> bytes:
+    return response(status, data, **headers)
+
+
+def listed(value: object, **headers: str) -> bytes:
+    return said(200, {"Content-Type": "application/json", **headers}, json.dumps(value).encode())
+
+
+def error(status: int, code: str, message: str) -> bytes:
+    headers = {"X-Error-Code": code, "X-Error-Message": message}
+    return said(status, headers, json.dumps({"error": message}).encode())
+
+
+def entry(name: str, data: bytes) -> dict[str, Any]:
+    """What a listing says of a file."""
+    plain = {"type": "file", "path": name, "size": len(data), "oid": oid_of(data)}
+    if not is_large(name):
+        return plain
+    lfs = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+    return plain | {"oid": oid_of(pointer(data)), "lfs": lfs}
 
 
 @pytest.fixture(scope="session")
 def hub_server() -> Iterator[Hub]:
-    with serving(Hub()) as hub:
+    hub = Hub()
+    with hub.server:
         yield hub
 
 

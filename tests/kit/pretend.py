@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.kit.webserver import Connection, Request, WebServer, response
 from wdsprep.dataset.file_names import EDITION, MANIFEST, REMOVED
 from wdsprep.dataset.manifest import Manifest, Receipt, Receipts, Shard
 from wdsprep.dataset.npy_arrays import Field, layout
@@ -190,71 +190,46 @@ class _Counter:
             self.write(piece)
 
 
-class PretendS3(ThreadingHTTPServer):
+class PretendS3:
     """Enough of S3 to resume from: a listing of `count` receipts in pages, each after `pause_s`,
     and a manifest."""
 
-    daemon_threads = True
-
     def __init__(self, count: int, manifest: bytes, pause_s: float = 0.0) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        self.server = WebServer(self.serve)
         self.count, self.manifest, self.pause_s = count, manifest, pause_s
         self.pages = self.reads = 0
         self.marks: dict[str, bytes] = {}
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: PretendS3
-
-    def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        query = parse_qs(asked.query, keep_blank_values=True)
-        if "list-type" in query and query["prefix"][0].endswith(HELD):
-            self._send(_entries(self.server.marks))
-        elif "list-type" in query and query["prefix"][0].endswith(MANIFEST):
-            self._send(_entries(query["prefix"]))
-        elif "list-type" in query and query["prefix"][0].endswith(REMOVED):
-            self._send(_entries([]))
-        elif "list-type" in query:
-            self.server.pages += 1
-            time.sleep(self.server.pause_s)
-            self._send(_page(self.server.count, query))
-        elif "uploads" in query:
-            uploads = "<IsTruncated>false</IsTruncated>"
-            self._send(f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>")
-        elif asked.path.endswith(MANIFEST):
-            self._send(self.server.manifest)
-        elif asked.path.endswith(EDITION):
-            self.send_error(404)
+    def serve(self, connection: Connection, request: Request) -> bool:
+        path = urlsplit(request.path).path.removeprefix("/bucket/")
+        if request.method == "PUT":
+            self.marks[path] = request.body
+            connection.send(response(200, ETag='"mark"'))
+        elif request.method == "DELETE":
+            del self.marks[path]
+            connection.send(response(204))
         else:
-            self.server.reads += 1
-            self.send_error(404)
+            connection.send(self._read(path, urlsplit(request.path).query))
+        return True
 
-    def do_PUT(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.marks[urlsplit(self.path).path.removeprefix("/bucket/")] = data
-        self._send(b"", ETag='"mark"')
-
-    def do_DELETE(self) -> None:
-        del self.server.marks[urlsplit(self.path).path.removeprefix("/bucket/")]
-        self._send(b"")
-
-    def _send(self, body: bytes | str, **headers: str) -> None:
-        data = body.encode() if isinstance(body, str) else body
-        self.send_response(200)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
+    def _read(self, path: str, query: str) -> bytes:
+        asked = parse_qs(query, keep_blank_values=True)
+        if "uploads" in asked:
+            uploads = "<IsTruncated>false</IsTruncated>"
+            uploads = f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>"
+            return response(200, uploads.encode())
+        if "list-type" in asked:
+            prefix = asked["prefix"][0]
+            for ending, there in ((HELD, [*self.marks]), (MANIFEST, [prefix]), (REMOVED, [])):
+                if prefix.endswith(ending):
+                    return response(200, _entries(there).encode())
+            self.pages += 1
+            time.sleep(self.pause_s)
+            return response(200, _page(self.count, asked).encode())
+        if path.endswith(MANIFEST):
+            return response(200, self.manifest)
+        self.reads += not path.endswith(EDITION)
+        return response(404)
 
 
 def _number_after(name: str) -> int:

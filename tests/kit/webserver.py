@@ -27,6 +27,9 @@ TLS_HELLO = b"\x16\x03"
 class Request:
     path: str
     headers: Mapping[str, str]
+    """by their names in lower case"""
+    method: str = "GET"
+    body: bytes = b""
 
 
 class Connection:
@@ -64,7 +67,15 @@ class Connection:
         head, _, self._rest = self._rest.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         pairs = (line.partition(":") for line in lines)
-        return Request(first.split(" ")[1], {k.lower(): v.strip() for k, _, v in pairs})
+        headers = {name.lower(): value.strip() for name, _, value in pairs}
+        method, path, *_ = first.split(" ")
+        nbytes = int(headers.get("content-length", 0))
+        while len(self._rest) < nbytes:
+            if not (more := self.socket.recv(1 << 16)):
+                return None
+            self._rest += more
+        body, self._rest = self._rest[:nbytes], self._rest[nbytes:]
+        return Request(path, headers, method, body)
 
 
 Behaviour = Callable[[Connection, Request], bool]
@@ -92,17 +103,23 @@ def ok(body: bytes, /, **headers: object) -> Behaviour:
     return raw(response(200, body, **{"Content_Type": "image/jpeg", **headers}), keep=True)
 
 
+def range_of(data: bytes, wanted: str, /, **headers: object) -> bytes:
+    """A part of a file, as a server should give it; where none is asked for, all of it."""
+    if not wanted:
+        return response(200, data, **headers)
+    start, _, last = wanted.removeprefix("bytes=").partition("-")
+    end = min(int(last) + 1 if last else len(data), len(data))
+    if int(start) >= len(data):
+        return response(416, Content_Range=f"bytes */{len(data)}")
+    span = f"bytes {start}-{end - 1}/{len(data)}"
+    return response(206, data[int(start) : end], Content_Range=span, **headers)
+
+
 def ranges_of(data: bytes, etag: str = '"1"') -> Behaviour:
-    """A file in ranges, as a server should give it."""
+    """A file in ranges."""
 
     def behave(connection: Connection, request: Request) -> bool:
-        start, _, last = request.headers["range"].removeprefix("bytes=").partition("-")
-        end = min(int(last) + 1 if last else len(data), len(data))
-        if int(start) >= len(data):
-            connection.send(response(416, Content_Range=f"bytes */{len(data)}"))
-            return True
-        span = f"bytes {start}-{end - 1}/{len(data)}"
-        connection.send(response(206, data[int(start) : end], Content_Range=span, ETag=etag))
+        connection.send(range_of(data, request.headers["range"], ETag=etag))
         return True
 
     return behave

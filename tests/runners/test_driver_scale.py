@@ -20,7 +20,6 @@ from tests.kit.pretend import (
     manifest_of,
     units,
 )
-from tests.kit.serving import serving
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
@@ -93,14 +92,15 @@ def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendS3]:
     count = 3 * PAGE + 500
-    with serving(PretendS3(count, manifest_of(count).to_bytes())) as server:
+    pretended = PretendS3(count, manifest_of(count).to_bytes())
+    with pretended.server as server:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "pretend")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "pretend")
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        yield server
+        yield pretended
 
 
 def test_a_resume_reads_a_page_of_receipts_at_a_time_and_none_that_the_manifest_has(

@@ -1,10 +1,9 @@
 """GETs over open connections: few connections, and whatever is odd goes through the session."""
 
-import http.server
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -14,93 +13,21 @@ from botocore.httpsession import URLLib3Session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.serving import serving
+from tests.kit.webserver import Behaviour, WebServer, in_turn, raw, response, stall
 from wdsprep.store.base import Entry
 from wdsprep.store.s3.listing import ALONE, STRETCHES, Page, Stretch, guesses, listing
 from wdsprep.store.s3.reads import Wire
 
 BODY = bytes(range(256)) * 400
-Say = Callable[["Handler"], None]
+PLAIN = raw(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY), keep=True)
+CHUNKED = b"HTTP/1.1 403 No\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n<Error/>\r\n0\r\n\r\n"
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
-    server: "Server"
-
-    def setup(self) -> None:
-        super().setup()
-        self.server.connections += 1
-
-    def do_GET(self) -> None:
-        self.server.requests.append(dict(self.headers))
-        self.server.say(self)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class Server(http.server.ThreadingHTTPServer):
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.connections, self.requests, self.say = 0, list[dict[str, str]](), plainly
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/bucket/key?signed=%20yes"
-        self.silent = threading.Event()
-
-
-def plainly(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.send_header("content-length", str(len(BODY)))
-    handler.end_headers()
-    handler.wfile.write(BODY)
-
-
-def then_closes_unsaid(handler: Handler) -> None:
-    plainly(handler)
-    handler.close_connection = True
-
-
-def closes_as_said(handler: Handler) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", str(len(BODY)))
-    handler.send_header("Connection", "close")
-    handler.end_headers()
-    handler.wfile.write(BODY)
-
-
-def says_nothing_the_second_time(handler: Handler) -> None:
-    if len(handler.server.requests) == 2:
-        handler.server.silent.wait()
-        handler.close_connection = True
-    else:
-        plainly(handler)
-
-
-def breaks_off_the_second_time(handler: Handler) -> None:
-    if len(handler.server.requests) == 2:
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-")
-        handler.close_connection = True
-    else:
-        plainly(handler)
-
-
-def refuses_in_chunks_from_the_second_time_on(handler: Handler) -> None:
-    if len(handler.server.requests) == 1:
-        return plainly(handler)
-    handler.send_response(403)
-    handler.send_header("Transfer-Encoding", "chunked")
-    handler.end_headers()
-    handler.wfile.write(b"8\r\n<Error/>\r\n0\r\n\r\n")
-    return None
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving(Server()) as server:
-        try:
-            yield server
-        finally:
-            server.silent.set()
+@contextmanager
+def wired(behaviour: Behaviour = PLAIN, **session: Any) -> Iterator[tuple[WebServer, str, Wire]]:
+    """A server, the URL of a file there, and a wire that gets it."""
+    with WebServer(behaviour) as server, closing(URLLib3Session(**session)) as connections:
+        yield server, f"{server.url}/bucket/key?signed=%20yes", Wire(connections)
 
 
 def get(wire: Wire, url: str) -> bytes:
@@ -111,63 +38,57 @@ def get(wire: Wire, url: str) -> bytes:
     return data
 
 
-def test_one_connection_serves_all_with_the_same_headers_that_matter(server: Server) -> None:
-    with closing(URLLib3Session()) as session:
-        wire = Wire(session)
-        assert [get(wire, server.url) for _ in range(20)] == [BODY] * 20
+def test_one_connection_serves_all_with_the_same_headers_that_matter() -> None:
+    with wired() as (server, url, wire):
+        assert [get(wire, url) for _ in range(20)] == [BODY] * 20
     assert server.connections == 1
-    for name in ("Host", "Range", "Accept-Encoding"):
-        assert len({request[name] for request in server.requests}) == 1
+    for name in ("host", "range", "accept-encoding"):
+        assert len({request.headers[name] for request in server.requests}) == 1
 
 
 @pytest.mark.parametrize(
-    "say",
-    [then_closes_unsaid, closes_as_said, breaks_off_the_second_time],
-    ids=lambda f: f.__name__,
+    "behaviour",
+    [
+        pytest.param(raw(response(200, BODY)), id="closes unsaid"),
+        pytest.param(raw(response(200, BODY, Connection="close")), id="closes as said"),
+        pytest.param(in_turn(PLAIN, raw(b"HTTP/1.1 200 OK\r\nCon"), PLAIN), id="breaks off"),
+    ],
 )
-def test_a_connection_that_ends_is_replaced(server: Server, say: Say) -> None:
-    server.say = say
-    with closing(URLLib3Session()) as session:
-        wire = Wire(session)
-        assert [get(wire, server.url) for _ in range(5)] == [BODY] * 5
+def test_a_connection_that_ends_is_replaced(behaviour: Behaviour) -> None:
+    with wired(behaviour) as (server, url, wire):
+        assert [get(wire, url) for _ in range(5)] == [BODY] * 5
     assert server.connections > 1
 
 
-def test_a_body_that_was_left_ends_its_connection(server: Server) -> None:
-    with closing(URLLib3Session()) as session:
-        wire = Wire(session)
-        get(wire, server.url)
-        wire.get(server.url, {}).close()
-        assert get(wire, server.url) == BODY
+def test_a_body_that_was_left_ends_its_connection() -> None:
+    with wired() as (server, url, wire):
+        get(wire, url)
+        wire.get(url, {}).close()
+        assert get(wire, url) == BODY
     assert server.connections == 2
 
 
-def test_silence_is_a_timeout_as_boto3_has_it(server: Server) -> None:
-    server.say = says_nothing_the_second_time
-    with closing(URLLib3Session(timeout=(5, 0.2))) as session:
-        wire = Wire(session)
-        get(wire, server.url)
+def test_silence_is_a_timeout_as_boto3_has_it() -> None:
+    with wired(in_turn(PLAIN, stall, PLAIN), timeout=(5, 0.2)) as (_server, url, wire):
+        get(wire, url)
         with pytest.raises(ReadTimeoutError):
-            get(wire, server.url)
-        assert get(wire, server.url) == BODY
+            get(wire, url)
+        assert get(wire, url) == BODY
 
 
-def test_an_answer_in_chunks_is_read_to_its_end(server: Server) -> None:
-    server.say = refuses_in_chunks_from_the_second_time_on
-    with closing(URLLib3Session(timeout=(5, 20))) as session:
-        wire = Wire(session)
-        get(wire, server.url)
-        with closing(wire.get(server.url, {})) as answer:
+def test_an_answer_in_chunks_is_read_to_its_end() -> None:
+    with wired(in_turn(PLAIN, raw(CHUNKED, keep=True)), timeout=(5, 20)) as (_server, url, wire):
+        get(wire, url)
+        with closing(wire.get(url, {})) as answer:
             assert (answer.status, answer.nbytes) == (403, -1)
             assert answer.body.read(8192) == b"<Error/>"
 
 
-def test_nobody_there_is_said_as_boto3_says_it(server: Server) -> None:
-    with closing(URLLib3Session()) as session:
-        wire = Wire(session)
+def test_nobody_there_is_said_as_boto3_says_it() -> None:
+    with wired() as (_server, url, wire):
         with pytest.raises(EndpointConnectionError):
             get(wire, "http://127.0.0.1:1/bucket/key")
-        assert get(wire, server.url) == BODY
+        assert get(wire, url) == BODY
 
 
 DIGESTS = [f"{n * 2654435761 % 2**32:08x}" for n in range(1_500)]

@@ -7,6 +7,7 @@ thing: the schedule, the run with its receipts and its manifest, the store, the 
 import itertools
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -152,9 +153,9 @@ def resume(manifest: str, count: str, pause_s: str) -> None:
 
 def serve(manifest: str, count: str, pause_s: str) -> None:
     """A store of that many receipts, until it is ended."""
-    server = PretendS3(int(count), Path(manifest).read_bytes(), float(pause_s))
-    print(server.url, flush=True)
-    server.serve_forever()
+    with PretendS3(int(count), Path(manifest).read_bytes(), float(pause_s)).server as server:
+        print(server.url, flush=True)
+        threading.Event().wait()
 
 
 def sleep(kind: str, workers: str) -> None:
