@@ -5,7 +5,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from math import inf, log10
@@ -296,7 +295,7 @@ def test_what_is_decoded_leaves_about_twice_the_pixels(
         assert reduction_factor(picture, shapes.fit(*size), shapes) == 1
     assert reduction_factor(picture, shapes.fit(*size), shapes) == reduction
     assert reduction_factor(picture, shapes.fit(*size), Shapes.square(side)) == 1
-    png = replace(picture, extension="png")
+    png = picture._replace(extension="png")
     assert reduction_factor(png, shapes.fit(*size), shapes) == 1
 
 

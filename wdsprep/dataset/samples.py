@@ -25,7 +25,11 @@ def _parse_finite(text: str) -> float | None:
 
 FROM_OUTSIDE = json.JSONDecoder(parse_float=_parse_finite, parse_constant=lambda _name: None)
 _FACTS = json.JSONEncoder(
-    sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    sort_keys=True,
+    ensure_ascii=False,
+    separators=(",", ":"),
+    allow_nan=False,
+    check_circular=False,  # what came as JSON has no circles
 )
 _UTF8_STARTS = (b'{"', b"{\n")
 """The first bytes of nearly all JSON objects in UTF-8; other encodings have zeros between them."""

@@ -80,7 +80,7 @@ class ImageShard:
 
     @property
     def whole_input(self) -> str:
-        return self.digest or hex_digest(replace(self.item, take=0).to_json().encode())
+        return self.digest or hex_digest(self.item._replace(take=0).to_json().encode())
 
     @property
     def likely_samples(self) -> int:
@@ -150,7 +150,7 @@ class ImageShards:
         first = []
         for shard in self.shards:
             count = self.count(shard.item)
-            item = replace(shard.item, take=limit) if count > limit else shard.item
+            item = shard.item._replace(take=limit) if count > limit else shard.item
             first.append(replace(shard, item=item))
             limit -= count
             if limit <= 0:

@@ -163,7 +163,7 @@ def _find_unchanged_tars(
     receipts = {r.unit: r for r in manifest.receipts if r.unit in shards and r.content}
     takes = {unit: int(r.input.partition(":")[2] or 0) for unit, r in receipts.items()}
     shards = {
-        unit: replace(shards[unit], item=replace(shards[unit].item, take=take))
+        unit: replace(shards[unit], item=shards[unit].item._replace(take=take))
         for unit, take in takes.items()
     }
     other = find_changed_units(

@@ -11,8 +11,7 @@ neither browsers nor torchvision do: a picture kept must mean the same to whoeve
 
 import struct
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
@@ -29,8 +28,7 @@ _TABLES = frozenset({0xFFDB, 0xFFC4, 0xFFE0, 0xFFFE})  # for decoding, of JFIF, 
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """An image as its file declares it; width and height are as coded, before orientation."""
 
     format: str

@@ -8,8 +8,9 @@ A mask is grey and lossless: a PNG of 8 bits of grey is kept to the byte, and an
 one. Its greys are weights and no colours, so no profile is applied to them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
+from typing import NamedTuple
 
 from PIL import Image, ImageChops, ImageStat, TiffImagePlugin
 from PIL.ImageFile import ImageFile
@@ -31,8 +32,7 @@ _EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 _JPEG_MAX_SIDE = 65_500  # libjpeg's
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
+class Picture(NamedTuple):
     """An image as it will be stored, upright; `changes` are those of CHANGES that were made."""
 
     data: bytes
@@ -58,7 +58,7 @@ def prepare_mask(data: bytes, target: Picture, *, limits: Limits, full: bool) ->
         image = formats.load(formats.open_image(picture.data, "PNG"), "PNG")
         data = _encode(image.resize(size, Image.Resampling.BOX), False, None)[1]
     changes = tuple(change for change in CHANGES if change in {*picture.changes, "resize"})
-    return replace(picture, data=data, width=target.width, height=target.height, changes=changes)
+    return picture._replace(data=data, width=target.width, height=target.height, changes=changes)
 
 
 def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = None) -> Picture:
@@ -197,7 +197,7 @@ def _other_header(image: ImageFile, kind: str) -> Header:
 def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode | None) -> Picture:
     done = set(header.needs)
     if limits.mask_size:
-        header = replace(header, profile=None, lossy=False)
+        header = header._replace(profile=None, lossy=False)
     image, alpha = colour.make_plain(image, header, done)
     if limits.mask_size:
         image = _grey_of_mask(image, alpha, done)

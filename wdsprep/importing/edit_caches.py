@@ -8,7 +8,7 @@ musubi-tuner of June 2026 (commit 30c658c) and of NeMo Automodel of August 2026 
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
 from io import BytesIO
@@ -211,7 +211,7 @@ class MusubiCache(SampleFiles):
             for number, start in enumerate(range(0, len(names), UNIT_SAMPLES)):
                 parts = chain.from_iterable(samples[n] for n in names[start : start + UNIT_SAMPLES])
                 item = Item(name=posixpath.join(folder, f"{number:06d}"), parts=tuple(parts))
-                yield replace(item, samples=sum(1 for _ in self._samples(item)))
+                yield item._replace(samples=sum(1 for _ in self._samples(item)))
 
     def _samples(self, item: Item) -> Iterator[tuple[str, Sequence[Part]]]:
         """Yield the key of each sample, and its files: its latents, and its text if it has any.

@@ -184,7 +184,7 @@ def _read_slice(store: Store, number: int) -> Slice:
     bare = Slice(number=number, items=())
     items = packed_items(store, [bare.name])
     try:
-        counted = [replace(item, samples=sum(1 for _ in sources_of(item))) for item in items]
+        counted = [item._replace(samples=sum(1 for _ in sources_of(item))) for item in items]
     except (ValueError, IndexError):  # no retry has written this
         what = f"{store.url}/{inputs_name(bare.name)}"
         raise DamageError(what, "it lists no rows").with_next_step(DELETE_STEP) from None

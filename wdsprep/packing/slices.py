@@ -118,7 +118,7 @@ def without_facts(item: Item) -> Item:
     """
     if not item.extra.startswith("{"):
         return item
-    return replace(item, extra=f"{REMOVED} {_hash(item.extra):016x}")
+    return item._replace(extra=f"{REMOVED} {_hash(item.extra):016x}")
 
 
 def _hash(text: str) -> int:
@@ -297,7 +297,7 @@ def limited(source: Source, limit: int, left_out: Told = ignore_left_out) -> Ite
     for item in items:
         there = source.count(item) if limit else 0
         if limit and there >= left:
-            yield replace(item, take=left) if there > left else item
+            yield item._replace(take=left) if there > left else item
             break
         left -= there
         yield item

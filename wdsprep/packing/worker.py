@@ -29,7 +29,7 @@ from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, s
 from wdsprep.dataset.manifest import RETRIED, Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
-from wdsprep.dataset.removed_samples import NONE_REMOVED, Removed
+from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_table import table_columns
 from wdsprep.dataset.samples import (
     META,
@@ -89,13 +89,14 @@ def check_samples(
     downloads: Downloads | None,
     left_out: Told = ignore_left_out,
     content: Content = NOT_KEPT,
-    removed: Removed = NONE_REMOVED,
+    removed: Removed | None = None,
 ) -> Iterator[tuple[int, CheckedSample] | None]:
     """Yield the number of each input of a slice, with its sample and pictures, or its reject.
 
     Inputs that another slice has taken over are skipped. None is yielded while downloads are
     awaited. `content` collects a fingerprint of each row that was read.
     """
+    removed = removed or None  # asked several times of each sample
     check, judge = partial(_check_facts, rules, removed), partial(_check_sample, rules, removed)
     if source.kind == "folder":  # one sample an item: reading goes into the threads with it
         threads = _reading_threads(source, rules, threads)
@@ -149,7 +150,7 @@ def repeated_urls(source: Source, part: Slice) -> Counter[str]:
     return Counter({url: count for url, count in Counter(urls).items() if count > 1})
 
 
-def _check_sample(rules: PackRules, removed: Removed, row: SampleOrReject) -> CheckedSample:
+def _check_sample(rules: PackRules, removed: Removed | None, row: SampleOrReject) -> CheckedSample:
     """Return a sample with its pictures, or a reject if one of its images cannot be kept."""
     if isinstance(row, Reject):
         return row
@@ -175,7 +176,7 @@ def _prepare_in_role(rules: PackRules, image: RoleImage, target: Picture) -> Pic
         return prepare(image.data, limits=limits, full=full, recode=rules.recode)
 
 
-def _check_facts(rules: PackRules, removed: Removed, row: SampleOrReject) -> SampleOrReject:
+def _check_facts(rules: PackRules, removed: Removed | None, row: SampleOrReject) -> SampleOrReject:
     """Return a sample, or a reject if its source, a URL, caption, facts or roles rule it out."""
     if removed and (removed.has("source", row.source) or removed.has("url", row.url)):
         return Reject(source=row.source, code=Code.REMOVED)

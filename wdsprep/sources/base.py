@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from blake3 import blake3
 
@@ -46,8 +46,7 @@ ItemLine = tuple[str, list[tuple[str, Nbytes, str]], str, Nbytes]
 """The values of a line of an inputs file."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """The part of a source that is read at once, such as a file or some rows of a table.
 
     `parts` are its files, each with size and stamp, so two items are equal only if nothing

@@ -91,7 +91,7 @@ class FolderSource:
             for group in _groups(store.list(), tables, left_out, self.columns):
                 for item in group.items(self.columns):
                     row, folder = metadata.take(item.name)
-                    item = replace(item, extra=row) if row else item
+                    item = item._replace(extra=row) if row else item
                     if not self.columns.roles:
                         yield item
                     elif row or not metadata.is_in_role(item.name):
@@ -171,7 +171,7 @@ class _Group:
             yield _item(image.name, [image, *beside])
         if not self.images:
             first, *_ = [*beside, *(entry for _, entry in chain(*self.in_roles.values()))]
-            yield replace(_item(first.name, beside), samples=0)
+            yield _item(first.name, beside)._replace(samples=0)
 
 
 def _item(name: str, entries: Iterable[Entry]) -> Item:
@@ -305,7 +305,7 @@ class Metadata:
                 parts.append((f"/{image_name(role.name, number)}/{name}", nbytes, stamp))
         if item.samples:
             self._first = self._first or item.name
-        return replace(item, parts=tuple(parts))
+        return item._replace(parts=tuple(parts))
 
     def _query(self, question: str, *values: str | bytes) -> list[tuple[Any, ...]]:
         return self._rows.execute(question, values).fetchall() if self._rows else []

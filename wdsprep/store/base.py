@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from wdsprep.errors import UsageError
 from wdsprep.store.schemes import SCHEMES
@@ -40,8 +39,7 @@ def none_of_ours(_name: str) -> bool:
     return False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One file in a store.
 
     `stamp` changes when the file does: it is an mtime in ns, or an ETag. `written_s` is the
@@ -55,7 +53,7 @@ class Entry:
 
     def below(self, prefix: str) -> "Entry":
         """Return the entry under its name without this prefix, which it begins with."""
-        return replace(self, name=self.name[len(prefix) :])
+        return self._replace(name=self.name[len(prefix) :])
 
 
 class Sink(Protocol):
