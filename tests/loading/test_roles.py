@@ -226,7 +226,7 @@ def test_all_images_of_a_sample_are_mirrored_or_none(url: str, tmp_path: Path) -
                     assert not batch["source_1"][row].any()
     assert min(seen.values()) > 20
     assert len(seen) == 6
-    with pytest.raises(UsageError, match="has no latents of mirror images: leave out flip"):
+    with pytest.raises(UsageError, match="mirror images: leave out flip, or encode with --flip$"):
         load(url, flip=0.5)
     pairs = [[RoleSample(images={"source": SQUARE})] * 40]
     both = write_roles(str(tmp_path / "both"), pairs, (*fields[:2], SOURCE), shapes=())
@@ -283,6 +283,10 @@ def test_image_shards_give_the_images_of_each_sample_as_they_are_stored(images: 
     }
     for sample in load(images, raw=True, global_batch=2):
         assert {"jpg", "source.jpg"} <= {*sample}
+    unmirrored = wdsprep.Encode(resolution=32, model="tiny", device="cpu")
+    for options in ({}, {"pixels": 32}, {"encode": unmirrored}):
+        with pytest.raises(UsageError, match=r"or give encode=Encode\(\.\.\., flip=True\)$"):
+            load(images, flip=0.5, global_batch=2, **options)
 
 
 def test_images_in_roles_are_cropped_as_their_target_is(images: str) -> None:

@@ -423,19 +423,21 @@ def _check_flips(dataset: Dataset, plan: LoadPlan) -> None:
         return
     mirrored = {field.mirrors for field in dataset.served if field.mirrors}
     if not mirrored:
+        is_stored = dataset.kind == "latents" and dataset.images is None
+        remedy = "encode with --flip" if is_stored else "give encode=Encode(..., flip=True)"
         raise UsageError(
-            f"{dataset.store.url} has no latents of mirror images: leave out flip, or encode "
-            "with --flip"
+            f"{dataset.store.url} has no latents of mirror images: leave out flip, or {remedy}"
         )
     if dataset.images is None:
         latents = (f.name for f in dataset.served if f.holds_latents and not f.mirrors)
-        fixed = [name for name in latents if name not in mirrored]
+        fixed, remedy = [name for name in latents if name not in mirrored], "encode with --flip"
     else:  # nothing that is joined is mirrored here
         fixed = [field.name for field in dataset.served if field.role]
+        remedy = "join no images in roles"
     if fixed:
         raise UsageError(
             f"{dataset.store.url}: no mirror images of {batch_name(fixed[0])} are there, and all "
-            "images of a sample are mirrored or none: leave out flip, or encode with --flip"
+            f"images of a sample are mirrored or none: leave out flip, or {remedy}"
         )
     for part in dataset.with_joined:
         texts = {batch_name(field.name) for field in text_fields(part.fields)}
