@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # took a fifteenth of the time of all tests. So there is none while tests are imported, and later
 # ones go through what the tests of one file have made.
 gc.disable()
-KIT = ("family_folders", "s3", "clouds", "hub", "sites")
+KIT = ("family_folders", "s3", "clouds", "hub", "sites", "command_lines")
 pytest_plugins = [f"tests.kit.{name}" for name in KIT]
 SYSTEM_FIXTURES = {
     "azurite",

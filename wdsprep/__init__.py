@@ -34,46 +34,24 @@ The way of an image through the package, in the order in which a newcomer should
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wdsprep.changes.duplicates import duplicates
-    from wdsprep.changes.remove import remove
-    from wdsprep.changes.select import select
-    from wdsprep.checks.repair import repair
-    from wdsprep.checks.verify import verify
-    from wdsprep.encoding.encode import encode
-    from wdsprep.encoding.options import Encode
-    from wdsprep.exporting.export import export
-    from wdsprep.importing.import_latents import import_
-    from wdsprep.loading.loader import load
-    from wdsprep.loading.options import Stream
-    from wdsprep.loading.streaming.stream import stream
-    from wdsprep.packing.pack import pack
-    from wdsprep.reporting.card import card
-    from wdsprep.reporting.inspect import inspect
-    from wdsprep.reporting.report import report
-    from wdsprep.scoring.score import score
-    from wdsprep.tables.relation import table
-
-
-__all__ = [
-    "Encode",
-    "Stream",
-    "card",
-    "duplicates",
-    "encode",
-    "export",
-    "import_",
-    "inspect",
-    "load",
-    "pack",
-    "remove",
-    "repair",
-    "report",
-    "score",
-    "select",
-    "stream",
-    "table",
-    "verify",
-]
+    from wdsprep.changes.duplicates import duplicates as duplicates
+    from wdsprep.changes.remove import remove as remove
+    from wdsprep.changes.select import select as select
+    from wdsprep.checks.repair import repair as repair
+    from wdsprep.checks.verify import verify as verify
+    from wdsprep.encoding.encode import encode as encode
+    from wdsprep.encoding.options import Encode as Encode
+    from wdsprep.exporting.export import export as export
+    from wdsprep.importing.import_latents import import_ as import_
+    from wdsprep.loading.loader import load as load
+    from wdsprep.loading.options import Stream as Stream
+    from wdsprep.loading.streaming.stream import stream as stream
+    from wdsprep.packing.pack import pack as pack
+    from wdsprep.reporting.card import card as card
+    from wdsprep.reporting.inspect import inspect as inspect
+    from wdsprep.reporting.report import report as report
+    from wdsprep.scoring.score import score as score
+    from wdsprep.tables.relation import table as table
 
 PLACES = {
     "Encode": "wdsprep.encoding.options",
@@ -95,6 +73,8 @@ PLACES = {
     "table": "wdsprep.tables.relation",
     "verify": "wdsprep.checks.verify",
 }
+"""The module of each public name."""
+__all__ = sorted(PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache, partial, wraps
 from math import isfinite
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
@@ -298,18 +298,17 @@ def options_of(declared: Callable[..., Any]) -> tuple[Option, ...]:
 
 @lru_cache(None)
 def _options_of(declared: Any) -> tuple[Option, ...]:
-    return tuple(_option(declared, f) for f in fields(declared) if "about" in f.metadata)
-
-
-def _option(declared: type, field: "Field[Any]") -> Option:
-    annotation = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
-    return Option(
-        name=field.name,
-        annotation=annotation.strip("\"'"),
-        default=field.default,
-        is_argument=not field.kw_only,
-        is_command=getattr(declared, "is_command", True),
-        about=field.metadata["about"],
+    return tuple(
+        Option(
+            name=field.name,
+            annotation=inspect.formatannotation(field.type).strip("\"'"),
+            default=field.default,
+            is_argument=not field.kw_only,
+            is_command=getattr(declared, "is_command", True),
+            about=field.metadata["about"],
+        )
+        for field in fields(declared)
+        if "about" in field.metadata
     )
 
 
@@ -416,10 +415,8 @@ def takes_options(options: Callable[P, T]) -> Callable[[Callable[[T], R]], Calla
 
 
 def _call_with(function: Callable[[T], R], options: T) -> R:
-    if not isinstance(options, Options):
-        return function(options)
-    with options.during_call() as given:
-        return function(cast("T", given))
+    with cast("Options", options).during_call() as prepared:
+        return function(cast("T", prepared))
 
 
 Place: TypeAlias = str | os.PathLike[str]
@@ -478,15 +475,16 @@ def takes_datasets(
     """
 
     def decorate(function: Callable[[Sequence[Place], T], R]) -> DatasetsFunction[P, R]:
-        own = inspect.signature(options)
-        signature = own.replace(parameters=[DATASETS, *own.parameters.values()])
+        by_name = inspect.signature(options)
+        signature = by_name.replace(parameters=[DATASETS, *by_name.parameters.values()])
 
         @wraps(function)
         def call(*datasets: Place, **kwargs: Any) -> R:
             check_call(function.__name__, signature, options_of(options), (), kwargs)
             places = [_place(DATASETS.name.upper(), dataset) for dataset in datasets]
-            made = cast("Callable[..., T]", options)(**kwargs)
-            return _call_with(partial(function, places), made)
+            return _call_with(
+                partial(function, places), cast("Callable[..., T]", options)(**kwargs)
+            )
 
         return cast("DatasetsFunction[P, R]", _set_signature(call, function, signature))
 

@@ -34,11 +34,6 @@ def whole_number(name: str, given: Any) -> int:
     raise UsageError(f"{name} {brief(given)}: give a whole number")
 
 
-def whole_number_or_none(name: str, given: Any) -> int | None:
-    """Return the value of an option as an int, or None if it is None."""
-    return None if given is None else whole_number(name, given)
-
-
 def real_number(name: str, given: Any) -> float:
     """Return the value of an option: an int as it is, any other real number as a float.
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import pyarrow as pa
@@ -17,8 +18,9 @@ from click.shell_completion import ShellComplete
 from PIL import Image
 from pyarrow import parquet as pq
 
+from tests.kit.command_lines import CommandLine
 from tests.kit.packs import jpeg, pack, tar_bytes, write_files
-from wdsprep.cli import cli, main
+from wdsprep.cli import cli
 from wdsprep.cli.base_command import GENERAL, Command, HeadedOption
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.encoding import MODELS
@@ -43,81 +45,60 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.usefixtures("downloads")
-def test_json_is_all_that_stands_on_stdout(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["pack", "--workers", "1", "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert found["samples"] == 2
-    assert found["phases"] == {
-        "256": {"samples": 2, "shards": 2},
-        "512": {"samples": 1, "shards": 1},
-    }
-    assert found["rejects"] == {"too_small": 1}
-
-
-def test_alone_it_prints_its_help(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    said = capfd.readouterr().out
-    assert main(["--help"]) == 0
-    assert capfd.readouterr().out == said
-    assert "..." not in said.replace("[ARGS]...", ""), "a sentence about a command is cut off"
-    assert all(f"  {name} " in said for name in cli.commands)
+def test_alone_it_prints_its_help(command: CommandLine) -> None:
+    printed = command()
+    assert command("--help") == printed
+    assert "..." not in printed.out.replace("[ARGS]...", ""), "a sentence on a command is cut off"
+    assert all(f"  {name} " in printed.out for name in cli.commands)
 
 
 @pytest.mark.parametrize("name", cli.commands)
 def test_help_has_headings_whole_sentences_and_examples_that_can_be_parsed(
-    name: str, capfd: pytest.CaptureFixture[str]
+    name: str, command: CommandLine
 ) -> None:
-    command = cli.commands[name]
-    assert isinstance(command, Command)
-    for param in command.params:
+    declared = cli.commands[name]
+    assert isinstance(declared, Command)
+    for param in declared.params:
         if isinstance(param, HeadedOption):
             assert param.heading != GENERAL, param.name
             assert re.fullmatch(r"[A-Z].* .*\.", param.help or ""), param.name
         else:
             assert isinstance(param, click.Argument), "its options are made by `option`"
-    assert 1 <= len(command.examples) <= 3
-    for example in command.examples:
+    assert 1 <= len(declared.examples) <= 3
+    for example in declared.examples:
         program, called, *words = shlex.split(example)
         assert (program, called) == ("wdsprep", name)
-        command.make_context(name, words)
-    assert main([name, "--help"]) == 0
-    said = capfd.readouterr().out
-    assert said.index(f"$ {command.examples[-1]}\n") < said.index(" --help ")
-    assert max(map(len, said.splitlines())) <= 100
+        declared.make_context(name, words)
+    printed = command(name, "--help")
+    assert printed.out.index(f"$ {declared.examples[-1]}\n") < printed.out.index(" --help ")
+    assert max(map(len, printed.lines)) <= 100
 
 
 @pytest.mark.parametrize("words", [["-q", "pack"], ["pack", "--quiet"]])
 def test_quiet_leaves_warnings_and_what_was_asked_for(
-    downloads: Path, words: list[str], capfd: pytest.CaptureFixture[str]
+    downloads: Path, words: list[str], command: CommandLine
 ) -> None:
-    fast = ["--workers", "1"]
     (downloads / "c.jpg").unlink()
-    assert main([*words, *fast]) == 0
-    assert "".join(capfd.readouterr()) == ""
+    assert command(*words, "--workers", 1) == ("", "")
     (downloads / "a.txt").unlink()
-    assert main([*words, "downloads", "bare", *fast]) == 0
-    said = capfd.readouterr()
-    assert (said.out.count("\n"), said.err) == (1, "")
-    assert said.out.startswith("warning: no sample has a caption: put the caption of a.jpg into")
-    assert main([*words, "downloads", "bare", *fast, "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["has_captions"] is False
-    assert main(["inspect", "bare", "-q"]) == 0
-    assert "2 samples" in capfd.readouterr().out
-    assert main(["-q", "-v", "pack"]) == 2
+    bare = (*words, "downloads", "bare", "--workers", 1)
+    printed = command(*bare)
+    assert (len(printed.lines), printed.err) == (1, "")
+    assert printed.out.startswith("warning: no sample has a caption: put the caption of a.jpg into")
+    assert command(*bare, "--json").facts["has_captions"] is False
+    assert "2 samples" in command("inspect", "bare", "-q").out
+    command("-q", "-v", "pack", code=2)
 
 
 def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
-    downloads: Path, capfd: pytest.CaptureFixture[str]
+    downloads: Path, command: CommandLine
 ) -> None:
     for name in ("a", "b"):
         (downloads / f"{name}.jpg").unlink()
-    assert main(["pack", "--workers", "1"]) == 3
-    said = capfd.readouterr().out
+    said = command("pack", "--workers", 1, code=3).out
     assert "nothing was kept: 1 of 2 rejects are no_image: put each image beside" in said
     (downloads / "a.txt").unlink()
-    assert main(["pack", "--workers", "1", "--overwrite"]) == 3
-    said = capfd.readouterr().out
+    said = command("pack", "--workers", 1, "--overwrite", code=3).out
     assert "nothing was kept: the one reject is too_small: --overwrite with smaller --b" in said
     assert "caption" not in said, "nothing is said of captions where there is no sample"
 
@@ -171,20 +152,15 @@ def test_nothing_heavy_is_imported_to_complete_what_is_typed() -> None:
     assert not set(json.loads(done.stderr)) & {"numpy", "PIL", "pyarrow", "ray", "torch", "boto3"}
 
 
-def test_models_lists_each_that_has_a_name_and_what_a_sample_weighs(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["models"]) == 0
-    said = capfd.readouterr().out.splitlines()
-    assert [line.split(" ")[0] for line in said[3 : 3 + len(MODELS)]] == list(MODELS)
-    (flux,) = (line for line in said if line.startswith("flux "))
+def test_models_lists_each_that_has_a_name_and_what_a_sample_weighs(command: CommandLine) -> None:
+    lines = command("models").lines
+    assert [line.split(" ")[0] for line in lines[3 : 3 + len(MODELS)]] == list(MODELS)
+    (flux,) = (line for line in lines if line.startswith("flux "))
     assert flux.split() == [
         *("flux", "9.8", "GB", "4.3", "MB", "4.7", "MB", "black-forest-labs/FLUX.1-dev", "(login)")
     ]
-    assert max(map(len, said)) <= 120
-    assert main(["models", "--json"]) == 0
-    models = {model["name"]: model for model in json.loads(capfd.readouterr().out)["models"]}
-    sana = models["sana"]
+    assert max(map(len, lines)) <= 120
+    sana = next(m for m in command("models", "--json").facts["models"] if m["name"] == "sana")
     assert sana["arrays"] == [
         {"dtype": "bfloat16", "name": "emb.npy", "shape": [300, 2304], "trimmed": True}
     ]
@@ -213,109 +189,94 @@ def test_models_lists_each_that_has_a_name_and_what_a_sample_weighs(
     ],
 )
 def test_a_failure_is_one_clear_line_and_never_a_traceback(
-    arguments: list[str], code: int, message: str, capfd: pytest.CaptureFixture[str]
+    arguments: list[str], code: int, message: str, command: CommandLine
 ) -> None:
     Path("urls.csv").write_text("link_to,caption\nhttp://a.b/c.jpg,c\n")
     Path("urls.py").write_text("url = 1\n")
-    assert main(arguments) == code
-    said = capfd.readouterr().err
-    assert message in said
-    assert "Traceback" not in said
-    assert [line for line in said.splitlines() if line.startswith("wdsprep: ")] == [
-        said.strip().splitlines()[-1]
-    ]
+    *others, last = command(*arguments, code=code).err.splitlines()
+    assert message in last
+    assert last.startswith("wdsprep: ")
+    assert not [line for line in others if line.startswith(("wdsprep: ", "Traceback"))]
     assert not Path("shards").exists()
 
 
-def test_debug_shows_the_traceback(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_debug_shows_the_traceback_and_a_bug_is_reported_as_one(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["--debug", "pack", "nowhere"]) == 1
-    assert "Traceback" in capfd.readouterr().err
-    assert main(["pack", "nowhere", "--debug"]) == 1
-    assert "Traceback" in capfd.readouterr().err
-
-
-def test_a_bug_is_reported_as_one(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def broken(*_arguments: object) -> None:
-        raise KeyError("x")
-
-    monkeypatch.setattr("wdsprep.dataset.reindex.index", broken)
-    assert main(["index", "somewhere"]) == 1
-    assert "a bug: KeyError: 'x'" in capfd.readouterr().err
+    for words in (("--debug", "pack", "/nowhere"), ("pack", "/nowhere", "--debug")):
+        assert "Traceback" in command(*words, code=1).err
+    monkeypatch.setattr("wdsprep.dataset.reindex.index", {}.__getitem__)
+    assert "a bug: TypeError: " in command("index", "somewhere", code=1).err
 
 
 @pytest.mark.usefixtures("downloads")
-def test_a_damaged_manifest_is_one_line_with_the_way_out(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["pack"]) == 0
+def test_json_stands_alone_on_stdout_and_a_damaged_manifest_is_one_line_with_the_way_out(
+    command: CommandLine,
+) -> None:
+    facts = command("pack", "--workers", 1, "--json").facts
+    assert (facts["samples"], facts["rejects"]) == (2, {"too_small": 1})
+    assert facts["phases"] == {
+        "256": {"samples": 2, "shards": 2},
+        "512": {"samples": 1, "shards": 1},
+    }
     manifest = Path("shards/images/wdsprep.json")
     whole = manifest.read_bytes()
     manifest.write_bytes(whole.replace(b'"check":"full"', b'"check":"fool"'))
-    assert main(["pack"]) == 1
-    said = capfd.readouterr().err
-    assert f'run "wdsprep rebuild {Path("shards/images").absolute()}"' in said
-    assert main(["rebuild", "shards/images"]) == 0
-    assert main(["pack"]) == 0
+    wanted = f'run "wdsprep rebuild {Path("shards/images").absolute()}"'
+    assert wanted in command("pack", code=1).err
+    command("rebuild", "shards/images")
+    command("pack")
     assert manifest.read_bytes() == whole
 
 
 @pytest.mark.usefixtures("downloads")
-def test_index_writes_what_pack_would(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["pack", "--workers", "1"]) == 0
+def test_index_writes_what_pack_would(command: CommandLine) -> None:
+    command("pack", "--workers", 1)
     files = sorted(path for path in Path("shards/images").glob("*/*") if path.suffix in BESIDE)
     whole = [path.read_bytes() for path in files]
     for path in files:
         path.unlink()
-    capfd.readouterr()
-    assert main(["index", "shards/images"]) == 0
-    assert capfd.readouterr().out == "2 indexes and 2 tables written, of 2 samples\n"
+    printed = command("index", "shards/images")
+    assert printed.out == "2 indexes and 2 tables written, of 2 samples\n"
     assert [path.read_bytes() for path in files] == whole
 
 
 def test_index_makes_tables_of_the_tars_of_others_beside_theirs(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, command: CommandLine
 ) -> None:
+    def rows() -> list[dict[str, Any]]:
+        data = (tmp_path / "a.tar.parquet").read_bytes()
+        return read_table(data, IMAGE_COLUMNS, what="a").to_pylist()
+
     facts = {"caption": "a cat", "width": 3, "score": 0.5, "key": "other"}
+    members = [("x.jpg", b"1"), ("x.json", json.dumps(facts).encode()), ("y.jpg", b"2")]
     for name in ("a", "b"):
-        (tmp_path / f"{name}.tar").write_bytes(
-            tar_bytes([("x.jpg", b"1"), ("x.json", json.dumps(facts).encode()), ("y.jpg", b"2")])
-        )
+        (tmp_path / f"{name}.tar").write_bytes(tar_bytes(members))
     pq.write_table(pa.table({"key": ["x"], "status": ["success"]}), tmp_path / "b.parquet")
     theirs = (tmp_path / "b.parquet").read_bytes()
-    assert main(["index", str(tmp_path)]) == 0
-    assert capfd.readouterr().out == "2 indexes and 2 tables written, of 4 samples\n"
+    assert command("index", tmp_path).out == "2 indexes and 2 tables written, of 4 samples\n"
     assert (tmp_path / "b.parquet").read_bytes() == theirs
-    rows = read_table(
-        (tmp_path / "a.tar.parquet").read_bytes(), IMAGE_COLUMNS, what="a"
-    ).to_pylist()
-    assert [row["key"] for row in rows] == ["x", "y"]
-    assert (rows[0]["caption"], rows[0]["width"], rows[1]["caption"]) == ("a cat", 3, None)
-    assert json.loads(rows[0]["rest"]) == {"score": 0.5, "key": "other"}
+    first, second = rows()
+    assert (first["key"], first["caption"], first["width"]) == ("x", "a cat", 3)
+    assert (second["key"], second["caption"]) == ("y", None)
+    assert json.loads(first["rest"]) == {"score": 0.5, "key": "other"}
     (tmp_path / "a.tar").write_bytes(tar_bytes([("z.jpg", b"1")]))
     os.utime(tmp_path / "a.tar", (time.time() + 60, time.time() + 60))
-    assert main(["index", str(tmp_path)]) == 0
-    assert capfd.readouterr().out == "1 index and 1 table written, of 1 sample\n"
-    rows = read_table(
-        (tmp_path / "a.tar.parquet").read_bytes(), IMAGE_COLUMNS, what="a"
-    ).to_pylist()
-    assert [row["key"] for row in rows] == ["z"]
+    assert command("index", tmp_path).out == "1 index and 1 table written, of 1 sample\n"
+    assert [row["key"] for row in rows()] == ["z"]
 
 
 def test_index_says_what_to_do_about_a_tar_that_it_cannot_index_and_that_all_have_one(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, command: CommandLine
 ) -> None:
     members = [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.txt", b"3")]
     (tmp_path / "a.tar").write_bytes(tar_bytes(members))
-    assert main(["index", str(tmp_path)]) == 1
-    assert "a stands in two places: make the tar again with its names" in capfd.readouterr().err
+    told = "a stands in two places: make the tar again with its names"
+    assert told in command("index", tmp_path, code=1).err
     (tmp_path / "a.tar").write_bytes(tar_bytes(members[:2]))
-    assert [main(["index", str(tmp_path)]) for _ in range(2)] == [0, 0]
-    said = capfd.readouterr().out.splitlines()
-    assert said[0] == "1 index and 1 table written, of 2 samples"
-    assert said[1] == f"nothing left to do: each tar in {tmp_path} has its index"
+    assert command("index", tmp_path).out == "1 index and 1 table written, of 2 samples\n"
+    nothing = f"nothing left to do: each tar in {tmp_path} has its index\n"
+    assert command("index", tmp_path).out == nothing
 
 
 # Ctrl-C comes while Python can raise nothing: it prints such an exception and goes on.
@@ -347,35 +308,36 @@ def test_an_interrupt_that_python_cannot_raise_comes_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        (["inspect", "sets/imagse"], "(did you mean sets/images?)"),
-        (["verify", "sets/image"], "(did you mean sets/images?)"),
-        (["rebuild", "sets/imags"], "(did you mean sets/images?)"),
-        (["report", "sets/images/"], ""),
-        (["pack", "fotos", "out"], "photos?): put images in it"),
-        (["encode", "sets/imagess", "out", "--resolution", "64"], "(did you mean "),
-        (["duplicates", "sets/images", "--join", "tabel.csv", "--keep", "a"], "mean table.csv?)"),
-        (["remove", "sets/images", "--keys", "kyes.txt"], "(did you mean keys.txt?)"),
-        (["export", "sets/images", "out", "--to", "kohia"], "(did you mean kohya?)"),
-        (["score", "sets/images", "out", "--model", "clop"], "(did you mean clip?)"),
-        (["encod"], "'encod' (did you mean encode?): see wdsprep --help"),
+        (["inspect", "sets/imagse"], 1, "(did you mean sets/images?)"),
+        (["verify", "sets/image"], 1, "(did you mean sets/images?)"),
+        (["rebuild", "sets/imags"], 1, "(did you mean sets/images?)"),
+        (["report", "sets/images/"], 0, ""),
+        (["pack", "fotos", "out"], 1, "photos?): put images in it"),
+        (["encode", "sets/imagess", "out", "--resolution", "64"], 1, "(did you mean "),
+        (
+            ["duplicates", "sets/images", "--join", "tabel.csv", "--keep", "a"],
+            1,
+            "table.csv?)",
+        ),
+        (["remove", "sets/images", "--keys", "kyes.txt"], 2, "(did you mean keys.txt?)"),
+        (["export", "sets/images", "out", "--to", "kohia"], 2, "(did you mean kohya?)"),
+        (["score", "sets/images", "out", "--model", "clop"], 2, "(did you mean clip?)"),
+        (["encod"], 2, "'encod' (did you mean encode?): see wdsprep --help"),
     ],
 )
 def test_a_name_that_is_nearly_right_is_suggested(
     words: list[str],
+    code: int,
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    command: CommandLine,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pack(write_files(tmp_path / "photos", {"a.jpg": jpeg(0, (80, 70))}), tmp_path / "sets/images")
-    (tmp_path / "table.csv").write_text("key,a\n1,2\n")
-    (tmp_path / "keys.txt").write_text("1\n")
-    capfd.readouterr()
-    code = main(words)
-    error = capfd.readouterr().err
-    assert (code in (1, 2)) is bool(said)
+    write_files(tmp_path, {"table.csv": "key,a\n1,2\n", "keys.txt": "1\n"})
+    error = command(*words, code=code).err
     assert said in error
     assert ("did you mean" in error) is bool(said)

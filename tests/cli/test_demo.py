@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.command_lines import CommandLine
 from tests.kit.packs import jpeg, outcome
 from tests.kit.paths import ROOT
 from wdsprep.cli import cli, main
@@ -74,13 +75,11 @@ def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
     assert digest(home) == before
 
 
-def test_a_folder_with_other_things_is_left_alone(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_other_things_is_left_alone(home: Path, command: CommandLine) -> None:
     home.mkdir()
     (home / "thesis.txt").write_text("mine")
-    assert main(["demo"]) == 2
-    assert "demo holds other files: give a new folder for the demo" in capfd.readouterr().err
+    told = "demo holds other files: give a new folder for the demo"
+    assert told in command("demo", code=2).err
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
 
 

@@ -287,27 +287,20 @@ def cut(options: Cut) -> Cut:
     return options
 
 
-HEARD: list[Any] = []
-
-
-def command() -> DeclaredCommand:
+def cut_command() -> DeclaredCommand:
     return DeclaredCommand(
         "cut",
-        callback=lambda **options: HEARD.append(options),
+        callback=lambda **options: options,
         declared="tests.cli.test_every_option:Cut",
         function="tests.cli.test_every_option:cut",
-        headings=("Output", "Images"),
     )
 
 
-def given(*words: str) -> Any:
-    command().main(list(words), prog_name="cut", standalone_mode=False)
-    return HEARD.pop()
-
-
-def test_what_is_not_given_has_the_declared_default() -> None:
-    options = {"min_size": 0, "mode": "full", "max_size": "2GB", "join": (), "overwrite": False}
-    assert given("a") == {"source": "a", **options}
+def test_what_is_not_given_has_the_declared_default_and_an_option_of_many_all_its_values() -> None:
+    options = {"min_size": 0, "mode": "full", "max_size": "2GB", "overwrite": False, "source": "a"}
+    for words, join in ([], ()), (["--join", "b", "--join", "c"], ("b", "c")):
+        values = cut_command().main(["a", *words], prog_name="cut", standalone_mode=False)
+        assert values == {**options, "join": join}
 
 
 def test_a_number_that_no_file_could_hold_is_refused() -> None:
@@ -318,14 +311,10 @@ def test_a_number_that_no_file_could_hold_is_refused() -> None:
 
 
 def test_help_has_the_headings_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
-    command().main(["--help"], prog_name="cut", standalone_mode=False)
+    cut_command().main(["--help"], prog_name="cut", standalone_mode=False)
     said = capsys.readouterr().out
     assert said.startswith("Usage: cut [OPTIONS] SOURCE\n")
-    assert said.index("Output:") < said.index("Images:")
+    assert said.index("Images:") < said.index("Output:")
     assert "--max-size SIZE  End there.  [default: 2GB]" in said
     assert "--mode [full|fast]" in said
     assert "--min-size N" in said
-
-
-def test_an_option_of_many_may_be_given_again() -> None:
-    assert given("a", "--join", "b", "--join", "c")["join"] == ("b", "c")

@@ -1,7 +1,6 @@
 """A plan is arithmetic on counts and what a trial measured; its sizes are those of the format."""
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,22 +8,16 @@ import pytest
 from PIL import Image
 
 import wdsprep
+from tests.kit.command_lines import CommandLine
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import jpeg, manifest_of, pack, packing_here, write_files
-from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.tar import END
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
 
-COUNTS = ["plan", "--counts", "256=490M,512=300M"]
-
-
-def lines(words: list[str], capfd: pytest.CaptureFixture[str]) -> list[str]:
-    capfd.readouterr()
-    assert main(words) == 0
-    return [line.strip() for line in capfd.readouterr().out.splitlines()]
+COUNTS = ("plan", "--counts", "256=490M,512=300M")
 
 
 @pytest.mark.parametrize("latents", ["sample", "moments"])
@@ -48,7 +41,7 @@ def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str, flip: bo
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("roles", [("target", "source", "mask"), ("source",)])
 def test_a_sample_takes_what_encode_stores_of_its_images_in_roles(
-    roles: tuple[str, ...], flip: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    roles: tuple[str, ...], flip: bool, tmp_path: Path, command: CommandLine
 ) -> None:
     for role in ("target", "source"):
         write_files(tmp_path / role, {"0.jpg": jpeg(8, (64, 64)), "0.txt": "a red cat"})
@@ -64,19 +57,17 @@ def test_a_sample_takes_what_encode_stores_of_its_images_in_roles(
     manifest = manifest_of(tmp_path / "out")
     choice = Choice(model="tiny", roles=roles, flip=flip, text="none")
     assert manifest.nbytes == sample_nbytes(64, choice) + len(END)
-    words = ["plan", str(images), "--roles", ",".join(roles), "--text", "none"]
-    words += ["--resolution", "64", *["--flip"] * flip]
-    (phase,) = json.loads("".join(lines([*words, "--json"], capfd)))["phases"]
+    words = ("plan", images, "--roles", ",".join(roles), "--text", "none", "--resolution", 64)
+    words += ("--flip",) * flip
+    (phase,) = command(*words, "--json").facts["phases"]
     assert phase["nbytes_written"] == sample_nbytes(64, replace(choice, model="sd2"))
-    assert f"--roles {','.join(roles)} --limit" in lines(words, capfd)[-1]
-    assert main(["plan", str(images), "--roles", "target,control"]) == 2
-    assert "has no images in the role control: its roles are source, mask" in capfd.readouterr().err
-    assert main([*COUNTS, "--roles", "source", "--latents", "none"]) == 2
-    assert "--roles is for images, of which --latents none" in capfd.readouterr().err
+    assert f"--roles {','.join(roles)} --limit" in command(*words).lines[-1]
+    told = "has no images in the role control: its roles are source, mask"
+    assert told in command("plan", images, "--roles", "target,control", code=2).err
 
 
 def test_a_trial_says_the_speed_and_the_bytes_of_a_sample_and_the_whole_run_takes_it_away(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, command: CommandLine
 ) -> None:
     images = packed(pictures(tmp_path / "pictures", range(6)), tmp_path / "images")
     latents = tmp_path / "latents"
@@ -85,10 +76,10 @@ def test_a_trial_says_the_speed_and_the_bytes_of_a_sample_and_the_whole_run_take
     assert trial["device"] == "cpu"
     assert 0 < trial["busy"] <= 1
     encode_here(images, latents, limit=4)
-    assert manifest_of(latents).extra["trial"] == trial
     manifest = manifest_of(latents)
-    words = ["plan", str(images), "--trial", str(latents), "--gpus", "2", "--price", "3"]
-    (phase,) = json.loads("".join(lines([*words, "--json"], capfd)))["phases"]
+    assert manifest.extra["trial"] == trial
+    own = ("plan", images, "--trial", latents)
+    (phase,) = command(*own, "--gpus", 2, "--price", 3, "--json").facts["phases"]
     assert (phase["resolution"], phase["samples"], phase["rate"]) == (64, 6, trial["each"])
     assert phase["gpu_hours"] == pytest.approx(6 / trial["each"] / 3600)
     assert phase["wall_hours"] == phase["gpu_hours"] / 2
@@ -96,54 +87,45 @@ def test_a_trial_says_the_speed_and_the_bytes_of_a_sample_and_the_whole_run_take
     assert phase["nbytes_written"] == round(6 * manifest.nbytes / manifest.samples)
     shards = manifest_of(images).shards
     assert (phase["nbytes_read"], phase["shards"]) == (sum(s.nbytes for s in shards), len(shards))
-    said = lines([*COUNTS, "--trial", str(latents), "--gpus", "2"], capfd)
-    assert said[0] == "resolution 64: 790,000,000 images"
-    assert said[1] == (
-        f"speed     {trial['each']:,.1f} images/s for a GPU (measured in {latents}: tiny on cpu, "
+    first, second, *_ = command(*COUNTS, "--trial", latents, "--gpus", 2).lines
+    assert first == "resolution 64: 790,000,000 images"
+    assert second == (
+        f"  speed     {trial['each']:,.1f} images/s for a GPU (measured in {latents}: tiny on cpu, "
         f"busy {trial['busy']:.0%} of the time)"
     )
-    assert main([*COUNTS, "--trial", str(latents), "--resolution", "64,256"]) == 2
-    assert "no --trial was made at 256: wdsprep encode shards/images trial --res" in (
-        capfd.readouterr().err
-    )
+    told = "no --trial was made at 256: wdsprep encode shards/images trial --res"
+    assert told in command(*COUNTS, "--trial", latents, "--resolution", "64,256", code=2).err
     encode_here(images, latents)
     assert manifest_of(latents).extra == {"model": "tiny"}
-    assert main(["plan", str(images), "--trial", str(latents)]) == 2
-    assert "is not a trial" in capfd.readouterr().err
+    assert "is not a trial" in command(*own, code=2).err
 
 
-def test_without_a_trial_bytes_are_told_and_what_others_published(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    said = lines(COUNTS, capfd)
-    assert said[:2] == [
+def test_without_a_trial_bytes_are_told_and_what_others_published(command: CommandLine) -> None:
+    lines = command(*COUNTS).lines
+    assert lines[:2] == [
         "resolution 256: 790,000,000 images",
-        "bytes     134.3 TB written in 79,000 shards: 170.0 kB a sample of sd2",
+        "  bytes     134.3 TB written in 79,000 shards: 170.0 kB a sample of sd2",
     ]
-    assert said[3] == "resolution 512: 300,000,000 images"
-    assert "58 images a second for each A100" in said[-2]
-    assert said[-1].startswith("to measure a GPU of yours: wdsprep encode shards/images trial --re")
-    assert lines([*COUNTS, "--latents", "none"], capfd)[0] == "text: 790,000,000 images"
+    assert lines[3] == "resolution 512: 300,000,000 images"
+    assert "58 images a second for each A100" in lines[-2]
+    assert lines[-1].startswith(
+        "to measure a GPU of yours: wdsprep encode shards/images trial --re"
+    )
+    assert command(*COUNTS, "--latents", "none").lines[0] == "text: 790,000,000 images"
 
 
 def test_a_dataset_has_the_images_that_are_large_enough_at_any_resolution(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, command: CommandLine
 ) -> None:
     sizes = [(300, 400), (520, 600), (800, 900), (1100, 1024)]
     files = {f"{number}.jpg": jpeg(number, size) for number, size in enumerate(sizes)}
-    images = str(
-        pack(write_files(tmp_path / "pictures", files), tmp_path / "my set", "--buckets", "256,512")
-    )
-    words = ["plan", images, "--resolution", "256,512,768,1024", "--json"]
-    phases = json.loads("".join(lines(words, capfd)))["phases"]
-    assert {phase["resolution"]: phase["samples"] for phase in phases} == {
-        256: 4,
-        512: 3,
-        768: 2,
-        1024: 1,
-    }
-    assert [phase["shards"] for phase in phases] == [2, 1, 1, 1]
-    assert lines(["plan", images], capfd)[-1].endswith(f"wdsprep plan '{images}' --trial trial")
+    source = write_files(tmp_path / "pictures", files)
+    images = pack(source, tmp_path / "my set", "--buckets", "256,512")
+    phases = command("plan", images, "--resolution", "256,512,768,1024", "--json").facts["phases"]
+    found = [(phase["resolution"], phase["samples"], phase["shards"]) for phase in phases]
+    assert found == [(256, 4, 2), (512, 3, 1), (768, 2, 1), (1024, 1, 1)]
+    last = command("plan", images).lines[-1]
+    assert last.endswith(f"wdsprep plan '{images}' --trial trial")
 
 
 @pytest.mark.parametrize(
@@ -157,6 +139,10 @@ def test_a_dataset_has_the_images_that_are_large_enough_at_any_resolution(
             ["--counts", "256=1M", "--latents", "none", "--flip"],
             "--flip is for images, of which --latents none encodes none",
         ),
+        (
+            ["--counts", "256=1M", "--latents", "none", "--roles", "source"],
+            "--roles is for images, of which --latents none",
+        ),
         (["--counts", "256=1M", "--model", "tiny"], "--model 'tiny': give one of sd1"),
         (
             ["--counts", "256=1M", "--model", "sana", "--latents", "moments"],
@@ -164,19 +150,14 @@ def test_a_dataset_has_the_images_that_are_large_enough_at_any_resolution(
         ),
     ],
 )
-def test_what_cannot_be_planned_is_said(
-    words: list[str], said: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", *words]) == 2
-    assert said in capfd.readouterr().err
+def test_what_cannot_be_planned_is_said(words: list[str], said: str, command: CommandLine) -> None:
+    assert said in command("plan", *words, code=2).err
 
 
 @pytest.mark.parametrize("model", [name for name in PRESETS if name != "tiny"])
-def test_each_model_can_be_planned_at_any_size(
-    model: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = ["plan", "--counts", "1024=1M", "--resolution", "256,512,1024", "--model", model]
-    phases = json.loads("".join(lines([*words, "--json"], capfd)))["phases"]
+def test_each_model_can_be_planned_at_any_size(model: str, command: CommandLine) -> None:
+    words = ("plan", "--counts", "1024=1M", "--resolution", "256,512,1024", "--model", model)
+    phases = command(*words, "--json").facts["phases"]
     assert [phase["resolution"] for phase in phases] == [256, 512, 1024]
     written = [phase["nbytes_written"] for phase in phases]
     assert written == sorted(written)

@@ -91,9 +91,12 @@ def test_what_failed_is_set_aside_and_counts_as_passed() -> None:
 
 
 def test_closing_a_job_ends_what_is_under_way() -> None:
+    def interrupt(_status: object) -> None:
+        raise KeyboardInterrupt
+
     work = Halves()
-    with closing(job_of(work)) as job:
-        next(job.events())
+    with pytest.raises(KeyboardInterrupt), closing(job_of(work, on_status=interrupt)) as job:
+        next(job.results())
     assert work.log == ["opened", "begun 40", "ended 40"]
 
 
@@ -115,9 +118,8 @@ def test_a_unit_is_tried_as_often_here_as_among_workers(
     job = job_of(work)
     done = [unit.nbytes for unit, _ in job.results()]
     assert sorted(done) == ([10, 40] if attempts else [10, 20, 40])
-    assert [(one.attempts, one.reason) for one in job.quarantined] == [(attempts, reason)] * bool(
-        attempts
-    )
+    failed = [(attempts, reason)] * bool(attempts)
+    assert [(unit.attempts, unit.reason) for unit in job.quarantined] == failed
     assert work.log.count("begun 20") == (attempts or 3)
 
 
@@ -258,16 +260,17 @@ INTERRUPTED = """
 import os, signal, sys
 from wdsprep.cli import main
 from wdsprep.runners.base import Finished
-from wdsprep.runners.job import Job
+from wdsprep.runners.make_runner import InProcessRunner
 
-real = Job._note
+real = InProcessRunner.run
 
-def note(self, event):
-    real(self, event)
-    if isinstance(event, Finished):
-        os.kill(os.getpid(), signal.SIGINT)
+def run(self, work, units):
+    for event in real(self, work, units):
+        if isinstance(event, Finished):
+            os.kill(os.getpid(), signal.SIGINT)
+        yield event
 
-Job._note = note
+InProcessRunner.run = run
 sys.exit(main(sys.argv[1:]))
 """
 

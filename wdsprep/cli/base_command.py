@@ -5,7 +5,6 @@ Options of functions of the library are declared beside them: see `wdsprep.cli.d
 """
 
 import importlib
-import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,8 +19,8 @@ from wdsprep.terminal import TERMINAL
 def import_function(function: str) -> Callable[..., Any]:
     """Import the function that is written as `module:name`."""
     module, _, name = function.partition(":")
-    found: Callable[..., Any] = operator.attrgetter(name)(importlib.import_module(module))
-    return found
+    imported: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return imported
 
 
 GENERAL = "General"
@@ -34,14 +33,6 @@ class HeadedOption(click.Option):
     def __init__(self, *args: Any, heading: str = GENERAL, **options: Any) -> None:
         super().__init__(*args, **options)
         self.heading = heading
-        if self.metavar is None and self.type.name.startswith(("integer", "float")):
-            self.metavar = "N"
-
-    def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return what click adds to a help text, without the range, which errors state."""
-        extra = super().get_help_extra(ctx)
-        extra.pop("range", None)
-        return extra
 
 
 option = partial(click.option, cls=HeadedOption)
@@ -96,8 +87,8 @@ class Command(click.Command):
             raise UsageError(wrong) from None
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        *own, helping = super().get_params(ctx)
-        return [*own, *volume_options(), helping]
+        *params, helping = super().get_params(ctx)
+        return [*params, *volume_options(), helping]
 
     def get_short_help_str(self, _limit: int = 0) -> str:
         """Return the first paragraph of the help on one line, uncut."""

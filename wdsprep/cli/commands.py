@@ -90,7 +90,7 @@ def class_of(name: str) -> str:
 
 
 @dataset_command(
-    headings=("Source", "Images", "Captions and columns", "Downloading", "Workers", "Output"),
+    first=("Source",),
     examples=(
         "wdsprep pack photos shards/images",
         "wdsprep pack 'laion/{00000..00099}.tar' s3://bucket/images",
@@ -109,7 +109,6 @@ def pack() -> None:
 
 
 @dataset_command(
-    headings=("Model", "Images", "Captions", "Workers", "Output"),
     examples=(
         "wdsprep encode --resolution 256,512",
         "wdsprep encode shards/images shards/trial --resolution 256 --model tiny --limit 100",
@@ -129,7 +128,6 @@ def encode() -> None:
 
 @declared_command(
     "inspect",
-    headings=("Samples", "Output"),
     resumes=False,
     examples=(
         "wdsprep inspect shards/images",
@@ -153,7 +151,6 @@ def inspect_command(dataset: str, key: str, **options: Any) -> None:
 
 
 @dataset_command(
-    headings=("Checks", "Workers", "Output"),
     examples=(
         "wdsprep verify shards/images",
         "wdsprep verify shards/images shards/latents-256",
@@ -170,7 +167,6 @@ def verify() -> None:
 
 
 @dataset_command(
-    headings=("Samples", "Output"),
     examples=(
         "wdsprep report shards/images",
         "wdsprep report shards/images shards/latents-256 -o report.html",
@@ -205,8 +201,8 @@ def demo_command(folder: str, overwrite: bool) -> int:
     every = click.get_current_context().find_root().command
 
     def run(arguments: list[str]) -> int:
-        found = every.main(arguments, prog_name="wdsprep", standalone_mode=False)
-        return found if isinstance(found, int) else 0
+        code = every.main(arguments, prog_name="wdsprep", standalone_mode=False)
+        return code if isinstance(code, int) else 0
 
     def say(text: str) -> None:
         tell(text.split("\n"))
@@ -220,7 +216,6 @@ def demo_command(folder: str, overwrite: bool) -> int:
     resumes=False,
     function="wdsprep.cli.plan:plan_lines",
     declared="wdsprep.cli.plan:PlanOptions",
-    headings=("Images", "Speed", "Model", "Output"),
     examples=(
         "wdsprep plan shards/images --resolution 1024 --model sdxl",
         "wdsprep plan shards/images --trial shards/trial --gpus 8 --price 1.21",
@@ -256,7 +251,6 @@ def models_command(as_json: bool) -> None:
 
 
 @dataset_command(
-    headings=("Model", "Captions", "Images", "Workers", "Output"),
     examples=(
         "wdsprep score shards/images shards/scores --model clip --language",
         "wdsprep score shards/images shards/scores --model clip --head aesthetic=head.safetensors",
@@ -273,7 +267,6 @@ def score() -> None:
 
 
 @dataset_command(
-    headings=("Checks", "Workers", "Output"),
     examples=(
         "wdsprep repair shards/images",
         "wdsprep repair shards/latents-256 --yes",
@@ -289,7 +282,6 @@ def repair() -> None:
 
 
 @dataset_command(
-    headings=("Samples", "Output"),
     examples=(
         "wdsprep remove shards/images shards/latents-256 --keys 000000000012,000000000034",
         "wdsprep remove shards/images shards/latents-256 --urls opted-out.txt --yes",
@@ -306,7 +298,6 @@ def remove() -> None:
 
 
 @dataset_command(
-    headings=("Samples", "Output", "Workers"),
     examples=(
         'wdsprep select shards/images shards/large --where "width >= 768"',
         "wdsprep select shards/images shards/latents-256 '{split}/{name}' "
@@ -325,7 +316,6 @@ def select() -> None:
 
 
 @dataset_command(
-    headings=("Comparison", "Workers", "Output"),
     examples=(
         "wdsprep duplicates shards/images",
         "wdsprep duplicates shards/images -o copies.txt --table copies.parquet",
@@ -341,7 +331,6 @@ def duplicates() -> None:
 
 
 @dataset_command(
-    headings=("Columns", "Workers", "Output"),
     examples=(
         "wdsprep import cache-mds shards/latents-256 --resolution 256",
         "wdsprep import flux-preprocessed shards/flux-256 --resolution 256",
@@ -359,7 +348,6 @@ def import_() -> None:
 
 
 @dataset_command(
-    headings=("Layout", "Workers", "Output"),
     examples=(
         "wdsprep export shards/latents-256 --to energon",
         "wdsprep export shards/latents-256 shards/mds --to mds",
@@ -376,7 +364,6 @@ def export() -> None:
 
 
 @dataset_command(
-    headings=("Card", "Output"),
     examples=(
         "wdsprep card shards/images",
         "wdsprep card shards/images -o shards/images/README.md --repo me/cats --license cc-by-4.0",

@@ -11,6 +11,7 @@ from wdsprep import options
 from wdsprep.cli.base_command import Command, HeadedOption, import_function
 from wdsprep.errors import UsageError
 from wdsprep.options import Option, options_of
+from wdsprep.runners.options import OUTPUT, WORKERS
 
 
 class Value(click.ParamType):  # type: ignore[type-arg]
@@ -53,7 +54,7 @@ def metavar_of(declared: Option) -> str:
     return "N" if declared.is_number else "TEXT"
 
 
-def option_of(declared: Option) -> click.Option:
+def option_of(declared: Option) -> HeadedOption:
     """Return the click option for a declared option."""
     about = declared.about
     names = [about.spelling or declared.dashed, declared.name]
@@ -85,24 +86,28 @@ def argument_of(declared: Option) -> click.Argument:
     )
 
 
+LAST = {WORKERS: 1, OUTPUT: 2}
+"""The headings that come last in a help, in this order."""
+
+
 class DeclaredCommand(Command):
     """A command that calls one function of the library with declared options.
 
     The class at `declared` (such as `wdsprep.packing.options:PackOptions`) has the options. It is
     imported only if the command is used.
 
-    `headings` are those of the help, in their order. Options that the function does not have, such
-    as --json, follow its own options under their heading.
+    The help has the headings of the options in the order of their declaration, those of workers and
+    output last; `first` are headings that come before. Options that the function does not have,
+    such as --json, follow its own options under their heading.
     """
 
     _is_full = False
 
     def __init__(
-        self, *args: Any, declared: str, function: str, headings: Sequence[str], **more: Any
+        self, *args: Any, declared: str, function: str, first: Sequence[str] = (), **more: Any
     ) -> None:
         super().__init__(*args, **more)
-        self.function, self.headings = function, headings
-        self._place = declared
+        self.function, self._first, self._place = function, first, declared
 
     @cached_property
     def declared(self) -> tuple[Option, ...]:
@@ -121,25 +126,25 @@ class DeclaredCommand(Command):
         self._params, self._is_full = own, False
 
     def _sorted_params(self, own: Sequence[click.Parameter]) -> Iterator[click.Parameter]:
-        """Yield the arguments, then the options under each of `headings`; leave out all others."""
-        of_function = [
-            argument_of(option) if option.is_argument else option_of(option)
-            for option in self.declared
-        ]
-        both = [*of_function, *own]
-        yield from (param for param in both if isinstance(param, click.Argument))
+        """Yield the arguments, then the options under each heading."""
+        yield from (argument_of(option) for option in self.declared if option.is_argument)
+        yield from (param for param in own if isinstance(param, click.Argument))
+        options = [option_of(option) for option in self.declared if not option.is_argument]
+        options += [param for param in own if isinstance(param, HeadedOption)]
+        headings = [*dict.fromkeys([*self._first, *(option.heading for option in options)])]
+        headings.sort(key=lambda heading: LAST.get(heading, 0))
         order = {option.name: option.about.order for option in self.declared}
-        both.sort(key=lambda param: order.get(str(param.name), 0))
-        for heading in self.headings:
-            yield from (param for param in both if getattr(param, "heading", None) == heading)
+        options.sort(key=lambda option: order.get(str(option.name), 0))
+        for heading in headings:
+            yield from (option for option in options if option.heading == heading)
 
     @property
     def defaults(self) -> Mapping[str, Any]:
         return {option.name: option.default for option in self.declared if not option.is_required}
 
     def invoke(self, ctx: click.Context) -> Any:
-        values = {name: value for name, value in ctx.params.items() if value is not None}
-        ctx.params = {name: values.get(name, self.defaults.get(name)) for name in ctx.params}
+        given = {name: value for name, value in ctx.params.items() if value is not None}
+        ctx.params = {**dict.fromkeys(ctx.params), **self.defaults, **given}
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

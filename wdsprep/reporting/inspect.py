@@ -17,7 +17,7 @@ from wdsprep.dataset.file_names import SELECTION, latent_unit
 from wdsprep.dataset.manifest import Manifest, Shard
 from wdsprep.dataset.npy_arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.rejects import Reject, rejects_in
-from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.samples import parse_object
 from wdsprep.dataset.shapes import shape_ranges, shapes_of
 from wdsprep.dataset.shard_reader import open_shard
 from wdsprep.dataset.stored_dataset import open_dataset
@@ -179,7 +179,7 @@ class FoundSample:
     @property
     def facts(self) -> dict[str, Any]:
         return {
-            "json": _json(self.members.get("json", b"{}")),
+            "json": parse_object(self.members.get("json", b"")) or {},
             "key": self.key,
             "members": {name: member_facts(name, data) for name, data in self.members.items()},
             "number": self.number,
@@ -202,13 +202,6 @@ class FoundSample:
 
 
 Inspected = Overview | FoundSample | Reject | MatchingSamples
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return parse_json(data)
-    except (ValueError, RecursionError):
-        return {}
 
 
 def member_facts(name: str, data: bytes) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """A job: units of work that a runner does, where they stand, and who hears of it.
 
-`Run` makes a dataset of a job's events; `verify`, `export` and `duplicates` take its results.
+`verify`, `export` and `duplicates` take its results. `Run` takes the events of a runner itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
 from wdsprep.errors import WorkError
-from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
+from wdsprep.runners.base import Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.text import plural
 
 
@@ -98,7 +97,7 @@ class Job(Generic[U, R]):
     """Units that a runner works through. Closing the job ends its workers.
 
     The job only collects the units that failed for good, in `quarantined`, and does not judge them.
-    `sizes` are the bytes of units, if known.
+    `sizes` are the bytes of the units.
     """
 
     def __init__(
@@ -107,8 +106,8 @@ class Job(Generic[U, R]):
         work: Work,
         units: Iterable[U],
         *,
-        sizes: Mapping[str, int] = MappingProxyType({}),
-        on_status: StatusListener = lambda _status: None,
+        sizes: Mapping[str, int],
+        on_status: StatusListener,
     ) -> None:
         self._events = runner.run(work, units)
         self._sizes, self._on_status = sizes, on_status
@@ -120,36 +119,24 @@ class Job(Generic[U, R]):
     def close(self) -> None:
         self._events.close()
 
-    def events(self) -> Iterator[Event]:
-        """Do the units, and yield the events of each as they happen.
-
-        Units that failed for good go into `quarantined` too, and `on_status` is called after each
-        event.
-        """
-        for event in self._events:
-            self._note(event)
-            yield event
-            self._on_status(self.status)
-
     def results(self) -> Iterator[tuple[U, R]]:
         """Do the units, and yield each finished unit with its result.
 
-        Units that failed for good go into `quarantined`.
+        Units that failed for good go into `quarantined`. `on_status` is called after each event.
         """
-        for event in self.events():
-            if isinstance(event, Finished):
+        for event in self._events:
+            name = event.unit.name
+            if isinstance(event, Step):
+                self._under_way[name] = event.value
+            else:
+                self._under_way.pop(name, None)
+                self._nbytes += self._sizes[name]
+                self._units_done += 1
+            if isinstance(event, Quarantined):
+                self.quarantined.append(event)
+            elif isinstance(event, Finished):
                 yield cast("U", event.unit), cast("R", event.result)
-
-    def _note(self, event: Event) -> None:
-        name = event.unit.name
-        if isinstance(event, Step):
-            self._under_way[name] = event.value
-            return
-        self._under_way.pop(name, None)
-        self._nbytes += self._sizes.get(name, 0)
-        self._units_done += 1
-        if isinstance(event, Quarantined):
-            self.quarantined.append(event)
+            self._on_status(self.status)
 
     def status(self) -> JobStatus:
         """Return the state of a job whose units have sizes and report their progress in bytes."""

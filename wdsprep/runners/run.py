@@ -29,7 +29,7 @@ from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
-from wdsprep.runners.job import Job, JobListener, JobStatus
+from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.track import Figures, RunTracking
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
@@ -378,15 +378,13 @@ def do_runs(
         for run in runs:
             under_way.enter_context(run.under_way())
         if runner is not None:
-            job: Job[Unit, object] = Job(
-                runner, work, units, on_status=lambda _status: on_status(lambda: joint_status(runs))
-            )
-            with contextlib.closing(job):
-                for event in job.events():
+            with contextlib.closing(runner.run(work, units)) as events:
+                for event in events:
                     if isinstance(event, Step):
                         on_step(cast("RunProgress", event.value))
                     for number, part in _parts(event):
                         runs[number].take(part)
+                    on_status(lambda: joint_status(runs))
     return [run.outcome for run in runs]
 
 
@@ -410,8 +408,8 @@ def _parts(event: Event) -> Iterator[tuple[int, Event]]:
 def joint_status(runs: Sequence[Run]) -> JobStatus:
     """Return the state of several runs as that of one."""
     statuses = [run.status() for run in runs]
-    done = sum(status.share_done * run.count for status, run in zip(statuses, runs, strict=True))
-    pairs = zip(statuses, runs, strict=True)
+    pairs = [*zip(statuses, runs, strict=True)]
+    done = sum(status.share_done * run.count for status, run in pairs)
     samples_of = [status.samples_of for status, run in pairs if run.count]
     return JobStatus(
         samples=sum(status.samples for status in statuses),

@@ -22,7 +22,7 @@ from typing import Any
 
 from wdsprep.errors import UsageError, values_without_secrets, without_secrets
 from wdsprep.runners.job import JobListener, JobStatus, StatusListener
-from wdsprep.text import check_one_of, install_extra
+from wdsprep.text import install_extra
 
 TRACKERS = ("wandb", "tensorboard")
 PROJECT, FOLDER = "wdsprep", "runs"
@@ -131,11 +131,8 @@ class Tracking:
 
 
 def check_tracker(kind: str) -> str:
-    """Check that a tracker is known and installed, before anything is done. Return its name."""
-    if kind == "":
-        return kind
-    check_one_of(TRACKERS, track=kind)
-    if importlib.util.find_spec(kind) is None:
+    """Return the name of a tracker. Raise UsageError if it is known and not installed."""
+    if kind in TRACKERS and importlib.util.find_spec(kind) is None:
         raise UsageError(f"--track {kind} needs a further package: {install_extra(kind)}")
     return kind
 

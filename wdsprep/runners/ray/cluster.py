@@ -66,8 +66,9 @@ def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
         return
     address = ray_in_use(address) or LOCAL
     is_own = address == LOCAL
-    _check_reachable(address)
-    _check_token(address)
+    if address not in (LOCAL, "auto"):  # for which Ray itself sees to the token
+        _check_reachable(address)
+        _check_token(address)
     with without_death_notices(), entrypoint_without_secrets():
         try:
             options = {
@@ -122,8 +123,6 @@ def _failure(address: str, error: Exception) -> str:
 
 def _check_token(address: str) -> None:
     """Raise WorkError if Ray fails, or its cluster asks for a token that is not sent."""
-    if address in (LOCAL, "auto"):  # for which Ray itself sees to the token
-        return
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 
     try:
@@ -210,11 +209,8 @@ def without_death_notices() -> AbstractContextManager[None]:
 def _check_reachable(address: str) -> None:
     """Raise WorkError if the address of a cluster is not HOST:PORT, or does not answer within 5 s.
 
-    The addresses `local` and `auto` are not checked. Ray itself tries for minutes, and floods
-    stderr on the way.
+    Ray itself tries for minutes, and floods stderr on the way.
     """
-    if address in (LOCAL, "auto"):
-        return
     host, _, port = address.rpartition(":")
     if "/" in address or not port.isdigit():
         raise WorkError(

@@ -1,0 +1,41 @@
+"""Command lines that run in this process, and what they print."""
+
+import json
+from typing import Any, NamedTuple
+
+import pytest
+
+from wdsprep.cli import main
+
+
+class Printed(NamedTuple):
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def facts(self) -> Any:
+        """The JSON of --json."""
+        return json.loads(self.out)
+
+
+class CommandLine:
+    """A function that runs a command line whose exit code is to be `code`."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+
+    def __call__(self, *words: object, code: int = 0) -> Printed:
+        self._capture.readouterr()
+        found = main([str(word) for word in words])
+        printed = Printed(*self._capture.readouterr())
+        assert found == code, printed
+        return printed
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(capfd)
