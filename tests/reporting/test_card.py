@@ -10,11 +10,11 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from markdown_it import MarkdownIt
 
 import wdsprep
+from tests.kit.command_lines import CommandLine
 from tests.kit.joined_sets import LATENTS
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import jpeg, pack, samples_of, write_files
 from tests.kit.reports import SCRIPT, fake_latents
-from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.errors import UsageError
 from wdsprep.runners.job import JobListener
@@ -140,12 +140,9 @@ def test_a_card_is_written_again_and_what_somebody_wrote_is_kept(
             wdsprep.card(images, output=images / name)
 
 
-def test_the_card_alone_is_what_the_command_prints(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["card", str(home / "images"), "--samples", "0"]) == 0
-    printed = capsys.readouterr()
+def test_the_card_alone_is_what_the_command_prints(home: Path, command: CommandLine) -> None:
+    printed = command("card", home / "images", "--samples", 0)
     assert printed.out == wdsprep.card(home / "images", samples=0).text
     assert printed.err.startswith("next: hf upload OWNER/NAME ")
     assert "## Samples" not in printed.out
-    assert main(["card", str(home / "images"), "--repo", "cats"]) == 2
+    command("card", home / "images", "--repo", "cats", code=2)

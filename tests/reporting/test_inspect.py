@@ -2,17 +2,18 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.kit.command_lines import CommandLine
 from tests.kit.damaged import pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, publish, write_latents, write_unit
-from tests.kit.packs import manifest_of, tree
+from tests.kit.packs import manifest_of, rejects_of, tree
 from tests.kit.stores import note_reads
-from wdsprep.cli import main
 from wdsprep.dataset.coarse_histograms import bin_name, quantile
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
@@ -44,17 +45,15 @@ def find(url: Path | str, key: str) -> FoundSample | Reject:
 
 
 def test_the_screen_comes_from_the_manifest_alone(
-    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    images: Path, tmp_path: Path, command: CommandLine
 ) -> None:
     (tmp_path / MANIFEST).write_bytes((images / MANIFEST).read_bytes())
-    assert main(["inspect", str(tmp_path)]) == 0
-    said = capfd.readouterr().out
-    assert "images, complete: 12 samples in 7 shards" in said
-    assert "14 inputs, 2 rejects (not_an_image 2)" in said
-    assert "characters in a caption, as ranges: 5% 16-23" in said
-    assert len(said.splitlines()) < 24
-    assert main(["inspect", str(tmp_path), "--json"]) == 0
-    facts = json.loads(capfd.readouterr().out)
+    printed = command("inspect", tmp_path)
+    assert "images, complete: 12 samples in 7 shards" in printed.out
+    assert "14 inputs, 2 rejects (not_an_image 2)" in printed.out
+    assert "characters in a caption, as ranges: 5% 16-23" in printed.out
+    assert len(printed.lines) < 24
+    facts = command("inspect", tmp_path, "--json").facts
     assert facts["samples"] == 12
     assert facts["phases"]["64"]["samples"] == facts["buckets"]["64"]["samples"]
     assert facts["quantiles"]["side"]["0.05"] == [32, 47]
@@ -95,13 +94,11 @@ def latents(root: Path, keys: list[list[str]]) -> str:
     return store.url
 
 
-def test_rules_for_sizes_of_roles_are_told_in_words(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_rules_for_sizes_of_roles_are_told_in_words(tmp_path: Path, command: CommandLine) -> None:
     rules = {"roles": ["target", "source"], "role_sizes": {"source": "aligned", "mask": "latent"}}
     url = write_latents(str(tmp_path / "pairs"), (2,), more=rules)
-    assert main(["inspect", url]) == 0
-    assert "role-sizes mask latent, source aligned;" in " ".join(capfd.readouterr().out.split())
+    said = " ".join(command("inspect", url).out.split())
+    assert "role-sizes mask latent, source aligned;" in said
 
 
 def test_bfloat16_is_described_by_its_numbers() -> None:
@@ -111,24 +108,21 @@ def test_bfloat16_is_described_by_its_numbers() -> None:
     assert not member_facts("emb.npy", npy(np.array([0x7F80, 0], "<u2")))["finite"]
 
 
-def test_arrays_are_described_and_members_written(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_arrays_are_described_and_members_written(tmp_path: Path, command: CommandLine) -> None:
     url = latents(tmp_path, [["000000000000", "000000000001"], ["some/where"]])
-    assert main(["inspect", url, "000000000001", "-o", str(tmp_path / "out")]) == 0
-    said = capfd.readouterr().out
+    said = command("inspect", url, "000000000001", "-o", tmp_path / "out").out
     assert "float16 2 x 2: min 1, max 3, mean 2" in said
     assert "not finite" in said
     assert sorted(tree(tmp_path / "out")) == [
         f"000000000001.{name}" for name in ("json", "latent.npy", "txt")
     ]
-    assert main(["inspect", url, "some/where", "-o", str(tmp_path / "more"), "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["shard"] == "64/000001.tar"
+    facts = command("inspect", url, "some/where", "-o", tmp_path / "more", "--json").facts
+    assert facts["shard"] == "64/000001.tar"
     assert "where.latent.npy" in tree(tmp_path / "more")
 
 
 def test_a_place_that_members_cannot_be_written_to_is_named(
-    images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    images: Path, tmp_path: Path, command: CommandLine
 ) -> None:
     (tmp_path / "file").touch()
     key = next(iter(every_sample(images)))[0]
@@ -137,13 +131,13 @@ def test_a_place_that_members_cannot_be_written_to_is_named(
         (tmp_path / "file/more", "is not a folder"),
         (Path("/proc/none"), "no folder can be made at /proc/none"),
     ):
-        assert main(["inspect", str(images), key, "-o", str(place)]) == 1
-        said = capfd.readouterr().err
+        said = command("inspect", images, key, "-o", place, code=1).err
         assert f"{why}: choose another place" in said
-        assert "a bug" not in said
 
 
-def test_a_place_without_a_manifest_says_what_to_do(images: Path, tmp_path: Path) -> None:
+def test_a_place_without_a_manifest_says_what_to_do(
+    images: Path, tmp_path: Path, command: CommandLine
+) -> None:
     with pytest.raises(NotFoundError, match="give the folder or URL that pack or encode wrote"):
         inspect(tmp_path)
     with pytest.raises(UsageError, match=rf"holds some: give one of them \({images}\)"):
@@ -152,15 +146,13 @@ def test_a_place_without_a_manifest_says_what_to_do(images: Path, tmp_path: Path
     shutil.copytree(images, copied, ignore=shutil.ignore_patterns(MANIFEST))
     with pytest.raises(UsageError, match=rf'lost its {MANIFEST}: run "wdsprep rebuild {copied}"'):
         inspect(copied)
-    assert main(["rebuild", str(copied)]) == 0
+    command("rebuild", copied)
     assert inspect(copied).manifest.samples == inspect(images).manifest.samples
 
 
-def test_a_rejected_key_says_why(images: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = [line for path in images.glob("rejects/*") for line in path.read_text().splitlines()]
-    reject = json.loads(lines[0])
-    assert main(["inspect", str(images), reject["key"]]) == 0
-    assert f"{reject['key']} is a reject (not_an_image)" in capfd.readouterr().out
+def test_a_rejected_key_says_why(images: Path, command: CommandLine) -> None:
+    key = rejects_of(images)[0]["key"]
+    assert f"{key} is a reject (not_an_image)" in command("inspect", images, key).out
 
 
 def test_the_patterns_stand_for_exactly_the_shards(images: Path) -> None:
@@ -171,23 +163,15 @@ def test_the_patterns_stand_for_exactly_the_shards(images: Path) -> None:
     assert f"{images}/64/{{000000..000003}}.tar" in short
     assert inspect(str(images)).patterns == short
     assert inspect(str(images)).urls == every
-    without = Manifest(
-        dataset="images",
-        settings=manifest.settings,
-        receipts=(*manifest.receipts[:1], *manifest.receipts[2:]),
-    )
-    listed = patterns(str(images), without)
-    assert [url for one in listed for url in expand_braces(one)] == [
-        url for url in every if "000001" not in url
-    ]
+    left = (*manifest.receipts[:1], *manifest.receipts[2:])
+    without = Manifest(dataset="images", settings=manifest.settings, receipts=left)
+    listed = [url for p in patterns(str(images), without) for url in expand_braces(p)]
+    assert listed == [url for url in every if "000001" not in url]
 
 
 def test_a_quantile_is_the_range_that_holds_it() -> None:
     numbers = [0, 1, 2, 3, 5, 40, 300, 511, 512, 4_000]
-    counts: dict[str, int] = {}
-    for number in numbers:
-        name = bin_name("side", number)
-        counts[name] = counts.get(name, 0) + 1
+    counts = Counter(bin_name("side", number) for number in numbers)
     for place, number in enumerate(numbers, 1):
         ends = quantile(counts, "side", place / len(numbers))
         assert ends is not None

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
+from tests.kit.command_lines import CommandLine
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
 from tests.kit.stores import note_reads
 from wdsprep.changes.merged_datasets import select_samples
-from wdsprep.cli import main
 from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
 from wdsprep.dataset.sample_table import MARK
 from wdsprep.dataset.samples import value_at_path
@@ -56,14 +56,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files[f"photo-{number:02d}.jpg"] = jpeg(number)
         if number % 3:
             files[f"photo-{number:02d}.json"] = json.dumps(facts)
-    images = pack(
-        write_files(root / "photos", files),
-        root / "images",
-        "--caption-col",
-        "captions",
-        "--samples-per-shard",
-        "20",
-    )
+    options = ("--caption-col", "captions", "--samples-per-shard", "20")
+    images = pack(write_files(root / "photos", files), root / "images", *options)
     (root / "json").write_text(json.dumps([sample["json"] for sample in samples_of(images)]))
     for tar in images.rglob("*.tar"):
         tar.unlink()
@@ -108,13 +102,8 @@ def check_found(images: Path, url: Path | str, where: str) -> None:
 def test_tables_alone_tell_which_samples_meet_a_condition(images: Path, where: str) -> None:
     assert len(manifest_of(images).shards) > 2
     check_found(images, images, where)
-
-
-def test_the_conditions_select_some_samples_and_not_others(images: Path) -> None:
-    counts = {where: len([*by_closures(images, where)]) for where in ASKED}
-    assert counts.pop("width < 0") == 0
-    assert counts.pop("width") == 40
-    assert all(0 < count < 40 for count in counts.values()), counts
+    count = len([*by_closures(images, where)])
+    assert {"width < 0": count == 0, "width": count == 40}.get(where, 0 < count < 40)
 
 
 @pytest.mark.usefixtures("_read")
@@ -142,22 +131,21 @@ def test_tables_that_another_run_changes_meanwhile_are_no_damage(
         before.selection(None)
 
 
-def test_the_screen_and_the_json(images: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_screen_and_the_json(images: Path, command: CommandLine) -> None:
     where = "like(caption, 'photo 1%')"
     count = len([*by_closures(images, where)])
-    assert main(["inspect", str(images), "--where", where, "--limit", "2"]) == 0
-    head, titles, first, _, more = capfd.readouterr().out.splitlines()
+    words = ("inspect", images, "--where", where, "--limit")
+    head, titles, first, _, more = command(*words, 2).lines
     assert head == f'{count} of 40 samples of {images} meet "{where}"'
     assert titles.split() == ["key", "shard", "sample", "size", "caption"]
     facts = next(by_closures(images, where))
     assert first.split(maxsplit=4)[::3] == [facts["key"], f"{facts['width']}x{facts['height']}"]
     assert more == f"and {count - 2} more: --limit shows more of them"
-    assert main(["inspect", str(images), "--where", where, "--limit", "1", "--json"]) == 0
-    said = json.loads(capfd.readouterr().out)
-    assert (said["matching"], said["samples"], len(said["first"])) == (count, 40, 1)
-    assert said["first"][0]["key"] == facts["key"]
-    assert main(["inspect", str(images), "--where", "width < 0"]) == 0
-    assert capfd.readouterr().out == f"0 of 40 samples of {images} meet 'width < 0'\n"
+    found = command(*words, 1, "--json").facts
+    assert (found["matching"], found["samples"]) == (count, 40)
+    assert [row["key"] for row in found["first"]] == [facts["key"]]
+    nothing = f"0 of 40 samples of {images} meet 'width < 0'\n"
+    assert command("inspect", images, "--where", "width < 0").out == nothing
 
 
 def test_latents_and_foreign_tars_are_asked_too(tmp_path: Path) -> None:
@@ -231,30 +219,25 @@ def test_a_condition_that_means_nothing_is_one_line(images: Path, where: str, me
     assert "\n" not in str(refused.value)
 
 
-def test_a_condition_goes_with_no_key(images: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for words in (["000000000001"], ["--urls"]):
-        assert main(["inspect", str(images), *words, "--where", "width"]) == 2
-        assert "leave out KEY" in capfd.readouterr().err
-    for words, line in (
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["000000000001", "--where", "width"], "leave out KEY"),
+        (["--urls", "--where", "width"], "leave out KEY"),
         (["--join", "scores.csv"], "--join adds columns for --where: give a condition too"),
         (["--limit", "5"], "--limit counts the samples that --where shows: give a condition too"),
-    ):
-        assert main(["inspect", str(images), *words]) == 2
-        assert line in capfd.readouterr().err
+    ],
+)
+def test_a_condition_goes_with_no_key(
+    images: Path, words: list[str], line: str, command: CommandLine
+) -> None:
+    assert line in command("inspect", images, *words, code=2).err
 
 
 def a_copy(images: Path, tmp_path: Path) -> tuple[Path, str]:
     """Copy a dataset, and return the path of the copy with the name of its first table."""
     shutil.copytree(images, tmp_path / "images")
     return tmp_path / "images", table_name(manifest_of(images).shards[0].name)
-
-
-@pytest.mark.usefixtures("_read")
-def test_a_missing_table_names_the_command_that_makes_it(images: Path, tmp_path: Path) -> None:
-    copy, name = a_copy(images, tmp_path)
-    (copy / name).unlink()
-    with pytest.raises(NotFoundError, match=f"{name} is missing: run .*wdsprep index {copy}"):
-        find(copy, "width")
 
 
 def another_table(data: bytes, kind: str) -> bytes:
@@ -281,11 +264,15 @@ def another_table(data: bytes, kind: str) -> bytes:
 
 @pytest.mark.usefixtures("_read")
 @pytest.mark.parametrize("kind", ["cut", "flipped", "other rows", "other type", "two names"])
-def test_a_table_that_is_another_is_one_line_that_names_it(
+def test_a_table_that_is_missing_or_another_is_one_line_that_names_it(
     images: Path, tmp_path: Path, kind: str
 ) -> None:
     copy, name = a_copy(images, tmp_path)
-    (copy / name).write_bytes(another_table((copy / name).read_bytes(), kind))
+    data = (copy / name).read_bytes()
+    (copy / name).unlink()
+    with pytest.raises(NotFoundError, match=f"{name} is missing: run .*wdsprep index {copy}"):
+        find(copy, "width")
+    (copy / name).write_bytes(another_table(data, kind))
     with pytest.raises(DamageError, match="wdsprep repair") as damage:
         find(copy, "key and width and source and caption and sha256 and meta and bucket")
     assert str(copy / name) in str(damage.value)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.kit.browser import Chromium, chromium
 from tests.kit.reports import SCRIPT, Made, Page, fake_latents, pack_pictures, source_of_pictures
-from tests.kit.scores import score_here
 
 COUNT = 40
 
@@ -38,17 +37,6 @@ def page(tmp_path_factory: pytest.TempPathFactory, canary: socket.socket) -> Pag
     pack_pictures(source, made.images)
     fake_latents(made.images, made.latents)
     return made.report(samples=COUNT, model="none")
-
-
-@pytest.fixture(scope="module")
-def scored(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """A page on images, latents of all of them, and scores of their captions."""
-    made = Made(root=tmp_path_factory.mktemp("scored"))
-    captions = ["a word", "many words " * 9]
-    pack_pictures(source_of_pictures(made.root / "photos", more=captions), made.images)
-    fake_latents(made.images, made.latents)
-    score_here(made.images, made.root / "scores", language=True)
-    return made.report(made.images, made.latents, made.root / "scores", samples=2, model="none")
 
 
 @pytest.fixture(scope="module")
