@@ -292,7 +292,6 @@ def cut_command() -> DeclaredCommand:
         "cut",
         callback=lambda **options: options,
         declared="tests.cli.test_every_option:Cut",
-        function="tests.cli.test_every_option:cut",
     )
 
 

@@ -1,6 +1,5 @@
 """What a dataset says of itself, and one sample found without reading its shard."""
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator

@@ -22,22 +22,20 @@ from tests.kit.pretend import (
 )
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.unit_locks import Edition
+from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.schedule import drive
 
 
-def whole_run(
-    count: int, workers: int, theirs: bytes = b"", **options: int
-) -> tuple[Outcome, Shelf]:
+def whole_run(count: int, workers: int, **options: int) -> tuple[Outcome, Shelf]:
     """`encode` with nobody at work."""
-    pending, store = largest_first(units(count)), Shelf(count, theirs=theirs)
+    pending, store = largest_first(units(count)), Shelf(count)
     manifest = replace(manifest_of(1), receipts=())
     run = Run(Edition(store=store), manifest, count=count, **options)
-    (outcome,) = do_runs(
-        [run], PretendRunner(workers), None, PackedShards.take_from(pending).hand_out()
-    )
+    shards = PackedShards.take_from(pending).hand_out()
+    (outcome,) = do_runs([run], PretendRunner(workers), None, shards)
     return outcome, store
 
 
@@ -73,20 +71,14 @@ def test_memory_grows_by_less_than_a_kilobyte_a_shard() -> None:
     def peak(count: int) -> int:
         pending = [unit.to_bytes() for unit in units(count)]
         tracemalloc.start()
-        waiting = iter(pending)
-        edition = Edition(store=Shelf(count))
         bare = replace(manifest_of(1), receipts=())
-        run = Run(edition, bare, count=count)
-        shards = (type(SHARD).from_bytes(data) for data in waiting)
-        do_runs([run], PretendRunner(100), None, shards)
-        found = tracemalloc.get_traced_memory()[1]
+        run = Run(Edition(store=Shelf(count)), bare, count=count)
+        do_runs([run], PretendRunner(100), None, map(ImageShard.from_bytes, pending))
+        most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return found + sum(map(len, pending))
+        return most + sum(map(len, pending))
 
     assert (peak(3_000) - peak(1_000)) / 2_000 < 1_000
-
-
-(SHARD,) = units(1)
 
 
 @pytest.fixture
@@ -96,10 +88,10 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendS3]:
     with pretended.server as server:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             monkeypatch.delenv(name)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "pretend")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "pretend")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        settings = {"ENDPOINT_URL": server.url, "DEFAULT_REGION": "us-east-1"}
+        settings |= dict.fromkeys(("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"), "pretend")
+        for name, value in settings.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
         yield pretended
 
 

@@ -110,13 +110,3 @@ def test_numpy_takes_no_threads_in_a_worker_or_a_command() -> None:
     )
     environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-
-
-def test_the_local_runner_does_not_import_ray() -> None:
-    code = (
-        "import sys; from wdsprep.runners.make_runner import make_runner\n"
-        "from wdsprep.runners.base import RunnerSettings\n"
-        "make_runner('local', RunnerSettings());"
-        "assert 'ray' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

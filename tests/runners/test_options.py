@@ -11,7 +11,6 @@ import pytest
 from wdsprep import cpus
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.errors import UsageError
-from wdsprep.runners.base import Runner
 from wdsprep.runners.make_runner import HERE_NBYTES, InProcessRunner, runner_for
 from wdsprep.runners.options import (
     THIS_RAY,
@@ -70,30 +69,27 @@ def test_a_span_of_workers_is_for_a_cluster_whoever_chose_that() -> None:
     assert (wide.least, wide.most) == (2, 4)
 
 
-def test_nobody_imports_ray_to_find_out_whether_it_is_in_use() -> None:
-    code = "import sys, wdsprep.runners.options as b; b.with_runner(b.WorkerOptions(), print); "
-    code += "sys.exit('ray' in sys.modules)"
+def test_neither_the_choice_of_a_runner_nor_the_local_one_imports_ray() -> None:
+    code = (
+        "import sys, wdsprep.runners.make_runner as m\n"
+        "options = m.with_runner(m.WorkerOptions(), print)\n"
+        "m.make_runner(options.runner, m.RunnerSettings())\n"
+        "sys.exit('ray' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def runner(*, workers: int, nbytes: int, is_safe: bool) -> Runner:
+@pytest.mark.parametrize(
+    ("workers", "more", "is_safe", "is_here"),
+    [(2, 0, 1, True), (2, 0, 0, True), (1, 1, 1, True), (2, 1, 1, False), (1, 1, 0, False)],
+)
+def test_little_work_and_one_worker_of_safe_work_need_no_process_of_their_own(
+    workers: int, more: int, is_safe: int, is_here: bool
+) -> None:
     options = VerifyOptions(workers=workers, runner="local")
-    return runner_for(
-        options, 4, nbytes, on_message=lambda _text: None, name="verify", is_safe=is_safe
-    )
-
-
-@pytest.mark.parametrize("is_safe", [True, False])
-def test_little_work_is_done_in_this_process(is_safe: bool) -> None:
-    found = runner(workers=2, nbytes=HERE_NBYTES, is_safe=is_safe)
-    assert isinstance(found, InProcessRunner)
-
-
-def test_one_worker_of_safe_work_needs_no_process_of_its_own() -> None:
-    much = HERE_NBYTES + 1
-    assert isinstance(runner(workers=1, nbytes=much, is_safe=True), InProcessRunner)
-    assert not isinstance(runner(workers=2, nbytes=much, is_safe=True), InProcessRunner)
-    assert not isinstance(runner(workers=1, nbytes=much, is_safe=False), InProcessRunner)
+    options_of_job = {"on_message": print, "name": "verify", "is_safe": bool(is_safe)}
+    runner = runner_for(options, 4, HERE_NBYTES + more, **options_of_job)  # type: ignore[arg-type]
+    assert isinstance(runner, InProcessRunner) is is_here
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from tests.kit.scoring_models import KINDS, LABELS, alone, small
 from tools.tiny.drawings import draw
 from wdsprep.cli import main
 from wdsprep.cli.demo import KINDS as PICTURES
-from wdsprep.cli.demo import SUFFIXES
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.scoring.languages import share_of_letters
 from wdsprep.scoring.score import example_condition
@@ -181,8 +180,8 @@ def test_a_bad_image_is_a_reject_and_costs_no_other(models: Path, tmp_path: Path
 
 def test_images_of_every_kind_are_scored_as_they_were_packed(models: Path, tmp_path: Path) -> None:
     files = {
-        f"{kind}{SUFFIXES.get(kind, '.jpg')}": make(draw(kind, (160, 120)).image)
-        for kind, make in PICTURES.items()
+        f"{kind}{suffix}": encode(draw(kind, (160, 120)).image)
+        for kind, (suffix, encode) in PICTURES.items()
     }
     images = packed(write_files(tmp_path / "in", dict(files)), tmp_path / "images")
     score_here(images, tmp_path / "scores", model=str(models / "vit"))

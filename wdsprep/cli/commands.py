@@ -46,14 +46,10 @@ def command(**settings: Any) -> Callable[[Body], click.Command]:
 
 def declared_command(name: str, **settings: Any) -> Callable[[Body], click.Command]:
     """Return such a decorator for a command with the options of the function `name`."""
-    place = wdsprep.PLACES[name]
-    return command(
-        name=name.rstrip("_"),  # import_, since import is a word of Python
-        cls=DeclaredCommand,
-        function=f"{place}:{name}",
-        declared=f"{place.rpartition('.')[0]}.options:{class_of(name)}Options",
-        **settings,
-    )
+    room = wdsprep.PLACES[name].rpartition(".")[0]
+    declared = f"{room}.options:{class_of(name)}Options"
+    # import_, since import is a word of Python
+    return command(name=name.rstrip("_"), cls=DeclaredCommand, declared=declared, **settings)
 
 
 def dataset_command(
@@ -214,7 +210,6 @@ def demo_command(folder: str, overwrite: bool) -> int:
     name="plan",
     cls=DeclaredCommand,
     resumes=False,
-    function="wdsprep.cli.plan:plan_lines",
     declared="wdsprep.cli.plan:PlanOptions",
     examples=(
         "wdsprep plan shards/images --resolution 1024 --model sdxl",

@@ -91,23 +91,21 @@ LAST = {WORKERS: 1, OUTPUT: 2}
 
 
 class DeclaredCommand(Command):
-    """A command that calls one function of the library with declared options.
+    """A command with declared options.
 
     The class at `declared` (such as `wdsprep.packing.options:PackOptions`) has the options. It is
     imported only if the command is used.
 
     The help has the headings of the options in the order of their declaration, those of workers and
-    output last; `first` are headings that come before. Options that the function does not have,
-    such as --json, follow its own options under their heading.
+    output last; `first` are headings that come before. Options that are not declared, such as
+    --json, follow declared ones under their heading.
     """
 
     _is_full = False
 
-    def __init__(
-        self, *args: Any, declared: str, function: str, first: Sequence[str] = (), **more: Any
-    ) -> None:
+    def __init__(self, *args: Any, declared: str, first: Sequence[str] = (), **more: Any) -> None:
         super().__init__(*args, **more)
-        self.function, self._first, self._place = function, first, declared
+        self._place, self._first = declared, first
 
     @cached_property
     def declared(self) -> tuple[Option, ...]:

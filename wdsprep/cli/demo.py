@@ -86,8 +86,8 @@ def write_pictures(
         image, caption = draw(f"demo {number}", _size(random, sides))
         kind = list(KINDS)[number % len(KINDS)] if number % 2 else "jpg"
         stem = folder / FOLDERS[number % len(FOLDERS)] / f"{number:04}-{kind}"
-        path = stem.with_suffix(SUFFIXES.get(kind, ".jpg"))
-        path.write_bytes(KINDS[kind](image))
+        suffix, encode = KINDS[kind]
+        stem.with_suffix(suffix).write_bytes(encode(image))
         _write_caption(stem, number, caption)
     return count, _write_broken(folder / "web")
 
@@ -140,37 +140,30 @@ def _encode_animation(image: Image.Image) -> bytes:
     return _encode(image, "GIF", save_all=True, append_images=frames, duration=500)
 
 
-KINDS: dict[str, Callable[[Image.Image], bytes]] = {
-    "jpg": lambda image: _encode(image, "JPEG", quality=90),
-    "png": lambda image: _encode(image, "PNG"),
-    "webp": lambda image: _encode(image, "WEBP", quality=90, method=2),
-    "turned": _encode_turned,
-    "cmyk": lambda image: _encode(image.convert("CMYK"), "JPEG", quality=90),
-    "alpha": _encode_transparent,
-    "deep": _encode_16_bits,
-    "gif": _encode_animation,
-    "grey": lambda image: _encode(image.convert("L"), "JPEG", quality=90),
-    "tiff": lambda image: _encode(image, "TIFF", compression="tiff_lzw"),
-    "progressive": lambda image: _encode(image, "JPEG", quality=80, progressive=True),
+KINDS: dict[str, tuple[str, Callable[[Image.Image], bytes]]] = {
+    "jpg": (".jpg", lambda image: _encode(image, "JPEG", quality=90)),
+    "png": (".png", lambda image: _encode(image, "PNG")),
+    "webp": (".webp", lambda image: _encode(image, "WEBP", quality=90, method=2)),
+    "turned": (".jpg", _encode_turned),
+    "cmyk": (".jpg", lambda image: _encode(image.convert("CMYK"), "JPEG", quality=90)),
+    "alpha": (".png", _encode_transparent),
+    "deep": (".png", _encode_16_bits),
+    "gif": (".gif", _encode_animation),
+    "grey": (".jpg", lambda image: _encode(image.convert("L"), "JPEG", quality=90)),
+    "tiff": (".tif", lambda image: _encode(image, "TIFF", compression="tiff_lzw")),
+    "progressive": (".jpg", lambda image: _encode(image, "JPEG", quality=80, progressive=True)),
 }
-SUFFIXES = {
-    "png": ".png",
-    "alpha": ".png",
-    "deep": ".png",
-    "webp": ".webp",
-    "gif": ".gif",
-    "tiff": ".tif",
-}
+"""The extension of each kind of picture, and what encodes it."""
 
 
 # --- what goes wrong in downloads
 def _write_broken(folder: Path) -> int:
     whole, whole_caption = draw("broken", (400, 300))
     small, banner = (draw(seed, size)[0] for seed, size in (("small", SMALL), ("banner", LONG)))
-    jpg, page = KINDS["jpg"], b"<!DOCTYPE html><html><body>404</body></html>"
-    sound = jpg(whole)
+    (_, jpg), (_, png) = KINDS["jpg"], KINDS["png"]
+    page, sound = b"<!DOCTYPE html><html><body>404</body></html>", jpg(whole)
     broken = {f"cut-{quarters}.jpg": sound[: len(sound) * quarters // 4] for quarters in (1, 2, 3)}
-    broken |= {"cut.png": KINDS["png"](whole)[:5000], "empty.jpg": b"", "banner.jpg": jpg(banner)}
+    broken |= {"cut.png": png(whole)[:5000], "empty.jpg": b"", "banner.jpg": jpg(banner)}
     broken |= {f"moved-{number}.jpg": page for number in range(3)}
     broken |= {f"small-{number}.jpg": jpg(small) for number in range(3)}
     broken |= {f"foreign-{number}.jpg": sound for number in range(2)}
@@ -240,7 +233,10 @@ def demo(
     for title, words in steps(folder, overwrite=overwrite):
         say(f"\n# {title}\n$ {shlex.join(words)}")
         program, *arguments = words
-        code = run(arguments) if program == "wdsprep" else _run_python(arguments)
+        if program == "wdsprep":
+            code = run(arguments)
+        else:
+            code = subprocess.run([sys.executable, *arguments], check=False).returncode  # noqa: S603
         if code:
             say(f"\nthe demo stops here: the command above returned exit code {code}")
             return code
@@ -314,7 +310,3 @@ def _move(begun: Path, downloads: Path) -> None:
         place.parent.mkdir(exist_ok=True)
         path.replace(place)
     shutil.rmtree(begun)
-
-
-def _run_python(arguments: list[str]) -> int:
-    return subprocess.run([sys.executable, *arguments], check=False).returncode  # noqa: S603

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from wdsprep.dataset.samples import TARGET, names_in_roles, roles_of
 from wdsprep.dataset.settings import TEXT
@@ -29,8 +30,8 @@ from wdsprep.reporting.datasets import (
 from wdsprep.reporting.distributions import array_in, latent_of
 from wdsprep.reporting.options import ReportOptions
 from wdsprep.reporting.pictures import (
-    Decoders,
     Decoding,
+    LoadDecoder,
     SheetPicture,
     crop_of,
     draw_latent,
@@ -84,7 +85,7 @@ class Sheet(NamedTuple):
     datasets: Datasets
     decodings: Mapping[str, Decoding]
     """The model of each dataset of latents, by its path."""
-    decoders: Decoders
+    load_decoder: LoadDecoder
     options: ReportOptions
 
     def groups(self) -> dict[str, list[SheetItem]]:
@@ -202,11 +203,11 @@ class Sheet(NamedTuple):
         model, _ = self.decodings[latents.shown]
         if model is None:
             return
-        try:
-            shown = self.decoders.decode(model, latent)
-        except WdsprepError as error:
-            yield {"title": title, "note": str(error)}
+        decoder = self.load_decoder(model)
+        if isinstance(decoder, WdsprepError):
+            yield {"title": title, "note": str(decoder)}
             return
+        shown = Image.fromarray(decoder.decode(latent))
         is_like = crop is not None and crop.size == shown.size
         measure = f"{psnr(crop, shown):.1f} dB" if crop and is_like else format_sides(*shown.size)
         alt = f"what the VAE's decoder makes of the {name or 'latent'}"

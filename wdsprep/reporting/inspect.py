@@ -57,8 +57,8 @@ class MatchingSamples(NotebookTable):
     first: tuple[SampleRow, ...]
 
     def table_rows(self) -> Iterator[tuple[str, object]]:
-        yield from ((name, getattr(self, name)) for name in ("dataset", "where"))
-        yield from ((name, getattr(self, name)) for name in ("matching", "samples"))
+        names = ("dataset", "where", "matching", "samples")
+        yield from ((name, getattr(self, name)) for name in names)
         yield from ((row.key, row.caption or "") for row in self.first)
 
     def __repr__(self) -> str:

@@ -37,7 +37,7 @@ from wdsprep.reporting.distributions import (
 )
 from wdsprep.reporting.funnel import EXAMPLES, funnel, look_at_rejects, losses, pace_of
 from wdsprep.reporting.options import ReportOptions
-from wdsprep.reporting.pictures import Decoders, find_decoding, format_sides, model_name
+from wdsprep.reporting.pictures import decoder_loader, find_decoding, format_sides, model_name
 from wdsprep.text import Counting, human_bytes, human_time, plural
 from wdsprep.version import __version__
 
@@ -94,7 +94,7 @@ def gather(datasets: Datasets, options: ReportOptions) -> dict[str, Any]:
             "ends": [*column_ends(datasets.images, dataset, samples=samples, max_area=max_area)],
         }
 
-    sheet = Sheet(datasets, decodings, Decoders(listener.on_message), options)
+    sheet = Sheet(datasets, decodings, decoder_loader(listener.on_message), options)
     chapters = list(map(chapter, datasets.every))
     groups = sheet.groups()
     return {

@@ -206,23 +206,25 @@ def _check_channels(model: Model, latents: ReportDataset) -> None:
         )
 
 
-class Decoders:
-    """The decoders of several models, each of which is loaded once."""
+LoadDecoder = Callable[[Model], "Decoder | WdsprepError"]
 
-    def __init__(self, told: Callable[[str], None]) -> None:
-        self._told = told
-        self._loaded: dict[str, Decoder | WdsprepError] = {}
 
-    def decode(self, model: Model, latent: Any) -> Image.Image:
-        if model.weights not in self._loaded:
+def decoder_loader(on_message: Callable[[str], None]) -> LoadDecoder:
+    """Return a function that returns the decoder of a model, or the error that kept it from that.
+
+    It loads each decoder once, and tells `on_message` of it first.
+    """
+    loaded: dict[str, Decoder | WdsprepError] = {}
+
+    def load(model: Model) -> "Decoder | WdsprepError":
+        if model.weights not in loaded:
             from wdsprep.encoding.models.vae import Decoder
 
-            self._told(f"loading the decoder of {model.name}")
+            on_message(f"loading the decoder of {model.name}")
             try:
-                self._loaded[model.weights] = Decoder(model)
+                loaded[model.weights] = Decoder(model)
             except WdsprepError as error:  # kept, so that it is not tried again
-                self._loaded[model.weights] = error
-        decoder = self._loaded[model.weights]
-        if isinstance(decoder, WdsprepError):
-            raise decoder
-        return Image.fromarray(decoder.decode(latent))
+                loaded[model.weights] = error
+        return loaded[model.weights]
+
+    return load

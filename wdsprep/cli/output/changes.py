@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from wdsprep.changes.duplicates import CopiedSample, DuplicateGroup, Duplicates
@@ -54,9 +53,6 @@ class RemoveOutput(CommandOutput[Removal]):
         if removal.is_unknown:
             return UsageError.exit_code
         return 0 if removal.is_whole and not removal.nowhere else DONE_WITH_DAMAGE
-
-    def facts(self, removal: Removal) -> Iterator[dict[str, Any]]:
-        yield asdict(removal)
 
     def summary(self, removal: Removal) -> Iterator[str]:
         if not removal.is_needed:
@@ -132,9 +128,6 @@ class DuplicatesOutput(CommandOutput[Duplicates]):
 
     def details(self, status: JobStatus) -> list[str]:
         return [f"{plural(status.samples, 'image')} looked at"]
-
-    def facts(self, result: Duplicates) -> Iterator[dict[str, Any]]:
-        yield asdict(result)
 
     def summary(self, result: Duplicates) -> Iterator[str]:
         for group in result.largest:

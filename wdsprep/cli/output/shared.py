@@ -9,7 +9,8 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import click
 
@@ -100,9 +101,9 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
             return [KeptLine(json.dumps(facts, sort_keys=True)) for facts in self.facts(result)]
         return list(self.summary(result))
 
-    @abstractmethod
     def facts(self, result: T) -> Iterable[Mapping[str, Any]]:
-        """Yield the objects that --json prints."""
+        """Yield the objects that --json prints: one with the fields of the result by default."""
+        yield asdict(cast("Any", result))
 
     @abstractmethod
     def summary(self, result: T) -> Iterable[str]:
