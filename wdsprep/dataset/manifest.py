@@ -28,7 +28,6 @@ from wdsprep.dataset.sealed_json import (
     Nbytes,
     Text,
     ValueRule,
-    WrongValueError,
     between,
     canonical_json,
     check_record,
@@ -312,7 +311,7 @@ class Receipts(Sequence[Receipt]):
         for lines in _batches(self._lines):
             try:
                 values = _read_lines(lines, name, kind)
-            except (ValueError, WrongValueError):
+            except ValueError:
                 raise self._damage_in(lines, name, kind) from None
             yield values
 
@@ -322,7 +321,7 @@ class Receipts(Sequence[Receipt]):
         for line in lines:
             try:
                 _read_lines([line], name, kind)
-            except (ValueError, WrongValueError) as error:
+            except ValueError as error:
                 unit = line.rpartition(b'"unit":')[2].strip(b'"').decode("utf-8", "replace")
                 why = f"{name or 'a field'} of unit {brief(unit)}: {error}"
                 break

@@ -73,7 +73,7 @@ class Fields:
     rules: tuple["ValueRule", ...] = ()
 
 
-class WrongValueError(Exception):
+class WrongValueError(ValueError):
     """The error that a JSON value is not of its type; `path` is where the value stands."""
 
     def __init__(self, value: Any, wanted: str) -> None:

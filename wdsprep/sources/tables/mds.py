@@ -18,13 +18,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import xxhash
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.samples import parse_json
+from wdsprep.dataset.sealed_json import Fields, ValueRule, between, check_values
 from wdsprep.errors import SourceError
 from wdsprep.sources.parsing import check_columns, parsing_file, parsing_sample
 from wdsprep.sources.patterns import MDS_ENDINGS
@@ -42,56 +43,22 @@ STREAMS: dict[str, Callable[[bytes], Any]] = {
 """Readers of compressed data that stop where they are told to."""
 SCALARS = {
     "int": "<q",
-    "int8": "<b",
-    "int16": "<h",
-    "int32": "<i",
-    "int64": "<q",
-    "uint8": "<B",
-    "uint16": "<H",
-    "uint32": "<I",
-    "uint64": "<Q",
-    "float16": "<e",
-    "float32": "<f",
-    "float64": "<d",
+    **{f"int{8 << place}": f"<{code}" for place, code in enumerate("bhiq")},
+    **{f"uint{8 << place}": f"<{code}" for place, code in enumerate("BHIQ")},
+    **{f"float{16 << place}": f"<{code}" for place, code in enumerate("efd")},
 }
 """Encodings of one number, as `struct` reads them."""
 TEXTS = {"str": str, "str_int": int, "str_float": float, "str_decimal": str}
 IMAGES = ("jpeg", "png", "pil", "bytes")
 """Encodings that may hold an image."""
-_WIDTHS = {
-    "uint8": 1,
-    "int8": 1,
-    "uint16": 2,
-    "int16": 2,
-    "float16": 2,
-    "uint32": 4,
-    "int32": 4,
-    "float32": 4,
-    "uint64": 8,
-    "int64": 8,
-    "float64": 8,
-}
 _DTYPES = {
-    8: "uint8",
-    9: "int8",
-    16: "uint16",
-    17: "int16",
-    18: "float16",
-    32: "uint32",
-    33: "int32",
-    34: "float32",
-    64: "uint64",
-    65: "int64",
-    66: "float64",
+    bits + place: name
+    for bits in (8, 16, 32, 64)
+    for place, kind in enumerate(("uint", "int", "float"))
+    if (name := f"{kind}{bits}") in SCALARS
 }
-
-
-INDEX = "index.json"
-
-
-VERSION = 2
-
-
+"""The dtypes of arrays by the byte that stands for them."""
+INDEX, VERSION = "index.json", 2
 DIGESTS: dict[str, Any] = {
     **{
         name: getattr(hashlib, name)
@@ -100,28 +67,35 @@ DIGESTS: dict[str, Any] = {
     },
     **{name: getattr(xxhash, name) for name in sorted(xxhash.algorithms_available)},
 }
-
-
-MOST_NBYTES = 1 << 32
-
-
-"""The most bytes of a shard: its offsets have 32 bits."""
-
-
 OFFSET_NBYTES = 4
+UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 16
+"""A shard is usually 64 MB, and arrays and images hardly compress. One that unpacks to more than
+both of these is not unpacked in memory."""
 
-
-LONGEST = 1000
-
-
-"""Characters of a name or another text."""
-
-
-KINDS = {int: "a whole number", str: "a text", list: "a list", dict: "an object"}
-
-
-T = TypeVar("T", int, str, "list[Any]", "dict[str, Any]")
-
+Size = Annotated[int, between(0, (1 << 32) + 1, "0 to 4,294,967,296")]
+"""A number of bytes or samples of a shard: its offsets have 32 bits."""
+ShortText = Annotated[
+    str,
+    ValueRule(
+        "a text of 1,000 characters", lambda texts: all(len(text) <= 1_000 for text in texts)
+    ),
+]
+DigestName = Annotated[
+    str, ValueRule("a digest that is known here", lambda names: DIGESTS.keys() >= {*names})
+]
+_FILE = Fields(
+    {"basename": ShortText, "bytes": Size}, {"hashes": Mapping[DigestName, ShortText] | None}
+)
+_SHARD = Fields(
+    {
+        "column_names": list[ShortText],
+        "column_encodings": list[ShortText],
+        "column_sizes": list[Size | None],
+        "samples": Size,
+    },
+    {"compression": ShortText | None},
+)
+"""A shard in an index; `raw_data` and `zip_data` of it are files."""
 
 MdsColumn = tuple[str, str, int]
 """The name and the encoding of a column, and the length of each value, or 0 if lengths differ."""
@@ -150,21 +124,14 @@ class MdsShard:
     def encodings(self) -> dict[str, str]:
         return {name: encoding for name, encoding, _ in self.columns}
 
-    def file(self, there: Mapping[str, Entry]) -> MdsFile | None:
-        """Return the file of the shard that is among those `there`, or None if none is.
-
-        The raw file is preferred to the compressed one.
-        """
-        forms = (self.raw, self.zipped) if self.zipped else (self.raw,)
-        return next((form for form in forms if form.name in there), None)
-
-    def check_unpacked(self, url: str, nbytes: int) -> None:
-        """Raise SourceError if a file of `nbytes` bytes would unpack to a far larger shard."""
-        if self.raw.nbytes > max(UNPACKED_NBYTES, UNPACKED_RATIO * nbytes):
-            name = self.zipped.name if self.zipped else self.raw.name
+    def check_unpacked(self, url: str) -> None:
+        """Raise SourceError if the compressed file would unpack to a far larger shard."""
+        if self.zipped and self.raw.nbytes > max(
+            UNPACKED_NBYTES, UNPACKED_RATIO * self.zipped.nbytes
+        ):
             raise SourceError(
-                f"{url}/{name} has {human_bytes(nbytes)} and would unpack to "
-                f"{human_bytes(self.raw.nbytes)}: if you trust it, unpack it beside itself as "
+                f"{url}/{self.zipped.name} has {human_bytes(self.zipped.nbytes)} and would unpack "
+                f"to {human_bytes(self.raw.nbytes)}: if you trust it, unpack it beside itself as "
                 f"{posixpath.basename(self.raw.name)}"
             )
 
@@ -203,9 +170,10 @@ def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
     found = False
     for index, there in indexes_of(url):
         for shard in read_index(url, index).values():
-            file = shard.file(there)
+            forms = [form for form in (shard.raw, shard.zipped) if form]
+            file = next((form for form in forms if form.name in there), None)
             if file is None:
-                name = (shard.zipped or shard.raw).name
+                name = forms[-1].name
                 raise SourceError(
                     f"{url}/{index} lists {name}, which does not exist: bring it back, or make the "
                     "index of those that are there"
@@ -215,7 +183,7 @@ def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
                 what = f"{entry.nbytes:,} bytes, and {index} says {file.nbytes:,}"
                 raise damaged_shard(url, file.name, what)
             if file is shard.zipped:
-                shard.check_unpacked(url, entry.nbytes)
+                shard.check_unpacked(url)
             found = True
             yield shard, entry
     if not found:
@@ -239,74 +207,40 @@ def read_index(url: str, index: str) -> dict[str, MdsShard]:
         said = parse_json(data)
         if said["version"] != VERSION:
             raise SourceError(f"{what} is of version {said['version']!r:.20}, not {VERSION}")
-        folder = posixpath.dirname(index)
-        shards = [_shard(index, folder, each, what) for each in _get(said, "shards", list)]
-        found = {shard.raw.name: shard for shard in shards}
-        if len(found) != len(shards):
+        for shard in said["shards"]:
+            if (form := shard["format"]) != "mds":
+                raise SourceError(f"{what} is of {form!s:.20} shards: only those of MDS are read")
+        check_values(_SHARD, said["shards"])
+        shards = [_shard(index, shard, what) for shard in said["shards"]]
+        by_name = {shard.raw.name: shard for shard in shards}
+        if len(by_name) != len(shards):
             raise ValueError("it names a shard twice")
-    return found
+    return by_name
 
 
-def _get(said: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    value = said[name]
-    if type(value) is not kind:
-        raise ValueError(f"{name} is {value!r:.40}, not {KINDS[kind]}")
-    return value
-
-
-def _whole(said: Mapping[str, Any], name: str, most: int) -> int:
-    value = _get(said, name, int)
-    if not 0 <= value <= most:
-        raise ValueError(f"{name} is {value!r:.40}, not 0 to {most:,}")
-    return value
-
-
-def _text(said: Mapping[str, Any], name: str) -> str:
-    value = _get(said, name, str)
-    if len(value) > LONGEST:
-        raise ValueError(f"{name} is {len(value):,} characters long")
-    return value
-
-
-def _texts(said: Mapping[str, Any], name: str) -> list[str]:
-    return [_text({name: each}, name) for each in _get(said, name, list)]
-
-
-def _shard(index: str, folder: str, said: Mapping[str, Any], what: str) -> MdsShard:
-    if (form := _text(said, "format")) != "mds":
-        raise SourceError(f"{what} is of {form[:20]} shards: only those of MDS are read")
-    names = _texts(said, "column_names")
+def _shard(index: str, said: Mapping[str, Any], what: str) -> MdsShard:
+    names, sizes = said["column_names"], [nbytes or 0 for nbytes in said["column_sizes"]]
     check_columns(what, names)
-    sizes = [
-        0 if nbytes is None else _whole({"column_sizes": nbytes}, "column_sizes", MOST_NBYTES)
-        for nbytes in _get(said, "column_sizes", list)
-    ]
-    columns = zip(names, _texts(said, "column_encodings"), sizes, strict=True)
-    raw = _file(folder, _get(said, "raw_data", dict))
-    least = OFFSET_NBYTES + sum(nbytes or OFFSET_NBYTES for nbytes in sizes)
+    folder, zipped = posixpath.dirname(index), said.get("zip_data")
+    raw, samples = _file(folder, said["raw_data"]), said["samples"]
+    if samples > raw.nbytes // (OFFSET_NBYTES + sum(nbytes or OFFSET_NBYTES for nbytes in sizes)):
+        raise ValueError(f"{samples:,} samples do not fit into {raw.nbytes:,} bytes")
     return MdsShard(
         index=index,
-        samples=_whole(said, "samples", raw.nbytes // least),
-        columns=tuple(columns),
+        samples=samples,
+        columns=tuple(zip(names, said["column_encodings"], sizes, strict=True)),
         raw=raw,
-        zipped=_file(folder, _get(said, "zip_data", dict)) if said.get("zip_data") else None,
-        compression=(_text(said, "compression") if said.get("compression") else "").partition(":")[
-            0
-        ],
+        zipped=_file(folder, zipped) if zipped else None,
+        compression=(said.get("compression") or "").partition(":")[0],
     )
 
 
 def _file(folder: str, said: Mapping[str, Any]) -> MdsFile:
-    base = _text(said, "basename")
-    name = posixpath.normpath(posixpath.join(folder, base))
+    check_values(_FILE, [said])
+    name = posixpath.normpath(posixpath.join(folder, said["basename"]))
     if name.startswith(("..", "/")):
-        raise ValueError(f"{shown(base)} leads out of the folder")
-    digests = _get(said, "hashes", dict) if said.get("hashes") else {}
-    for kind in digests:
-        if kind not in DIGESTS:
-            raise ValueError(f"a digest of an unknown kind: {kind:.20}")
-        _text(digests, kind)
-    return MdsFile(name, _whole(said, "bytes", MOST_NBYTES), digests)
+        raise ValueError(f"{shown(said['basename'])} leads out of the folder")
+    return MdsFile(name, said["bytes"], said.get("hashes") or {})
 
 
 def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
@@ -362,11 +296,11 @@ def _read(store: Store, shard: MdsShard, name: str) -> bytes:
     data = store.read(name)
     zipped = shard.zipped
     if zipped and name == zipped.name:
-        _check(store.url, zipped, data)
-        shard.check_unpacked(store.url, len(data))
+        _check(store.url, name, zipped, data)
+        shard.check_unpacked(store.url)
         with _parsing(store.url, name):
             data = _unpack(shard.compression, data, shard.raw.nbytes)
-    _check(store.url, MdsFile(name, shard.raw.nbytes, shard.raw.digests), data)
+    _check(store.url, name, shard.raw, data)
     return data
 
 
@@ -390,14 +324,14 @@ def _unpack(kind: str, data: bytes, nbytes: int) -> bytes:
         return bytes(stream.read(nbytes + 1))
 
 
-def _check(url: str, file: MdsFile, data: bytes) -> None:
+def _check(url: str, name: str, file: MdsFile, data: bytes) -> None:
     if len(data) != file.nbytes:
         more = "more than " if len(data) > file.nbytes else ""
         said = f"{more}{min(len(data), file.nbytes):,} bytes, and the index says {file.nbytes:,}"
-        raise damaged_shard(url, file.name, said)
+        raise damaged_shard(url, name, said)
     for kind, wanted in file.digests.items():
         if DIGESTS[kind](data).hexdigest() != wanted:
-            raise damaged_shard(url, file.name, f"its {kind} is not what the index says")
+            raise damaged_shard(url, name, f"its {kind} is not what the index says")
 
 
 def value_of(encoding: str, data: bytes, column: str = "a column") -> Any:
@@ -433,11 +367,8 @@ def _array(encoding: str, data: bytes) -> RawArray:
         code = "BHIQ"[width]
         shape = struct.unpack_from(f"<{sides}{code}", data, start + 1)
         start += 1 + sides * 2**width
-    if min(shape, default=0) < 0 or len(data) - start != math.prod(shape) * _WIDTHS[dtype]:
+    if min(shape, default=0) < 0 or len(data) - start != math.prod(shape) * struct.calcsize(
+        SCALARS[dtype]
+    ):
         raise ValueError(f"{len(data) - start} bytes do not make {dtype} {shape}")
     return RawArray(dtype=dtype, shape=shape, data=data[start:])
-
-
-UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 16
-"""A shard is usually 64 MB, and arrays and images hardly compress. One that unpacks to more than
-both of these is not unpacked in memory."""
