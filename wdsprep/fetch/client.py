@@ -229,11 +229,10 @@ class Fetcher:
             )
         self._rules = rules
         self._lock = threading.Lock()
-        self._loop = asyncio.new_event_loop()
         self._closed = False
         opened: Future[Client] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(opened,), name="wdsprep-fetch", daemon=True
+            target=lambda: asyncio.run(self._serve(opened)), name="wdsprep-fetch", daemon=True
         )
         self._thread.start()
         self._client = opened.result()
@@ -254,27 +253,21 @@ class Fetcher:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(CLOSING_S)
 
-    def _run(self, opened: "Future[Client]") -> None:
-        asyncio.set_event_loop(self._loop)
+    async def _serve(self, opened: "Future[Client]") -> None:
+        """Let the client work until the fetcher is closed."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         try:
-            opened.set_result(self._loop.run_until_complete(self._open()))
+            client = Client(self._rules)
         except BaseException as error:  # noqa: BLE001 (raised where the fetcher is made)
             opened.set_exception(error)
-        else:
-            self._loop.run_forever()
-            self._loop.run_until_complete(self._give_up())
-        finally:
-            self._loop.close()
-
-    async def _open(self) -> Client:
-        return Client(self._rules)
-
-    async def _give_up(self) -> None:
+            return
+        opened.set_result(client)
+        await self._closing.wait()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        self._client.close()
+        client.close()

@@ -17,7 +17,7 @@
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -44,8 +44,9 @@ COMING_NBYTES = 128 << 20  # of what is asked for, by the mean of what came
 SPOOLED_NBYTES = 1 << 30
 
 
-In = TypeVar("In")
-Out = TypeVar("Out")
+T = TypeVar("T")
+NumberedRow = tuple[int, Sample | Reject]
+"""A row of a table with its number in the slice."""
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class Downloads:
         self._fetcher, self._count_repeated, self._pace = fetcher, repeated, pace
         self._repeated: Counter[str] = Counter()
         self._has_turn = False
-        self._ahead: deque[tuple[int, Sample | Reject, tuple[_Download, ...]]] = deque()
+        self._ahead: deque[tuple[NumberedRow, tuple[_Download, ...]]] = deque()
         self._arrived: SimpleQueue[_Download] = SimpleQueue()
         self._by_url: dict[str, _Download] = {}
         self._asked = self._held = 0
@@ -119,31 +120,31 @@ class Downloads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for download in chain(*(downloads for _number, _row, downloads in self._ahead)):
+        for download in chain(*(downloads for _, downloads in self._ahead)):
             if download.future is not None:
                 download.future.cancel()
         self._end_turn()
         self._spool.close()
 
-    def take(
-        self, rows: Iterable[tuple[int, Sample | Reject]]
-    ) -> Iterator[tuple[int, Sample | Reject] | None]:
+    def take(self, rows: Iterable[NumberedRow]) -> Iterator[NumberedRow | None]:
         """Yield the rows in their order, each with its images or with the reason why it lacks one.
 
         Yield None if nothing has happened for a while. Raise WorkError if the network is down.
         """
-        begun = _in_thread(lambda: (self._count_repeated(), _start_reading(rows)))
-        while wait([begun], WAIT_S).not_done:
+        coming = iter(rows)
+        self._repeated, first = yield from _in_thread(
+            lambda: (self._count_repeated(), list(islice(coming, 1)))
+        )
+        coming = chain(first, coming)
+        while not self._pace.turn.acquire(timeout=WAIT_S):
             yield None
-        self._repeated, coming = begun.result()
-        while not self._begin_turn():
-            yield None
+        self._has_turn = True
         while True:
             self._hear()
             self._ask(coming)
             if not self._ahead:
                 break
-            number, row, downloads = self._ahead[0]
+            (number, row), downloads = self._ahead[0]
             if isinstance(row, Reject):
                 self._ahead.popleft()
                 yield number, row
@@ -160,28 +161,19 @@ class Downloads:
 
         Yield None from time to time until that is known.
         """
-        if self._outage is None or not self._outage.is_suspected(at_end=at_end):
-            return
-        told = _in_thread(self._outage.confirm)
-        while wait([told], WAIT_S).not_done:
-            yield None
-        told.result()
+        if self._outage is not None and self._outage.is_suspected(at_end=at_end):
+            yield from _in_thread(self._outage.confirm)
 
-    def _ask(self, coming: Iterator[tuple[int, Sample | Reject]]) -> None:
+    def _ask(self, coming: Iterator[NumberedRow]) -> None:
         while self._wants_more():
-            pair = next(coming, None)
-            if pair is None:
+            numbered = next(coming, None)
+            if numbered is None:
                 self._end_turn()
                 return
-            number, row = pair
-            urls = (
-                () if isinstance(row, Reject) else (row.url, *(image.url for image in row.images))
-            )
-            self._ahead.append((number, row, tuple(map(self._download, urls))))
-
-    def _begin_turn(self) -> bool:
-        self._has_turn = self._pace.turn.acquire(timeout=WAIT_S)
-        return self._has_turn
+            row, urls = numbered[1], list[str]()
+            if isinstance(row, Sample):
+                urls = [row.url, *(image.url for image in row.images)]
+            self._ahead.append((numbered, tuple(map(self._download, urls))))
 
     def _end_turn(self) -> None:
         if self._has_turn:
@@ -196,7 +188,7 @@ class Downloads:
         if not self._ahead:
             return True
         coming = self._asked * self._pace.mean_nbytes
-        if not all(download.fetched for download in self._ahead[0][2]):
+        if not all(download.fetched for download in self._ahead[0][1]):
             return coming < COMING_NBYTES and self._spool.nbytes + coming < SPOOLED_NBYTES
         return self._held + self._spool.nbytes + coming < HELD_NBYTES
 
@@ -232,7 +224,7 @@ class Downloads:
         download.future = None  # it holds the data too
         nbytes = len(fetched.data)
         self._pace.learn(nbytes)
-        if nbytes and self._held + nbytes > HELD_NBYTES and download not in self._ahead[0][2]:
+        if nbytes and self._held + nbytes > HELD_NBYTES and download not in self._ahead[0][1]:
             download.place = self._spool.put(fetched.data)
             fetched = replace(fetched, data=b"")
         else:
@@ -279,9 +271,12 @@ class Downloads:
         self._held -= nbytes
 
 
-def _in_thread(act: Callable[[], Out]) -> "Future[Out]":
-    """Run a slow function in a thread, so that its caller can report that it is alive."""
-    future: Future[Out] = Future()
+def _in_thread(act: Callable[[], T]) -> Generator[None, None, T]:
+    """Run a slow function in a thread, and return its result.
+
+    Yield None from time to time until then, so that the caller can report that it is alive.
+    """
+    future: Future[T] = Future()
 
     def work() -> None:
         try:
@@ -290,10 +285,6 @@ def _in_thread(act: Callable[[], Out]) -> "Future[Out]":
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return future
-
-
-def _start_reading(rows: Iterable[In]) -> Iterator[In]:
-    """Read the first row now, and return an iterator over all of them."""
-    coming = iter(rows)
-    return chain(list(islice(coming, 1)), coming)
+    while wait([future], WAIT_S).not_done:
+        yield None
+    return future.result()

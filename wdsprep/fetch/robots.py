@@ -58,23 +58,20 @@ Rank = tuple[int, bool]
 """The length of a rule, and whether it allows: the greatest of those that match decides."""
 
 
-RulePattern = tuple[Rank, tuple[str, ...], bool]
-"""A rule that has wildcards: its rank, its path cut at each wildcard, and whether it holds to the
-end of a path."""
+RulePattern = tuple[Rank, tuple[str, ...]]
+"""A rule that has wildcards: its rank, and its path cut at each wildcard."""
+END = "\n"
+"""What a path ends in while it is compared, and a rule that holds to the end of a path."""
 
 
-def _matches(pattern: RulePattern, path: str) -> bool:
-    _, (first, *others), to_the_end = pattern
-    if not path.startswith(first):
-        return False
-    at = len(first)
-    last = others.pop() if to_the_end else ""
+def _matches(pieces: tuple[str, ...], path: str) -> bool:
+    first, *others = pieces
+    at = len(first) if path.startswith(first) else -1
     for piece in others:
-        place = path.find(piece, at)
-        if place < 0:
+        if at < 0 or (place := path.find(piece, at)) < 0:
             return False
         at = place + len(piece)
-    return path.endswith(last) and len(path) - len(last) >= at
+    return at >= 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +79,11 @@ class Robots:
     """The rules of a robots.txt that are for us.
 
     `starts` are the rules for all paths that begin so, and `lengths` the lengths of these
-    beginnings. `wholes` are the rules for one path each, and `patterns` those with a wildcard,
-    by falling rank.
+    beginnings. `patterns` are the rules with a wildcard, by falling rank.
     """
 
     starts: Mapping[str, Rank]
     lengths: tuple[int, ...] = ()
-    wholes: Mapping[str, Rank]
     patterns: tuple[RulePattern, ...] = ()
     wildcards: int = 0
     nbytes: int = 0
@@ -98,20 +93,18 @@ class Robots:
         return self.wildcards * (len(path) + _STEPS_OF_A_WILDCARD) > MAX_STEPS
 
     def allows(self, path: str) -> bool:
-        plain = normal_path(path)
-        nothing = (-1, True)
-        best = self.wholes.get(plain, nothing)
-        for length in self.lengths:
-            best = max(best, self.starts.get(plain[:length], nothing))
-        for pattern in self.patterns:
-            if pattern[0] <= best:
+        plain, nothing = normal_path(path) + END, (-1, True)
+        starts = (self.starts.get(plain[:length], nothing) for length in self.lengths)
+        best = max(starts, default=nothing)
+        for rank, pieces in self.patterns:
+            if rank <= best:
                 break
-            if _matches(pattern, plain):
-                return pattern[0][1]
+            if _matches(pieces, plain):
+                return rank[1]
         return best[1]
 
 
-ALL_ALLOWED = Robots(starts={}, wholes={})
+ALL_ALLOWED = Robots(starts={})
 
 
 def read_robots(data: bytes) -> Robots:
@@ -133,25 +126,23 @@ def read_robots(data: bytes) -> Robots:
 
 def _sort_rules(rules: list[tuple[bool, str]]) -> Robots:
     starts: dict[str, Rank] = {}
-    wholes: dict[str, Rank] = {}
     patterns: list[RulePattern] = []
     for allow, path in rules:
         rank = len(path), allow
-        to_the_end = path.endswith("$")
         text = path.removesuffix("$")
         if text.endswith("*"):
-            text, to_the_end = text.rstrip("*"), False
+            text = text.rstrip("*")
+        elif path.endswith("$"):
+            text += END
         if "*" in text:
-            patterns.append((rank, tuple(text.split("*")), to_the_end))
+            patterns.append((rank, tuple(text.split("*"))))
         else:
-            kept = wholes if to_the_end else starts
-            kept[text] = max(rank, kept.get(text, rank))
+            starts[text] = max(rank, starts.get(text, rank))
     return Robots(
         starts=starts,
         lengths=tuple(set(map(len, starts))),
-        wholes=wholes,
         patterns=tuple(sorted(patterns, key=lambda pattern: pattern[0], reverse=True)),
-        wildcards=sum(len(pieces) - 1 for _, pieces, _ in patterns),
+        wildcards=sum(len(pieces) - 1 for _, pieces in patterns),
         nbytes=sum(len(path) + _RULE_NBYTES for _, path in rules),
     )
 

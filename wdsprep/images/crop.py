@@ -20,7 +20,7 @@ these reasons:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -89,9 +89,7 @@ def crop(data: bytes, shapes: Shapes | SameCut | int, *, max_area: int = MAX_ARE
     """
     shapes = Shapes.square(shapes) if isinstance(shapes, int) else shapes
     picture = _prepare(data, shapes.least_side, max_area)
-    fit = shapes.fit(picture.width, picture.height)
-    reduction = reduction_factor(picture, fit, shapes)
-    return _cut_out(view_pixels(_decode(picture, reduction)), picture, fit, reduction)
+    return _cut(picture, shapes, partial(_decode_pixels, picture))
 
 
 def locate_crop(data: bytes, shapes: Shapes, *, max_area: int = MAX_AREA) -> CropResult:
@@ -145,21 +143,13 @@ def crops(data: bytes, several: Sequence[Shapes], *, max_area: int = MAX_AREA) -
     picture = _catch_rejection(lambda: _prepare(data, least, max_area))
     if isinstance(picture, RejectedError):  # for some it may be too small before that
         return list(map(alone, several))
-
-    @cache
-    def decoded(reduction: int) -> torch.Tensor | RejectedError:
-        return _catch_rejection(lambda: view_pixels(_decode(picture, reduction)))
+    decode = cache(partial(_decode_pixels, picture))
 
     def cut(shapes: Shapes) -> CropResult:
         try:
-            fit = shapes.fit(picture.width, picture.height)
+            return _cut(picture, shapes, decode)
         except RejectedError:  # alone, it would perhaps not have come so far
             return alone(shapes)
-        reduction = reduction_factor(picture, fit, shapes)
-        pixels = decoded(reduction)
-        if isinstance(pixels, RejectedError):
-            return pixels
-        return _cut_out(pixels, picture, fit, reduction)
 
     return list(map(cut, several))
 
@@ -232,10 +222,17 @@ def reduction_factor(picture: Picture, fit: Fit, shapes: Shapes | SameCut) -> in
     return next((each for each in REDUCTIONS if times >= each * shapes.oversampling), WHOLE)
 
 
-def _cut_out(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> Crop:
-    scaled = _scale(pixels, picture, fit, reduction)
+def _cut(picture: Picture, shapes: Shapes | SameCut, decode: Callable[[int], torch.Tensor]) -> Crop:
+    """Cut a picture, whose pixels at a reduced scale `decode` returns."""
+    fit = shapes.fit(picture.width, picture.height)
+    reduction = reduction_factor(picture, fit, shapes)
+    scaled = _scale(decode(reduction), picture, fit, reduction)
     middle = scaled[:, fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
     return Crop(pixels=copy_planes(middle), width=picture.width, height=picture.height, fit=fit)
+
+
+def _decode_pixels(picture: Picture, reduction: int) -> torch.Tensor:
+    return view_pixels(_decode(picture, reduction))
 
 
 def _decode(picture: Picture, reduction: int = WHOLE) -> "Image.Image":

@@ -6,7 +6,7 @@ images are, it is left out and counted; where not, the user is asked to name one
 
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -81,23 +81,26 @@ def recognise(
     more than `max_nbytes` in folders and tars are not read. Raise SourceError or UsageError if
     nothing there can be packed, or if it is unclear which files are meant.
     """
-    if re.match(r"pipe:", url):
+    if url.startswith("pipe:"):
         raise UsageError(f"pack cannot read {url}: give {ANY_PLACE}, or a table by https://")
-    if input_format == "auto":
-        found = _find_source(url, columns, rows_per_item)
-    else:
-        found = _named_source(url, input_format, columns, rows_per_item)
-    if isinstance(found, TarsSource):
-        if place := next((role for role in columns.roles if "/" in role.where), None):
+    kinds, place, pattern = _find(url) if input_format == "auto" else _find_named(url, input_format)
+    if kinds == {"images"}:
+        roles = tuple(_with_place(role, place) for role in columns.roles)
+        columns = replace(columns, roles=roles)
+        return FolderSource(url=place, columns=columns, max_nbytes=max_nbytes)
+    if kinds == {"tars"}:
+        if elsewhere := next((role for role in columns.roles if "/" in role.where), None):
             raise UsageError(
-                f"--role {place.name}={place.where}: {url} holds tars, which have images in roles "
-                "as members: give their ending, such as .source.jpg"
+                f"--role {elsewhere.name}={elsewhere.where}: {url} holds tars, which have images "
+                "in roles as members: give their ending, such as .source.jpg"
             )
-        return replace(found, max_nbytes=max_nbytes)
-    if isinstance(found, FolderSource):
-        roles = tuple(_with_place(role, found.url) for role in columns.roles)
-        return replace(found, max_nbytes=max_nbytes, columns=replace(columns, roles=roles))
-    return found
+        pattern = pattern or ALL_TARS
+        return TarsSource(url=place, pattern=pattern, columns=columns, max_nbytes=max_nbytes)
+    if kinds <= {*SAVED}:
+        from wdsprep.sources.image_tables import ArrowSource, MdsSource
+
+        return (MdsSource if "mds" in kinds else ArrowSource)(url=place, columns=columns)
+    return _table_source(place, pattern, kinds, columns, rows_per_item)
 
 
 def _with_place(role: Role, source: str) -> Role:
@@ -155,12 +158,16 @@ def recognise_tables(url: str) -> TableFiles:
     return TableFiles(url=shared_store(folder).url, pattern=pattern, kinds=kinds)
 
 
-def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -> Source:
-    """Return the source at `url`, of the format `wanted` that the user named.
+Inputs = tuple[frozenset[str], str, str]
+"""The kinds of files that are packed, their folder, and the pattern of their names, "" for all."""
 
-    If `url` is a folder, the source has the files of that format in it, else those that `url`
-    names. Raise UsageError if `url` is a single file of another format, or if the format needs a
-    folder and `url` names files.
+
+def _find_named(url: str, wanted: str) -> Inputs:
+    """Return the inputs at `url`, of the format `wanted` that the user named.
+
+    If `url` is a folder, these are the files of that format in it, else those that `url` names.
+    Raise UsageError if `url` is a single file of another format, or if the format needs a folder
+    and `url` names files.
     """
     in_folder = is_folder(url)
     if is_web(url) or (not in_folder and _is_file(url)):
@@ -171,61 +178,44 @@ def _named_source(url: str, wanted: str, columns: Columns, rows_per_item: int) -
                 "leave the option out, or rename the file"
             )
     if is_web(url):
-        return _web_source(url, columns, rows_per_item)
-    named = not in_folder and (is_tar(url) or table_kind(url) or GLOB.search(url))
+        return _find(url)
+    if in_folder or not (is_tar(url) or table_kind(url) or GLOB.search(url)):
+        return frozenset({wanted}), shared_store(url).url, ""
     if wanted in ("images", *SAVED):
-        if named:
-            raise UsageError(f"{url} is not a folder, as --input-format {wanted} needs: give one")
-        folder = shared_store(url).url
-        if wanted == "images":
-            return FolderSource(url=folder, columns=columns)
-        return _saved_source(folder, wanted, columns)
-    folder, pattern = split_pattern(url) if named else (shared_store(url).url, "")
-    if wanted == "tars":
-        return TarsSource(url=folder, pattern=pattern or ALL_TARS, columns=columns)
-    return _table_source(folder, pattern, frozenset({wanted}), columns, rows_per_item)
+        raise UsageError(f"{url} is not a folder, as --input-format {wanted} needs: give one")
+    return (frozenset({wanted}), *split_pattern(url))
 
 
-def _find_source(url: str, columns: Columns, rows_per_item: int) -> Source:
+def _find(url: str) -> Inputs:
     if is_web(url):
-        return _web_source(url, columns, rows_per_item)
+        if not (kind := table_kind(url.partition("?")[0])):
+            raise UsageError(
+                f"{url}: only tables are read from the web, and by pack (.parquet, .csv, .tsv, "
+                f".jsonl, .txt): download it, and give {ANY_PLACE}"
+            )
+        return frozenset({kind}), url, ""
     if is_folder(url):  # whatever characters are in its name
-        return _folder_source(url, columns, rows_per_item)
-    kind = table_kind(url)
+        return _find_in_folder(url)
+    kind, is_pattern = table_kind(url), GLOB.search(url)
     if extension(url) in IMAGES:
-        if not GLOB.search(url) and not _is_file(url):
+        if not is_pattern and not _is_file(url):
             meant = did_you_mean_place(url)
             raise SourceError(
                 f"{url} does not exist: check the path, and give the images' folder{meant}"
             )
-        what = "a pattern of images" if GLOB.search(url) else "one image"
+        what = "a pattern of images" if is_pattern else "one image"
         raise SourceError(f"{url} is {what}: give the folder that it is in")
-    if not kind and (is_tar(url) or GLOB.search(url)):
-        folder, pattern = split_pattern(url)
-        return TarsSource(url=folder, pattern=pattern, columns=columns)
-    if kind and GLOB.search(url):
-        folder, pattern = split_pattern(url)
-        return _table_source(folder, pattern, frozenset({kind}), columns, rows_per_item)
-    if kind and _is_file(url):
-        store, name = split_url(url)
-        if kind in LISTS and not _begins_with_a_url(store.url, name):
-            raise SourceError(
-                f"{url} is not a list of URLs, as its first line shows: give one, or for a caption "
-                "the folder that its image is in"
-            )
-        return _table_source(store.url, name, frozenset({kind}), columns, rows_per_item)
-    return _folder_source(url, columns, rows_per_item)
-
-
-def _web_source(url: str, columns: Columns, rows_per_item: int) -> Source:
-    name = url.partition("?")[0].rpartition("/")[2]
-    if not table_kind(name):
-        raise UsageError(
-            f"{url}: only tables are read from the web, and by pack (.parquet, .csv, .tsv, .jsonl, "
-            f".txt): download it, and give {ANY_PLACE}"
+    if is_pattern or (not kind and is_tar(url)):
+        return (frozenset({kind or "tars"}), *split_pattern(url))
+    if not (kind and _is_file(url)):
+        return _find_in_folder(url)
+    store, name = split_url(url)
+    if kind in LISTS and not _begins_with_a_url(store.url, name):
+        raise SourceError(
+            f"{url} is not a list of URLs, as its first line shows: give one, or for a caption "
+            "the folder that its image is in"
         )
-    kinds = frozenset({table_kind(name)})
-    return _table_source(url, "", kinds, columns, rows_per_item)
+    return frozenset({kind}), store.url, name
 
 
 def is_folder(url: str) -> bool:
@@ -257,7 +247,7 @@ def _table_source(
     )
 
 
-def _folder_source(url: str, columns: Columns, rows_per_item: int) -> Source:
+def _find_in_folder(url: str) -> Inputs:
     store = shared_store(url)
     if any(entry.name == MANIFEST for entry in store.list(MANIFEST)):  # hardly to be packed again
         manifest = read_manifest(store)
@@ -269,7 +259,6 @@ def _folder_source(url: str, columns: Columns, rows_per_item: int) -> Source:
         )
     seen = (entry.name for entry in store.list() if not is_hidden(entry.name))
     names = list(islice(seen, LOOKED_AT))
-    kinds = {extension(name) for name in names}
     tars = [name for name in names if is_tar(name)]
     images = [name for name in names if extension(name) in IMAGES]
     if tars and images:
@@ -277,29 +266,25 @@ def _folder_source(url: str, columns: Columns, rows_per_item: int) -> Source:
             f"{url} holds images ({examples(images)}) and tars ({examples(tars)})",
             "say which are meant by --input-format images or --input-format tars",
         )
-    if tars:
-        return TarsSource(url=store.url, pattern=ALL_TARS, columns=columns)
-    if not images and (form := saved_form(names)):
-        return _saved_source(store.url, form, columns)
-    if not kinds and _is_file(url):
+    if not names and _is_file(url):
         raise UnclearSourceError(
             f"{url} is a file of a kind that pack does not know",
             "give a folder of images, tars or tables",
         )
-    if not kinds:
+    if not names:
         raise UnclearSourceError(
             f"{url} is empty or does not exist{did_you_mean_place(url)}",
             "put images in it, or give another source",
         )
-    tables = frozenset() if images else _table_kinds(store.url, names)
-    if tables:
-        return _table_source(store.url, "", tables, columns, rows_per_item)
-    return FolderSource(url=store.url, columns=columns)
+    if images:
+        return frozenset({"images"}), store.url, ""
+    form = "tars" if tars else _saved_form(names)
+    kinds = frozenset({form}) if form else _table_kinds(store.url, names)
+    return kinds or frozenset({"images"}), store.url, ""
 
 
-def saved_form(names: Iterable[str]) -> str:
+def _saved_form(names: Sequence[str]) -> str:
     """Return how a dataset was saved, by its files' names: `mds`, `arrow`, or "" if none."""
-    names = list(names)
     if any(name.endswith(MDS_ENDINGS) for name in names):
         return "mds"
     if any(name.endswith(ARROW) for name in names):
@@ -308,13 +293,6 @@ def saved_form(names: Iterable[str]) -> str:
     if about == {"index.json"}:  # all its shards are gone, which its reader says
         return "mds"
     return "arrow" if ARROW_STATE in about and about <= ABOUT_ARROW else ""
-
-
-def _saved_source(url: str, form: str, columns: Columns) -> Source:
-    from wdsprep.sources.image_tables import ArrowSource, MdsSource
-
-    made = MdsSource if form == "mds" else ArrowSource
-    return made(url=url, columns=columns)
 
 
 def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
