@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.packs import (
+    TWENTY,
     children,
     command,
     manifest_of,
@@ -29,7 +30,6 @@ from tests.kit.packs import (
 
 pytestmark = pytest.mark.system
 
-TWENTY = ("--samples-per-shard", "20")
 KILLS = 20
 
 
@@ -67,16 +67,6 @@ class Run:
         while self.going and not path.exists():
             time.sleep(0.002)
 
-    def wait_for_main(self) -> None:
-        """Until it takes SIGTERM, before it imports the rest; Python itself starts before."""
-        status = Path(f"/proc/{self._process.pid}/status")
-        caught = 1 << (signal.SIGTERM - 1)
-        while self.going:
-            line = next(row for row in status.read_text().splitlines() if row.startswith("SigCgt"))
-            if int(line.split()[1], 16) & caught:
-                return
-            time.sleep(0.002)
-
     def wait(self, timeout_s: float) -> bool:
         """Whether it is still going then."""
         deadline = time.monotonic() + timeout_s
@@ -89,10 +79,10 @@ class Run:
         (os.killpg if whole_group else os.kill)(self._process.pid, signum)
 
     def kill_a_worker(self) -> bool:
-        for pid in children(self._process.pid):
+        workers = children(self._process.pid)
+        for pid in workers[:1]:
             os.kill(pid, signal.SIGKILL)
-            return True
-        return False
+        return bool(workers)
 
     def end(self) -> int:
         while self.going:

@@ -61,7 +61,9 @@ def test_a_folder_of_photos_packs_with_no_option_at_all(tmp_path: Path) -> None:
     assert large in done.stdout
     assert "1 reject (too_small 1)" in done.stdout
     assert "next: " in done.stdout
-    assert "nothing left to do" in run("pack", cwd=tmp_path).stdout
+    before = tree(tmp_path / "shards")
+    assert "nothing left to do: 1 slice packed before" in run("pack", cwd=tmp_path).stdout
+    assert tree(tmp_path / "shards") == before
     check_dataset(tmp_path / "shards/images")
     captions = [sample["txt"] for sample in samples_of(tmp_path / "shards/images")]
     assert captions == ["", "the sea", "", ""]
@@ -223,37 +225,25 @@ def test_reencode_writes_every_image_as_jpeg_of_the_size_asked_for(tmp_path: Pat
 # --- determinism
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_number_of_workers_changes_no_byte(
-    album: Path, packed_album: Path, tmp_path: Path, workers: int
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--workers", "2"], ["--workers", "3"]),
+        pytest.param(["--workers", "2", "--runner", "ray"], marks=pytest.mark.system),
+    ],
+    ids=" ".join,
+)
+def test_neither_the_number_of_workers_nor_the_runner_changes_a_byte(
+    album: Path, packed_album: Path, tmp_path: Path, words: list[str]
 ) -> None:
-    out = pack(album, tmp_path / "out", *TWENTY, workers=workers)
+    out = pack(album, tmp_path / "out", *TWENTY, *words, workers=2)
     assert tree(out) == tree(packed_album)
 
 
 def test_threads_in_one_slice_change_no_byte(album: Path, tmp_path: Path) -> None:
-    one = pack(album, tmp_path / "one")
-    four = pack(album, tmp_path / "four", workers=4)
+    one, four = pack(album, tmp_path / "one"), pack(album, tmp_path / "four", workers=4)
     assert len(manifest_of(one).receipts) == 1
     assert tree(one) == tree(four)
-
-
-@pytest.mark.system
-def test_ray_changes_no_byte(album: Path, packed_album: Path, tmp_path: Path) -> None:
-    words = [*TWENTY, "--runner", "ray", "--workers", "2"]
-    done = run_pack(album, tmp_path / "out", *words)
-    assert done.returncode == 0, done.stderr
-    assert tree(tmp_path / "out") == tree(packed_album)
-
-
-def test_a_second_run_does_nothing_and_changes_nothing(
-    album: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = pack(album, tmp_path / "out", *TWENTY)
-    before = tree(out)
-    pack(album, out, *TWENTY)
-    assert "nothing left to do: 7 slices packed before" in capsys.readouterr().out
-    assert tree(out) == before
 
 
 def test_shards_roll_over_by_size_and_no_sample_is_lost(album: Path, tmp_path: Path) -> None:
@@ -270,16 +260,17 @@ def test_shards_roll_over_by_size_and_no_sample_is_lost(album: Path, tmp_path: P
 
 def test_the_manifest_is_made_again_from_the_receipts(album: Path, tmp_path: Path) -> None:
     out = pack(album, tmp_path / "out", *TWENTY)
-    before = tree(out)
+    before, manifest = tree(out), out / "wdsprep.json"
     assert main(["rebuild", str(out)]) == 0
     assert tree(out) == before
-    (out / "wdsprep.json").unlink()
-    assert main(["rebuild", str(out)]) == 0
-    pack(album, out, *TWENTY)
-    assert tree(out) == before
-    (out / "wdsprep.json").write_bytes(before["wdsprep.json"][:-9] + b"oh no!\n")
-    with pytest.raises(FormatError, match=f'run "wdsprep rebuild {out}"'):
+    for damaged in (b"", before["wdsprep.json"][:-9] + b"oh no!\n"):
+        manifest.write_bytes(damaged)
+        with pytest.raises(FormatError, match=f'run "wdsprep rebuild {out}"'):
+            pack(album, out, *TWENTY)
+        assert main(["rebuild", str(out)]) == 0
         pack(album, out, *TWENTY)
+        assert tree(out) == before
+    manifest.unlink()
     assert main(["rebuild", str(out)]) == 0
     pack(album, out, *TWENTY)
     assert tree(out) == before
@@ -320,16 +311,9 @@ def test_two_different_runs_at_once_never_mix(album: Path, tmp_path: Path) -> No
         ), error
     assert not temporaries(out)
     for source in (album, other):  # one of them is what the dataset was left as, or neither is
-        done = run_pack(source, out, *TWENTY)
-        if done.returncode == 0:
-            alone = pack(source, tmp_path / "alone", *TWENTY)
-            assert tree(out) == tree(alone)
-            break
-    else:
-        check_shards_match_receipts(out)
-
-
-def check_shards_match_receipts(out: Path) -> None:
+        if run_pack(source, out, *TWENTY).returncode == 0:
+            assert tree(out) == tree(pack(source, tmp_path / "alone", *TWENTY))
+            return
     for shard in manifest_of(out).shards:
         assert blake3((out / shard.name).read_bytes()).hexdigest() == shard.digest
 
@@ -370,43 +354,39 @@ def test_options_of_downloads_are_named_where_nothing_is_downloaded(tmp_path: Pa
 RULES = FetchRules(requests=256, per_host=8)
 
 
-def local(workers: int, *, slices: int = 1_000) -> PackWorkerPlan:
-    return plan_workers(workers, slices=slices, fetch=RULES)
-
-
-def on_ray(workers: int, cpus: int) -> PackWorkerPlan:
-    return plan_workers(workers, node_cpus=cpus, slices=1_000, fetch=RULES)
-
-
-def share(plan: PackWorkerPlan) -> tuple[int, int]:
+def plan(workers: int, *, cpus: int = 0, slices: int = 1_000) -> tuple[PackWorkerPlan, int, int]:
+    """The plan for this machine, or for Ray's if they have so many cores, and a worker's share."""
+    plan = plan_workers(workers, node_cpus=cpus, slices=slices, fetch=RULES)
     assert plan.fetch is not None
-    return plan.fetch.requests, plan.fetch.per_host
+    return plan, plan.fetch.requests, plan.fetch.per_host
 
 
-def test_local_workers_share_the_bounds_of_their_machine() -> None:
-    assert share(local(1)) == (256, 8)
-    assert share(local(2)) == (128, 4)
-    assert (local(2).workers, local(2).threads, local(2).slices) == (2, 1, 3)
-    few = local(6, slices=2)
-    assert (few.workers, few.threads, few.slices, *share(few)) == (2, 3, 1, 128, 4)
+@pytest.mark.parametrize(
+    ("wanted", "planned"),
+    [
+        (plan(1), (1, 1, 3, 1, 256, 8)),
+        (plan(2), (2, 1, 3, 1, 128, 4)),
+        (plan(6, slices=2), (2, 3, 1, 1, 128, 4)),
+        (plan(0, cpus=64), (0, 8, 3, 8, 32, 1)),  # a node with many cores has workers with several
+        (plan(0, cpus=4), (0, 1, 3, 1, 64, 2)),
+    ],
+)
+def test_workers_share_the_bounds_of_their_machine(
+    wanted: tuple[PackWorkerPlan, int, int], planned: tuple[int, ...]
+) -> None:
+    of, *share = wanted
+    assert (of.workers, of.threads, of.slices, of.cpus, *share) == planned
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8, 9, 16, 64, 200])
 @pytest.mark.parametrize("cpus", [1, 2, 7, 8, 9, 16, 64, 192])
 def test_no_machine_asks_for_more_than_it_may(workers: int, cpus: int) -> None:
-    here = local(workers)
-    assert here.workers * share(here)[1] <= RULES.per_host
+    here, _, per_host = plan(workers)
+    assert here.workers * per_host <= RULES.per_host
     assert here.workers * here.threads <= workers
     for wanted in (0, workers):
-        plan = on_ray(wanted, cpus)
-        there = min(cpus // plan.cpus, wanted or cpus)
-        assert plan.workers == wanted
-        assert there * share(plan)[1] <= RULES.per_host
-        assert there * share(plan)[0] <= RULES.requests
-
-
-def test_a_node_with_many_cores_has_workers_with_several() -> None:
-    plan = on_ray(0, 64)
-    assert (plan.workers, plan.cpus, plan.threads, *share(plan)) == (0, 8, 8, 32, 1)
-    plan = on_ray(0, 4)
-    assert (plan.cpus, plan.threads, *share(plan)) == (1, 1, 64, 2)
+        there, requests, per_host = plan(wanted, cpus=cpus)
+        count = min(cpus // there.cpus, wanted or cpus)
+        assert there.workers == wanted
+        assert count * per_host <= RULES.per_host
+        assert count * requests <= RULES.requests

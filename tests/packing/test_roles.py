@@ -2,10 +2,9 @@
 
 import hashlib
 import io
-import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,18 @@ def packed(source: Path | str, out: Path, *roles: str, **options: Any) -> Path:
     return out
 
 
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
+def lines_of(rows: Iterable[Any]) -> str:
+    return "\n".join(map(json.dumps, rows))
+
+
+def refusals(out: Path) -> dict[str, tuple[str, str]]:
+    return {reject["source"]: (reject["code"], reject["detail"]) for reject in rejects_of(out)}
+
+
 def mask(number: int, size: tuple[int, int] = SIZE, *, mode: str = "L", kind: str = "PNG") -> bytes:
     """A mask with greys, in whatever mode and format it is stored."""
     noise = random.Random(number).randbytes(size[0] * size[1])
@@ -63,22 +74,20 @@ MASKS = [mask(0), mask(1), b"", mask(3)]
 
 
 def folders(root: Path) -> tuple[Path, list[str]]:
-    files: dict[str, bytes | str] = {}
     for number, target in enumerate(TARGETS):
-        files[f"in/a/{number}.jpg"], files[f"in/a/{number}.txt"] = target, f"edit {number}"
+        files = {f"in/a/{number}.jpg": target, f"in/a/{number}.txt": b"edit %d" % number}
         images = SOURCES[number]
         for place, data in enumerate(images):
             numbered = f"{number}_{place}" if len(images) > 1 else f"{number}"
             files[f"before/a/{numbered}.jpeg"] = data
         if MASKS[number]:
             files[f"where/a/{number}.png"] = MASKS[number]
-    write_files(root, files)
+        write_files(root, dict(files))
     return root / "in", [f"source={root}/before", f"mask={root}/where/"]
 
 
 def beside(root: Path) -> tuple[Path, list[str]]:
-    for name, data in _members():
-        write_files(root / "in", {name: data})
+    write_files(root / "in", dict(_members()))
     return root / "in", ["source=.source.jpg", "mask=.mask"]
 
 
@@ -100,19 +109,17 @@ def tars(root: Path) -> tuple[Path, list[str]]:
 def metadata(root: Path) -> tuple[Path, list[str]]:
     """As the imagefolder of Hugging Face has them, the images in one folder."""
     files: dict[str, bytes | str] = {}
-    lines = []
+    rows: list[dict[str, Any]] = []
     for number, target in enumerate(TARGETS):
-        row: dict[str, Any] = {"file_name": f"{number}.jpg", "text": f"edit {number}"}
-        files[f"in/{number}.jpg"] = target
-        for place, data in enumerate(SOURCES[number]):
-            files[f"in/from/{number}-{place}.jpg"] = data
-            row.setdefault("media", []).append({"file_name": f"from/{number}-{place}.jpg"})
+        media = {f"from/{number}-{place}.jpg": data for place, data in enumerate(SOURCES[number])}
+        files |= {f"in/{name}": data for name, data in media.items()} | {f"in/{number}.jpg": target}
+        named: list[dict[str, str]] = [{"file_name": name} for name in media]
+        named.append({"file_name": f"{number}.jpg", "role": "target"})
+        rows.append({"file_name": f"{number}.jpg", "text": f"edit {number}", "media": named})
         if MASKS[number]:
             files[f"in/masks/{number}.png"] = MASKS[number]
-            row["mask_file_name"] = f"masks/{number}.png"
-        row["media"].append({"file_name": f"{number}.jpg", "role": "target"})
-        lines.append(json.dumps(row))
-    write_files(root, {**files, "in/metadata.jsonl": "\n".join(lines)})
+            rows[-1]["mask_file_name"] = f"masks/{number}.png"
+    write_files(root, {**files, "in/metadata.jsonl": lines_of(rows)})
     return root / "in", ["source=media", "mask=mask_file_name"]
 
 
@@ -154,7 +161,7 @@ def check_pairs(out: Path, *, url: str = "") -> None:
         for name, data in zip(names, stored, strict=True):
             assert sample[name] == data
             prefix = f"{name.partition('.')[0]}_" if "." in name else ""
-            size = Image.open(io.BytesIO(data)).size
+            size = opened(data).size
             assert (facts[f"{prefix}width"], facts[f"{prefix}height"]) == size
             assert facts[f"{prefix}original_width"] == size[0]
             assert facts[f"{prefix}original_height"] == size[1]
@@ -204,7 +211,7 @@ def test_images_in_roles_are_fetched_and_failures_named_and_fetched_again(
             for number in range(4)
         ]
         write_table(tmp_path / "t.parquet", rows)
-        write_files(tmp_path, {"t.jsonl": "\n".join(map(json.dumps, rows))})
+        write_files(tmp_path, {"t.jsonl": lines_of(rows)})
         roles = ["source=control_0", "mask=masks"]
         options = {**FETCHING, "optional_role": ["mask"], "compute_hash": "sha256"}
         table, out = tmp_path / f"t.{kind}", tmp_path / "out"
@@ -224,27 +231,24 @@ def test_images_in_roles_are_fetched_and_failures_named_and_fetched_again(
 def test_a_sample_without_an_image_or_with_a_damaged_one_is_a_reject_that_names_its_role(
     tmp_path: Path,
 ) -> None:
+    bad = ("mask", "size", "colours", "clear")
     write_files(
         tmp_path,
         {
-            **{f"in/{name}.jpg": jpeg(1, SIZE) for name in ("good", "lacks", "cut", "small")},
-            **{f"in/{name}.jpg": jpeg(2, SIZE) for name in ("mask", "size", "colours", "clear")},
-            **{f"s/{name}.png": jpeg(3, (70, 70), "PNG") for name in ("good", "mask", "size")},
-            **{f"s/{name}.png": jpeg(3, (70, 70), "PNG") for name in ("colours", "clear")},
+            **{f"in/{name}.jpg": jpeg(1, SIZE) for name in ("good", "lacks", "cut", "small", *bad)},
+            **{f"s/{name}.png": jpeg(3, (70, 70), "PNG") for name in ("good", *bad)},
             "s/cut.jpg": jpeg(4, (70, 70))[:900],
             "s/small.jpg": jpeg(5, (63, 70)),
             **{f"m/{name}.png": mask(1) for name in ("good", "lacks", "cut", "small")},
             "m/mask.png": b"<html>",
             "m/size.png": mask(1, (40, 48)),
             "m/colours.png": jpeg(6, SIZE, "PNG"),
-            "m/clear.png": mask(1, mode="LA"),
         },
     )
-    clear = Image.new("LA", SIZE, (9, 0))
-    clear.save(tmp_path / "m/clear.png")
+    Image.new("LA", SIZE, (9, 0)).save(tmp_path / "m/clear.png")
     roles = [f"source={tmp_path}/s", f"facemask={tmp_path}/m"]
     out = packed(tmp_path / "in", tmp_path / "out", *roles, min_size="0,source=64")
-    found = {r["source"]: (r["code"], r["detail"].partition(":")[0]) for r in rejects_of(out)}
+    found = {name: (code, said.partition(":")[0]) for name, (code, said) in refusals(out).items()}
     assert found == {
         "lacks.jpg": ("no_role", "source"),
         "cut.jpg": ("truncated", "source"),
@@ -262,54 +266,35 @@ def test_an_image_that_metadata_names_and_that_is_not_there_makes_its_sample_a_r
     tmp_path: Path,
 ) -> None:
     """No image takes the number of another, and an optional role does not lose one unseen."""
-    named = {
-        "a": ["s/a.jpg", "s/b.jpg"],
-        "b": ["s/none.jpg", "s/b.jpg"],
-        "c": ["../c.jpg"],
-        "d": [],
-    }
-    files: dict[str, bytes | str] = {f"in/{name}.jpg": jpeg(1, SIZE) for name in named}
-    lines = [json.dumps({"file_name": f"{name}.jpg", "media": named[name]}) for name in named]
-    files |= {"in/s/a.jpg": jpeg(2), "in/s/b.jpg": jpeg(3), "in/metadata.jsonl": "\n".join(lines)}
+    named = {"a": ["s/a.jpg", "s/b.jpg"], "b": ["s/none.jpg", "s/b.jpg"], "c": ["../c.jpg"]}
+    rows = [{"file_name": f"{name}.jpg", "media": named.get(name, [])} for name in "abcd"]
+    files: dict[str, bytes | str] = {f"in/{name}.jpg": jpeg(1, SIZE) for name in "abcd"}
+    files |= {"in/s/a.jpg": jpeg(2), "in/s/b.jpg": jpeg(3), "in/metadata.jsonl": lines_of(rows)}
     write_files(tmp_path, {**files, "c.jpg": jpeg(4)})
     out = packed(tmp_path / "in", tmp_path / "out", "source=media", optional_role="source")
-    assert {reject["source"]: (reject["code"], reject["detail"]) for reject in rejects_of(out)} == {
+    assert refusals(out) == {
         "b.jpg": ("no_image", "source: s/none.jpg is no image of the folder"),
         "c.jpg": ("no_image", "source: ../c.jpg is no image of the folder"),
     }
     assert [sample["json"]["source"] for sample in samples_of(out)] == ["a.jpg", "d.jpg"]
 
 
-def test_metadata_may_name_its_targets_in_another_field(tmp_path: Path) -> None:
-    """As the JSON lines of musubi-tuner do; images in roles are no targets."""
-    files: dict[str, bytes | str] = {}
-    lines = []
-    for number in range(3):
-        row: dict[str, Any] = {"image_path": f"{number}.jpg", "caption": f"edit {number}"}
-        files[f"in/{number}.jpg"] = TARGETS[number]
-        row["control_path_0"] = f"from/{number}.jpg"
-        files[f"in/from/{number}.jpg"] = SOURCES[number][0]
-        lines.append(json.dumps(row))
-    write_files(tmp_path, {**files, "in/metadata.jsonl": "\n".join(lines)})
-    options = {"image_col": "image_path"}
-    out = packed(tmp_path / "in", tmp_path / "out", "source=control_path_0", **options)
-    stored = [(sample["txt"], sample["jpg"], sample["source.jpg"]) for sample in samples_of(out)]
-    assert stored == [(f"edit {n}", TARGETS[n], SOURCES[n][0]) for n in range(3)]
-    with pytest.raises(SourceError, match=r"without file_name .* by --image-col"):
-        packed(tmp_path / "in", tmp_path / "other", "source=control_path_0")
-
-
-def test_a_target_may_be_the_source_of_another(tmp_path: Path) -> None:
-    """As where one edit begins with what another made."""
-    lines = [
-        f'{{"file_name": "{n}.jpg", "text": "edit {n}", "from": "{n - 1}.jpg"}}' for n in (1, 2)
+def test_metadata_may_name_its_targets_in_another_field_and_chain_edits(tmp_path: Path) -> None:
+    """As the JSON lines of musubi-tuner do. Images in roles are no targets, unless they have a row
+    of their own: where one edit begins with what another made."""
+    rows = [
+        {"image_path": f"{n}.jpg", "caption": f"edit {n}", "control_path_0": f"{n - 1}.jpg"}
+        for n in (1, 2)
     ]
     files: dict[str, bytes | str] = {f"in/{number}.jpg": TARGETS[number] for number in range(3)}
-    write_files(tmp_path, {**files, "in/metadata.jsonl": "\n".join(lines)})
-    out = packed(tmp_path / "in", tmp_path / "out", "source=from")
+    write_files(tmp_path, {**files, "in/metadata.jsonl": lines_of(rows)})
+    role, options = "source=control_path_0", {"image_col": "image_path"}
+    out = packed(tmp_path / "in", tmp_path / "out", role, **options)
     stored = [(sample["txt"], sample["jpg"], sample["source.jpg"]) for sample in samples_of(out)]
     assert stored == [(f"edit {n}", TARGETS[n], TARGETS[n - 1]) for n in (1, 2)]
     assert not rejects_of(out)
+    with pytest.raises(SourceError, match=r"without file_name .* by --image-col"):
+        packed(tmp_path / "in", tmp_path / "other", role)
 
 
 @pytest.mark.parametrize("kind", ["folder", "metadata", "tars", "table"])
@@ -317,32 +302,28 @@ def test_a_sample_with_more_images_in_a_role_than_it_may_have_is_a_reject(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr("wdsprep.sources.base.MOST_IMAGES", 3)
-    images = {"a": 3, "b": 4}
-    files: dict[str, bytes | str] = {f"{name}.jpg": jpeg(1, SIZE) for name in images}
-    for name, number in itertools.product(images, range(4)):
-        if number < images[name]:
-            files[f"{name}.source_{number}.jpg"] = jpeg(number, (9, 9))
-    role, source = "source=.source", tmp_path / "in"
-    if kind == "metadata":
-        role = "source=media"
-        media = {name: [f"{name}.source_{n}.jpg" for n in range(images[name])] for name in images}
-        lines = [json.dumps({"file_name": f"{name}.jpg", "media": media[name]}) for name in media]
-        files["metadata.jsonl"] = "\n".join(lines)
-    if kind == "tars":
-        write_files(source, {"a.tar": tar_bytes(sorted(files.items()))})
-    elif kind == "table":
-        role = "source=before"
-        rows = [{"image": jpeg(1, SIZE), "before": [jpeg(2)] * images[name]} for name in images]
-        write_table(source / "t.parquet", rows)
+    media = {stem: [f"{stem}.source_{n}.jpg" for n in range(most)] for stem, most in MOST.items()}
+    files: dict[str, bytes | str] = {f"{stem}.jpg": jpeg(1, SIZE) for stem in MOST}
+    files |= {name: jpeg(number, (9, 9)) for ns in media.values() for number, name in enumerate(ns)}
+    rows = [{"file_name": f"{stem}.jpg", "media": names} for stem, names in media.items()]
+    role = {"metadata": "media", "table": "before"}.get(kind, ".source")
+    if kind == "table":
+        images = [{"image": jpeg(1, SIZE), "before": [jpeg(2)] * n} for n in MOST.values()]
+        write_table(tmp_path / "in/t.parquet", images)
+    elif kind == "tars":
+        write_files(tmp_path / "in", {"a.tar": tar_bytes(sorted(files.items()))})  # type: ignore[arg-type]
     else:
-        write_files(source, files)
-    out = packed(source, tmp_path / "out", role)
-    (reject,) = rejects_of(out)
-    assert reject["detail"] == "source_3: more than 3 images in one role"
+        listed = {"metadata.jsonl": lines_of(rows)} if kind == "metadata" else {}
+        write_files(tmp_path / "in", files | listed)
+    out = packed(tmp_path / "in", tmp_path / "out", f"source={role}")
+    assert [said for _, said in refusals(out).values()] == [
+        "source_3: more than 3 images in one role"
+    ]
     (sample,) = samples_of(out)
     assert "source_2.jpg" in sample
 
 
+MOST = {"a": 3, "b": 4}
 NUMBERED = {
     "0 1": ("source", "source_1"),
     "1 2": ("source", "source_1"),
@@ -376,7 +357,7 @@ def test_numbers_of_images_in_a_role_may_begin_at_0_or_1_and_have_no_gap(
         write_files(tmp_path / "in", files)
         write_files(tmp_path / ("in" if kind == "beside" else "s"), dict(images))
     out = packed(tmp_path / "in", tmp_path / "out", f"source={roles[kind]}", optional_role="source")
-    found = {r["source"]: (r["code"], r["detail"]) for r in rejects_of(out)}
+    found: dict[str, tuple[str, ...]] = {**refusals(out)}
     for sample in samples_of(out):
         names = [name.removesuffix(".jpg") for name in sample if name.startswith("source")]
         assert [sample[f"{name}.jpg"] for name in names] == [*map(jpeg, range(len(names)))]
@@ -423,14 +404,14 @@ def test_values_of_a_field_that_name_no_image_are_rejects_that_show_them(
         if kind == "table":
             write_table(tmp_path / "t/t.parquet", rows)
         else:
-            lines = "\n".join(json.dumps({**row, "image": None}) for row in rows)
+            lines = lines_of({**row, "image": None} for row in rows)
             files = {f"m/{n}.jpg": jpeg(1, SIZE) for n in range(len(rows))}
             write_files(tmp_path, {**files, "m/s.jpg": jpeg(2), "m/metadata.jsonl": lines})
             write_files(tmp_path, {"t.jsonl": lines})
         source = {"metadata": tmp_path / "m", "urls": tmp_path / "t.jsonl", "table": tmp_path / "t"}
         fetching = FETCHING if kind == "urls" else {}
         out = packed(source[kind], tmp_path / "out", "source=s", optional_role="source", **fetching)
-    details = [reject["detail"] for reject in rejects_of(out)]
+    details = [said for _, said in refusals(out).values()]
     assert len(samples_of(out)) == 1
     for detail, (_, said) in zip(details, values[1:], strict=True):
         assert detail.startswith(said)
@@ -445,7 +426,7 @@ def test_values_of_a_field_that_name_no_image_are_rejects_that_show_them(
 def test_a_mask_has_the_size_of_its_upright_image_and_is_not_turned(
     tmp_path: Path, orientation: int
 ) -> None:
-    upright, greys = turned(orientation), Image.open(io.BytesIO(turned(1))).size
+    upright, greys = turned(orientation), opened(turned(1)).size
     write_files(tmp_path, {"in/a.jpg": upright, "in/b.jpg": upright})
     masks = {"m/a.png": mask(1, greys), "m/b.png": mask(1, greys[::-1])}
     write_files(tmp_path, {**masks})
@@ -462,22 +443,17 @@ def test_images_in_roles_are_converted_as_targets_are_and_masks_keep_their_greys
     write_files(tmp_path, {**files, "m/a.bmp": mask(3, (96, 80), mode="RGB", kind="BMP")})
     roles = [f"source={tmp_path}/s", f"mask={tmp_path}/m"]
     (plain,) = samples_of(packed(tmp_path / "in", tmp_path / "out", *roles))
-    assert (plain["json"]["source_changes"], plain["json"]["mask_changes"]) == (
-        ["format"], ["format", "grey"],
-    )  # fmt: skip
-    assert Image.open(io.BytesIO(plain["source.png"])).tobytes() == (
-        Image.open(io.BytesIO(files["s/a.bmp"])).tobytes()
-    )
-    stored = Image.open(io.BytesIO(plain["mask.png"]))
-    assert (stored.mode, stored.tobytes()) == (
-        "L", Image.open(io.BytesIO(mask(3, (96, 80)))).tobytes(),
-    )  # fmt: skip
+    assert plain["json"]["source_changes"] == ["format"]
+    assert plain["json"]["mask_changes"] == ["format", "grey"]
+    assert opened(plain["source.png"]).tobytes() == opened(files["s/a.bmp"]).tobytes()
+    stored = opened(plain["mask.png"])
+    assert (stored.mode, stored.tobytes()) == ("L", opened(mask(3, (96, 80))).tobytes())
     small = packed(tmp_path / "in", tmp_path / "less", *roles, reencode="jpg:90", max_side=48)
     (sample,) = samples_of(small)
     facts = sample["json"]
     assert (facts["width"], facts["height"], facts["source_width"]) == (48, 40, 48)
     halves = stored.resize((48, 40), Image.Resampling.BOX)
-    assert Image.open(io.BytesIO(sample["mask.png"])).tobytes() == halves.tobytes()
+    assert opened(sample["mask.png"]).tobytes() == halves.tobytes()
     assert (facts["mask_width"], facts["mask_original_width"]) == (48, 96)
     assert not wdsprep.verify(small).findings
 
@@ -504,35 +480,30 @@ def test_images_in_roles_are_converted_as_targets_are_and_masks_keep_their_greys
         (["source=.edit"], {}, "no file ends in .edit"),
         (["source=nothing"], {}, "nothing is no folder, no ending .* and no field of metadata"),
         (["source=_1"], {}, "those begin with a dot, as .source.jpg"),
+        (["source=x"], {"place": "t.parquet"}, "has no column 'x'"),
+        (["source=n"], {"place": "t.parquet"}, "column 'n' holds no image bytes"),
+        (["source=some/folder"], {"place": "a.tar"}, "give their ending"),
     ],
 )
 def test_roles_that_cannot_be_meant_are_refused_in_one_line(
     tmp_path: Path, roles: list[str], options: dict[str, Any], said: str
 ) -> None:
     write_files(tmp_path, {"in/a.jpg": jpeg(1), "s/a.jpg": jpeg(2), "m/b.png": jpeg(2, kind="PNG")})
+    write_table(tmp_path / "t.parquet", [{"image": jpeg(1), "text": "a", "n": 5}])
+    write_files(tmp_path, {"a.tar": tar_bytes([("a.jpg", jpeg(1))])})
     roles = [role.format(home=tmp_path) for role in roles]
+    place = tmp_path / options.get("place", "in")
     with pytest.raises((UsageError, SourceError), match=said) as caught:
-        packed(tmp_path / "in", tmp_path / "out", *roles, **options)
+        packed(place, tmp_path / "out", *roles, **{n: options[n] for n in options if n != "place"})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out/wdsprep.json").exists()
-
-
-def test_tables_and_tars_refuse_roles_that_they_cannot_have(tmp_path: Path) -> None:
-    write_table(tmp_path / "t/t.parquet", [{"image": jpeg(1), "text": "a", "n": 5}])
-    for role, said in {"x": "has no column 'x'", "n": "column 'n' holds no image bytes"}.items():
-        with pytest.raises(UsageError, match=said):
-            packed(tmp_path / "t", tmp_path / "out", f"source={role}")
-    write_files(tmp_path, {"tars/a.tar": tar_bytes([("a.jpg", jpeg(1))])})
-    with pytest.raises(UsageError, match="give their ending"):
-        packed(tmp_path / "tars", tmp_path / "out", "source=some/folder")
 
 
 def test_a_role_that_the_first_samples_lack_is_found_before_the_work(tmp_path: Path) -> None:
     """By names of members or fields. One that some of them have is no matter for the whole run."""
     members = [("a.jpg", jpeg(1)), ("a.edit.jpg", jpeg(2)), ("b.jpg", jpeg(3))]
-    rows = [{"url": "https://example.org/a.jpg", "edit": "https://example.org/b.jpg", "n": 5}]
-    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-    write_files(tmp_path, {"tars/a.tar": tar_bytes(members), "rows.jsonl": lines})
+    row = {"url": "https://example.org/a.jpg", "edit": "https://example.org/b.jpg", "n": 5}
+    write_files(tmp_path, {"tars/a.tar": tar_bytes(members), "rows.jsonl": lines_of([row])})
     said = "of the first {} has a source, but {}: check --role source=.*, or give --optional-role"
     for place, samples, there in (
         ("tars", "2 samples", ".edit.jpg"),
@@ -595,23 +566,20 @@ def test_targets_and_roles_are_told_apart_by_what_the_user_names(tmp_path: Path)
         check_dataset(out)
 
 
-def test_other_roles_and_other_images_in_them_are_another_dataset(tmp_path: Path) -> None:
+def test_other_roles_and_images_are_another_dataset_and_new_pairs_are_appended(
+    tmp_path: Path,
+) -> None:
     source, roles = folders(tmp_path)
     out = packed(source, tmp_path / "out", *roles, optional_role="mask")
     with pytest.raises(FingerprintError, match="roles: source,mask, now source"):
         packed(source, out, roles[0])
-    write_files(tmp_path, {"before/a/0.jpeg": jpeg(99, (50, 33))})
-    with pytest.raises(FingerprintError, match="changed"):
-        packed(source, out, *roles, optional_role="mask")
-
-
-def test_append_packs_new_pairs(tmp_path: Path) -> None:
-    source, roles = folders(tmp_path)
-    out = packed(source, tmp_path / "out", *roles, optional_role="mask")
     write_files(tmp_path, {"in/a/9.jpg": jpeg(1, SIZE), "before/a/9.jpg": jpeg(2)})
     packed(source, out, *roles, optional_role="mask", append=True)
     check_dataset(out)
     assert samples_of(out)[-1]["source.jpg"] == jpeg(2)
+    write_files(tmp_path, {"before/a/0.jpeg": jpeg(99, (50, 33))})
+    with pytest.raises(FingerprintError, match="changed"):
+        packed(source, out, *roles, optional_role="mask")
 
 
 @pytest.mark.parametrize("by", ["keys", "sha256"])
@@ -667,12 +635,8 @@ def test_published_pairs_are_read_by_naming_columns_or_members(
     pairs = [(jpeg(n, SIZE, kind), jpeg(10 + n, SIZE, kind), f"edit {n}") for n in range(3)]
     if "_" in target:
         rows = [
-            {
-                source: {"bytes": before, "path": None},
-                target: {"bytes": after, "path": "a.jpg"},
-                caption: text,
-            }
-            for after, before, text in pairs
+            {source: {"bytes": b}, target: {"bytes": a, "path": "a.jpg"}, caption: text}
+            for a, b, text in pairs
         ]
         write_table(tmp_path / "in" / "train-00000-of-00001.parquet", rows)
     else:
@@ -695,9 +659,8 @@ def test_exports_have_the_targets_and_image_folders_all_images(tmp_path: Path) -
     for to in ("mds", "parquet", "webshart", "wids"):
         wdsprep.export(out, tmp_path / to, to=to)
     index = json.loads((tmp_path / "webshart/32/000000.json").read_bytes())["files"]
-    assert [name for name in index if not name.endswith("json")] == [
-        f"{n:012}.jpg" for n in range(4)
-    ]
+    images = [name for name in index if not name.endswith("json")]
+    assert images == [f"{n:012}.jpg" for n in range(4)]
     rows = pq.read_table(tmp_path / "parquet").to_pylist()
     assert [row["image"]["bytes"] for row in rows] == TARGETS
     wdsprep.export(out, tmp_path / "folders", to="imagefolder")

@@ -4,8 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pytest
 
 from tests.kit.corpus import CASES, LIMITS, damaged_strip
 from tests.kit.packs import (
@@ -18,17 +17,10 @@ from tests.kit.packs import (
     run_pack,
     samples_of,
     write_files,
+    write_table,
 )
 
-LIMIT_OPTIONS = ("--max-area", str(LIMITS.max_area), "--max-aspect-ratio", "10")
-
-
-def corpus_files() -> dict[str, bytes | str]:
-    files: dict[str, bytes | str] = {}
-    for name, case in CASES.items():
-        files[f"{name}.img.jpg"] = case.data
-        files[f"{name}.img.txt"] = f"caption of {name}"
-    return files
+RATIO = ("--max-aspect-ratio", "10")
 
 
 def test_libtiff_says_nothing_of_a_damaged_tiff(tmp_path: Path) -> None:
@@ -40,35 +32,29 @@ def test_libtiff_says_nothing_of_a_damaged_tiff(tmp_path: Path) -> None:
     assert outcome(tmp_path / "out")["bad.tif"] == "corrupt"
 
 
-def check_corpus(out: Path, sources: dict[str, str]) -> None:
-    """All that came of the corpus; `sources` says where each of its files was put."""
-    found = outcome(out)
-    expected = {n: c.code.value if c.code else "packed" for n, c in CASES.items()}
-    assert found == {sources[name]: code for name, code in expected.items()}
-    names = {source: name for name, source in sources.items()}
+@pytest.mark.parametrize("kind", ["folder", "table"])
+def test_every_bad_file_is_a_sample_or_a_reject_never_both(tmp_path: Path, kind: str) -> None:
+    texts = {name: f"caption of {name}" for name in CASES}
+    if kind == "folder":
+        sources = {f"{name}.img.jpg": name for name in CASES}
+        images: dict[str, bytes | str] = {s: CASES[name].data for s, name in sources.items()}
+        captions = {f"{name}.img.txt": text for name, text in texts.items()}
+        source = write_files(tmp_path / "in", images | captions)
+    else:
+        sources = {f"t.parquet#{n}": name for n, name in enumerate(CASES)}
+        rows = [{"jpg": case.data, "text": texts[name]} for name, case in CASES.items()]
+        source = write_table(tmp_path / "t.parquet", rows)
+    out = pack(source, tmp_path / "out", "--max-area", str(LIMITS.max_area), *RATIO)
+    codes = {n: case.code.value if case.code else "packed" for n, case in CASES.items()}
+    assert outcome(out) == {place: codes[name] for place, name in sources.items()}
     for sample in samples_of(out):
-        name = names[sample["json"]["source"]]
-        assert sample["txt"] == f"caption of {name}"
-        assert CASES[name].extension in sample
-        assert tuple(sample["json"]["changes"]) == CASES[name].changes
-        assert (sample["json"]["width"], sample["json"]["height"]) == CASES[name].size
-        if not CASES[name].changes:
-            assert sample[CASES[name].extension] == CASES[name].data
-    check_dataset(out)
-
-
-def test_every_bad_file_of_a_folder_is_a_sample_or_a_reject_never_both(tmp_path: Path) -> None:
-    write_files(tmp_path / "in", corpus_files())
-    out = pack(tmp_path / "in", tmp_path / "out", *LIMIT_OPTIONS)
-    check_corpus(out, {name: f"{name}.img.jpg" for name in CASES})
-
-
-def test_every_bad_file_of_a_table_is_a_sample_or_a_reject_never_both(tmp_path: Path) -> None:
-    rows = [{"jpg": case.data, "text": f"caption of {name}"} for name, case in CASES.items()]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    out = pack(tmp_path / "t.parquet", tmp_path / "out", *LIMIT_OPTIONS)
-    codes = [c.code.value if c.code else "packed" for c in CASES.values()]
-    assert outcome(out) == {f"t.parquet#{n}": code for n, code in enumerate(codes)}
+        facts, name = sample["json"], sources[sample["json"]["source"]]
+        case = CASES[name]
+        assert sample["txt"] == texts[name]
+        assert tuple(facts["changes"]) == case.changes
+        assert (facts["width"], facts["height"]) == case.size
+        assert case.changes or sample[case.extension] == case.data
+        assert case.extension in sample
     check_dataset(out)
 
 
