@@ -34,9 +34,8 @@ from tests.kit.webserver import (
     status,
 )
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.errors import UsageError, WorkError
+from wdsprep.errors import WorkError
 from wdsprep.fetch.client import Fetcher
-from wdsprep.fetch.transfer import user_agent
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -136,31 +135,33 @@ def test_the_hops_of_a_redirect_share_one_time_limit() -> None:
         assert server.paths() in (["/0", "/1"], ["/0"])
 
 
+PORT = refused_port()
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "host", "detail"),
+    [
+        (
+            f"http://127.0.0.1:{PORT}/x",
+            Code.REFUSED,
+            "127.0.0.1",
+            f"to connect to 127.0.0.1:{PORT}",
+        ),
+        ("http://nobody.invalid/x", Code.DNS, "nobody.invalid", ""),
+        ("file:///etc/hostname", Code.BAD_URL, "", "file: is not http, https, s3, gs, az or hf"),
+    ],
+)
+def test_what_no_server_answers_has_its_code_too(
+    patient: Fetcher, url: str, code: Code, host: str, detail: str
+) -> None:
+    fetched = patient.submit(url).result(LONG_S)
+    assert (fetched.code, fetched.host) == (code, host)
+    assert fetched.detail.endswith(detail)
+
+
 def test_a_black_hole_times_out() -> None:
     with black_hole() as url:
         assert fetch(url, timeout=SHORT_S).code is Code.TIMEOUT
-
-
-def test_a_closed_port_refuses(patient: Fetcher) -> None:
-    port = refused_port()
-    fetched = patient.submit(f"http://127.0.0.1:{port}/x").result(LONG_S)
-    assert (fetched.code, fetched.detail) == (
-        Code.REFUSED,
-        f"Failed to connect to 127.0.0.1:{port}",
-    )
-
-
-def test_a_name_that_nobody_has_is_a_matter_of_dns(patient: Fetcher) -> None:
-    fetched = patient.submit("http://nobody.invalid/x").result(LONG_S)
-    assert (fetched.code, fetched.host) == (Code.DNS, "nobody.invalid")
-
-
-def test_a_url_that_is_none_gets_its_code_too(patient: Fetcher) -> None:
-    fetched = patient.submit("file:///etc/hostname").result(LONG_S)
-    assert (fetched.code, fetched.detail) == (
-        Code.BAD_URL,
-        "file: is not http, https, s3, gs, az or hf",
-    )
 
 
 def test_a_refused_body_is_not_read() -> None:
@@ -178,7 +179,9 @@ def test_a_refused_body_is_not_read() -> None:
     assert seen == ["/"]
 
 
-def test_what_is_asked_for_says_who_asks_and_wants_no_encoding(answering: WebServer) -> None:
+def test_what_is_asked_for_says_who_asks_and_opt_outs_bind_only_who_obeys_them(
+    answering: WebServer,
+) -> None:
     fetch(f"{answering.url}/good?who", contact="https://a.example/bot")
     asked = answering.requests[-1]
     assert asked.headers["user-agent"].startswith("wdsprep/")
@@ -186,9 +189,6 @@ def test_what_is_asked_for_says_who_asks_and_wants_no_encoding(answering: WebSer
     assert asked.headers["accept-encoding"] == "identity"
     assert asked.headers["accept"].startswith("image/*")
     assert not {"cookie", "authorization", "referer"} & set(asked.headers)
-
-
-def test_opt_outs_bind_only_those_who_obey_them(answering: WebServer) -> None:
     assert fetch(f"{answering.url}/noai", ignore_opt_outs=True).data == IMAGE
 
 
@@ -218,16 +218,11 @@ def test_as_many_redirects_as_allowed_are_followed() -> None:
 )
 def test_private_addresses_are_refused_however_they_are_written(host: str) -> None:
     with WebServer({"/": ok(IMAGE)}) as server:
-        fetched = fetch(f"http://{host}:{server.port}/", allow_private_hosts=False)
-        assert fetched.code is Code.PRIVATE_ADDRESS
+        for rules in ({}, {"ignore_robots": False}):  # whose robots.txt is not asked for either
+            fetched = fetch(f"http://{host}:{server.port}/", allow_private_hosts=False, **rules)
+            assert fetched.code is Code.PRIVATE_ADDRESS
+            assert not fetched.detail.startswith("robots.txt")
         assert not server.requests
-        assert server.connections == 0
-
-
-def test_a_private_host_is_not_asked_for_its_robots_txt_either() -> None:
-    with WebServer({"/": ok(IMAGE)}) as server:
-        fetched = fetch(server.url, allow_private_hosts=False, ignore_robots=False)
-        assert (fetched.code, fetched.detail) == (Code.PRIVATE_ADDRESS, "127.0.0.1")
         assert server.connections == 0
 
 
@@ -259,6 +254,9 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
 
 
 def test_certificates_are_checked(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An authority that nobody knows is not believed."""
+    with WebServer({"/": ok(IMAGE)}, tls=authority.context()) as server:
+        assert fetch(server.url).code is Code.TLS
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
     kinds = {
         "": authority.context(),
@@ -271,19 +269,3 @@ def test_certificates_are_checked(authority: Authority, monkeypatch: pytest.Monk
             fetched = fetch(server.url)
             assert fetched.code is (Code.TLS if detail else None)
             assert detail in fetched.detail
-
-
-def test_an_authority_that_nobody_knows_is_not_believed(authority: Authority) -> None:
-    with WebServer({"/": ok(IMAGE)}, tls=authority.context()) as server:
-        assert fetch(server.url).code is Code.TLS
-
-
-def test_the_user_agent_names_us_and_whom_to_ask() -> None:
-    assert user_agent("").startswith("wdsprep/")
-    assert user_agent("mailto:me@a.example").endswith(" (+mailto:me@a.example)")
-
-
-@pytest.mark.parametrize("contact", ["a\r\nX-Evil: b", "mé"])
-def test_a_contact_that_no_header_can_hold_is_refused(contact: str) -> None:
-    with pytest.raises(UsageError, match="is not a contact"):
-        user_agent(contact)

@@ -356,6 +356,19 @@ def flipped(data: bytes, at: int) -> bytes:
 HTML = b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head><body></body></html>\n"
 
 
+def damaged(data: bytes, turn: int, chance: random.Random) -> bytes:
+    """A file that is cut, has other bytes or is blanked in part, by its turn; not at its start."""
+    found, at = bytearray(data), chance.randrange(len(data) // 20, len(data))
+    if turn % 3 == 0:
+        del found[at:]
+    elif turn % 3 == 1:
+        for _ in range(chance.choice([1, 20])):
+            found[chance.randrange(at // 2, len(data))] = chance.randrange(256)
+    else:
+        found[at : at + 400] = bytes(min(400, len(data) - at))
+    return bytes(found)
+
+
 def _stored(
     data: bytes, changes: str = "", extension: str = "png", tolerance: int = 6, *, flags: str = ""
 ) -> Case:

@@ -133,6 +133,30 @@ def by_source(url: Path | str, **options: Any) -> dict[str, Sample | Reject]:
     return named
 
 
+READING = """
+import re, sys
+from pathlib import Path
+import pyarrow.parquet
+from wdsprep.sources.base import Columns
+from wdsprep.sources.recognise import recognise
+def peak():  # getrusage knows of the parent's memory too
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) >> 10
+source = recognise(sys.argv[1], columns=Columns(), rows_per_item=10_000)
+before = peak()
+for item in source.items():
+    for row in source.read(item):
+        pass
+print(peak() - before)
+"""
+
+
+def peak_of_reading(url: Path | str) -> int:
+    """By how many MB the memory of a process grows that reads all rows of a source."""
+    words = [sys.executable, "-c", READING, str(url)]
+    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
 # --- packing
 
 

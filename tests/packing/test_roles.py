@@ -316,9 +316,8 @@ def test_a_sample_with_more_images_in_a_role_than_it_may_have_is_a_reject(
         listed = {"metadata.jsonl": lines_of(rows)} if kind == "metadata" else {}
         write_files(tmp_path / "in", files | listed)
     out = packed(tmp_path / "in", tmp_path / "out", f"source={role}")
-    assert [said for _, said in refusals(out).values()] == [
-        "source_3: more than 3 images in one role"
-    ]
+    ((_, said),) = refusals(out).values()
+    assert said == "source_3: more than 3 images in one role"
     (sample,) = samples_of(out)
     assert "source_2.jpg" in sample
 

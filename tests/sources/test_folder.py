@@ -5,6 +5,7 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,15 @@ from tests.kit.packs import (
     write_files,
     write_table,
 )
-from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError
-from wdsprep.sources.base import Item
+from wdsprep.sources.base import Item, LeftOut
+
+
+def captions_in(place: Path, **options: Any) -> dict[str, str]:
+    rows = by_source(place, **options).items()
+    return {name: row.caption for name, row in rows if isinstance(row, Sample)}
 
 
 def test_caption_comes_from_txt_then_json_then_metadata(tmp_path: Path) -> None:
@@ -43,17 +48,17 @@ def test_caption_comes_from_txt_then_json_then_metadata(tmp_path: Path) -> None:
             "metadata.jsonl": "\n".join(map(json.dumps, rows)),
         },
     )  # fmt: skip
-    captions = {name[0]: sample(tmp_path, name).caption for name in by_source(tmp_path)}
-    assert captions == {"a": "of txt", "b": "of json", "c": "the text", "d": "of metadata", "e": ""}
-    assert sample(tmp_path, "a.jpg").facts["m"] == 2
-    assert sample(tmp_path, "a.jpg").facts["n"] == 1
+    captions = {"a": "of txt", "b": "of json", "c": "the text", "d": "of metadata", "e": ""}
+    assert captions_in(tmp_path) == {f"{name}.jpg": text for name, text in captions.items()}
+    facts = sample(tmp_path, "a.jpg").facts
+    assert (facts["m"], facts["n"]) == (2, 1)
 
 
 def test_a_number_is_a_caption_where_it_stands_for_one(tmp_path: Path) -> None:
     facts = ['{"caption": 0}', '{"text": 7.5}', '{"caption": true}', '{"caption": null}']
     for number, text in enumerate(facts):
         write_files(tmp_path, {f"{number}.jpg": jpeg(number), f"{number}.json": text})
-    assert [sample(tmp_path, f"{n}.jpg").caption for n in range(4)] == ["0", "7.5", "", ""]
+    assert [*captions_in(tmp_path).values()] == ["0", "7.5", "", ""]
 
 
 def test_folders_nest_and_equal_names_stay_apart(tmp_path: Path) -> None:
@@ -61,11 +66,8 @@ def test_folders_nest_and_equal_names_stay_apart(tmp_path: Path) -> None:
     for number, name in enumerate(names):
         stem = name.removesuffix(".jpg")
         write_files(tmp_path, {name: jpeg(number), f"{stem}.txt": f"caption of {name}"})
-    found = by_source(tmp_path)
-    assert sorted(found) == sorted(names)
-    for number, name in enumerate(names):
-        assert sample(tmp_path, name).caption == f"caption of {name}"
-        assert sample(tmp_path, name).image == jpeg(number)
+    assert captions_in(tmp_path) == {name: f"caption of {name}" for name in names}
+    assert [sample(tmp_path, name).image for name in names] == [*map(jpeg, range(len(names)))]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +83,8 @@ def test_any_file_name_meets_its_caption(tmp_path: Path, stem: str) -> None:
             "a.jpg": jpeg(3), "a.txt": "other", f"{stem} .png": jpeg(4, kind="PNG"),
         },
     )  # fmt: skip
-    assert sample(tmp_path, f"{stem}.jpg").caption == "mine"
-    assert sample(tmp_path, f"{stem}.x.jpg").caption == "not mine"
-    assert sample(tmp_path, f"{stem} .png").caption == ""
+    captions = {f"{stem}.jpg": "mine", f"{stem}.x.jpg": "not mine", f"{stem} .png": ""}
+    assert captions_in(tmp_path).items() >= captions.items()
     assert not codes(tmp_path)
 
 
@@ -99,30 +100,26 @@ def test_a_name_that_is_no_utf8_is_read_and_shown_replaced(tmp_path: Path) -> No
     assert Item.from_line(json.loads(item.to_json())) == item
 
 
-def captions_in(rows: dict[str, Sample | Reject]) -> dict[str, str]:
-    return {name: row.caption for name, row in rows.items() if isinstance(row, Sample)}
-
-
 def test_captions_of_other_extensions_count_where_they_are_named(tmp_path: Path) -> None:
-    write_files(
-        tmp_path,
-        {
-            "a.jpg": jpeg(1), "a.caption": "kohya's", "a.txt": "tags", "a.json": '{"text": "json"}',
-            "b.jpg": jpeg(2), "b.TXT": "tags alone", "lone.caption": "x",
-            "c.jpg": jpeg(3), "c.caption": "", "c.txt": "not read",
-        },
-    )  # fmt: skip
-    both = {"caption_ext": (".caption", ".txt")}
-    rows = by_source(tmp_path, **both)
-    assert captions_in(rows) == {"a.jpg": "kohya's", "b.jpg": "tags alone", "c.jpg": ""}
-    assert isinstance(lone := rows["lone.caption"], Reject)
-    assert lone.code is Code.NO_IMAGE
-    assert [name for name, _, _ in next(source_of(tmp_path, **both).items()).parts] == [
-        "a.jpg", "a.json", "a.caption",
-    ]  # fmt: skip
-    rows = by_source(tmp_path, caption_ext=(".caption",))
-    assert captions_in(rows) == {"a.jpg": "kohya's", "b.jpg": "", "c.jpg": ""}
-    assert sample(tmp_path, "a.jpg").caption == "tags"
+    members: dict[str, bytes] = {
+        "a.jpg": jpeg(1), "a.caption": b"kohya's", "a.txt": b"tags", "a.json": b'{"text": "json"}',
+        "b.jpg": jpeg(2), "b.TXT": b"tags alone", "lone.caption": b"x",
+        "c.jpg": jpeg(3), "c.caption": b"", "c.txt": b"not read",
+    }  # fmt: skip
+    folder = write_files(tmp_path / "folder", dict(members))
+    both, one = {"caption_ext": (".caption", ".txt")}, {"caption_ext": (".caption",)}
+    assert codes(folder, **both) == {"lone.caption": "no_image"}
+    parts = next(source_of(folder, **both).items()).parts
+    assert [name for name, _, _ in parts] == ["a.jpg", "a.json", "a.caption"]
+    assert sample(folder, "a.jpg").caption == "tags"
+    write_files(tmp_path / "tars", {"x.tar": tar_bytes(members.items())})
+    for place in (folder, tmp_path / "tars"):
+        assert [*captions_in(place, **both).values()] == ["kohya's", "tags alone", ""]
+        assert [*captions_in(place, **one).values()] == ["kohya's", "", ""]
+    left_out, source = LeftOut(), source_of(tmp_path / "tars", **one)
+    for item in source.items():
+        assert [*source.read(item, left_out.note)]
+    assert left_out.kinds == {".txt": 3}
 
 
 def test_caption_without_image_is_refused_by_name(tmp_path: Path) -> None:
@@ -159,8 +156,7 @@ def test_metadata_tables_speak_of_their_own_folder(tmp_path: Path, kind: str) ->
             f"sub/metadata.{kind}": table(["x.jpg"]),
         },
     )  # fmt: skip
-    captions = {name: sample(tmp_path, name).caption for name in by_source(tmp_path)}
-    assert captions == {
+    assert captions_in(tmp_path) == {
         "x.jpg": "row of ./x.jpg",
         "sub/x.jpg": "row of x.jpg",
         "sub/deep/x.jpg": "row of sub/deep/x.jpg",
@@ -212,18 +208,18 @@ def test_hidden_files_and_leftovers_of_other_tools_are_left_out(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("field", ["captions", "text"])
-def test_several_captions_are_all_kept_and_the_first_leads(tmp_path: Path, field: str) -> None:
-    texts = ["one", "two ", "", 3, "three"]
-    write_files(
-        tmp_path,
-        {
-            "a.jpg": jpeg(1), "a.json": json.dumps({field: texts}),
-            "b.jpg": jpeg(2), "b.json": json.dumps({field: texts}), "b.txt": "one",
-            "c.jpg": jpeg(2), "c.json": json.dumps({field: texts}), "c.txt": "",
-        },
-    )  # fmt: skip
-    for name in ("a.jpg", "b.jpg", "c.jpg"):
-        assert sample(tmp_path, name).captions == ("one", "two", "three")
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_several_captions_are_all_kept_and_the_first_leads(
+    tmp_path: Path, kind: str, field: str
+) -> None:
+    facts = json.dumps({field: ["one", "two ", "", 3, "three"]}).encode()
+    texts = {"a": None, "b": b"one", "c": b"", "d": b"other"}
+    files = {f"{name}.jpg": jpeg(1) for name in texts} | {f"{name}.json": facts for name in texts}
+    files |= {f"{name}.txt": text for name, text in texts.items() if text is not None}
+    tar = {"x.tar": tar_bytes(sorted(files.items()))}
+    write_files(tmp_path, tar if kind == "tar" else dict(files))
+    captions = [row.captions for row in rows_of(tmp_path) if isinstance(row, Sample)]
+    assert captions == [("one", "two", "three")] * 3 + [("other",)]
 
 
 def test_named_caption_field_is_the_only_one_that_counts(tmp_path: Path) -> None:
@@ -247,8 +243,7 @@ def test_captions_arrive_as_they_are(tmp_path: Path, text: str) -> None:
             "c.jpg": jpeg(2), "c.txt": b"\xef\xbb\xbf" + text.encode(),
         },
     )  # fmt: skip
-    for name in ("a.jpg", "b.jpg", "c.jpg"):
-        assert sample(tmp_path, name).caption == text
+    assert captions_in(tmp_path) == dict.fromkeys(("a.jpg", "b.jpg", "c.jpg"), text)
 
 
 def test_sidecars_that_cannot_be_read_refuse_their_sample(tmp_path: Path) -> None:
@@ -264,9 +259,8 @@ def test_sidecars_that_cannot_be_read_refuse_their_sample(tmp_path: Path) -> Non
             "g.jpg": jpeg(7), "g.json": '{"n": ' + "9" * 10_000 + "}",
         },
     )  # fmt: skip
-    found = codes(tmp_path)
-    assert found.pop("a.jpg") == "bad_caption"
-    assert found == dict.fromkeys((f"{name}.jpg" for name in "bcdefg"), "bad_json")
+    bad_json = dict.fromkeys((f"{name}.jpg" for name in "bcdefg"), "bad_json")
+    assert codes(tmp_path) == {"a.jpg": "bad_caption", **bad_json}
     refused = by_source(tmp_path)["a.jpg"]
     assert isinstance(refused, Reject)
     assert refused.detail == "a.txt is not UTF-8 (byte 3): save it as UTF-8"
@@ -304,20 +298,19 @@ def test_no_number_is_stored_that_json_cannot_hold(tmp_path: Path, kind: str, nu
     assert stored["json"]["meta"] == {"list": [1.5], "file_name": "a.jpg"}
 
 
-def test_the_limit_of_bytes_is_the_users_for_every_source(tmp_path: Path) -> None:
-    sizes = {"a.jpg": len(jpeg(1)), "b.jpg": len(jpeg(2))}
-    limit = min(sizes.values())
-    files: dict[str, bytes | str] = {"a.jpg": jpeg(1), "b.jpg": jpeg(2)}
-    write_files(tmp_path / "folder", files)
-    write_files(tmp_path / "tars", {"x.tar": tar_bytes([(n, bytes(files[n])) for n in sizes])})  # type: ignore[arg-type]
-    (tmp_path / "tables").mkdir()
-    write_table(tmp_path / "tables/x.parquet", [{"jpg": data} for data in files.values()])
-    for kind in ("folder", "tars", "tables"):
-        out = pack(tmp_path / kind, tmp_path / f"out-{kind}", "--max-bytes", str(limit))
-        assert manifest_of(out).rejects == {"too_many_bytes": 1}
-        assert manifest_of(out).samples == 1
-        assert manifest_of(out).settings["max_bytes"] == limit
-    assert "max_bytes" not in manifest_of(pack(tmp_path / "folder", tmp_path / "o")).settings
+@pytest.mark.parametrize("kind", ["folder", "tars", "table"])
+def test_the_limit_of_bytes_is_the_users_for_every_source(tmp_path: Path, kind: str) -> None:
+    files = {"a.jpg": jpeg(1), "b.jpg": jpeg(2)}
+    limit = min(map(len, files.values()))
+    if kind == "table":
+        write_table(tmp_path / "in/x.parquet", [{"jpg": data} for data in files.values()])
+    else:
+        tar = {"x.tar": tar_bytes(files.items())}
+        write_files(tmp_path / "in", tar if kind == "tars" else dict(files))
+    manifest = manifest_of(pack(tmp_path / "in", tmp_path / "out", "--max-bytes", str(limit)))
+    assert (manifest.rejects, manifest.samples) == ({"too_many_bytes": 1}, 1)
+    assert manifest.settings["max_bytes"] == limit
+    assert "max_bytes" not in manifest_of(pack(tmp_path / "in", tmp_path / "o")).settings
 
 
 def test_every_image_by_its_name_is_packed_or_a_reject(tmp_path: Path) -> None:
@@ -326,8 +319,7 @@ def test_every_image_by_its_name_is_packed_or_a_reject(tmp_path: Path) -> None:
     write_files(tmp_path / "tars", {"x.tar": tar_bytes([("a.jpg", jpeg(1)), *odd.items()])})
     for kind in ("folder", "tars"):
         manifest = manifest_of(pack(tmp_path / kind, tmp_path / f"out-{kind}"))
-        assert manifest.samples == 2
-        assert manifest.rejects == {"not_an_image": 1, "unsupported": 1}
+        assert (manifest.samples, manifest.rejects) == (2, {"not_an_image": 1, "unsupported": 1})
 
 
 def test_what_is_no_input_is_counted_by_its_kind_and_told(

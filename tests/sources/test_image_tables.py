@@ -4,8 +4,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.kit.packs import jpeg, pack, rows_of, sample, samples_of, source_of, write_table
+from tests.kit.packs import (
+    jpeg,
+    pack,
+    peak_of_reading,
+    rows_of,
+    sample,
+    samples_of,
+    source_of,
+    write_table,
+)
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
@@ -74,44 +81,16 @@ def test_a_column_that_a_filter_names_must_be_in_the_table(tmp_path: Path) -> No
     pack(tmp_path / "t.parquet", tmp_path / "out", "--filter", "aesthetic > 4 and caption")
 
 
-PEAK = """
-import resource, sys
-from wdsprep.sources.base import Columns
-from wdsprep.sources.recognise import recognise
-from pathlib import Path
-import pyarrow.parquet
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-source = recognise(sys.argv[1], columns=Columns(), rows_per_item=10_000)
-before = peak()
-count = sum(len(row.image) > 0 for item in source.items() for row in source.read(item))
-print(count, (peak() - before) // 1024)
-"""
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("group", [200, 6000])
 def test_tables_are_streamed_in_bounded_memory(group: int, tmp_path: Path) -> None:
     """300 MB, in many row groups or in one: the peak grows by far less."""
-    shm = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else tmp_path
-    path = shm / f"wdsprep-test-{os.getpid()}.parquet"
-    schema = pa.schema({"jpg": pa.binary(), "caption": pa.string()})
-    image = os.urandom(50_000)
-    try:
-        with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
-            for start in range(0, 6000, group):
-                rows = [
-                    {"jpg": n.to_bytes(4, "big") + image, "caption": f"c {n}"}
-                    for n in range(start, start + group)
-                ]
-                writer.write_table(pa.Table.from_pylist(rows, schema), row_group_size=group)
-        words = [sys.executable, "-c", PEAK, str(path)]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-    finally:
-        path.unlink()
-    count, peak_mb = map(int, done.stdout.split())
-    assert count == 6000
-    assert peak_mb < 100
+    path, image = tmp_path / "t.parquet", os.urandom(50_000)
+    rows = pa.table({"jpg": [n.to_bytes(4, "big") + image for n in range(group)]})
+    with pq.ParquetWriter(path, rows.schema, compression="none", use_dictionary=False) as writer:
+        for _ in range(6000 // group):
+            writer.write_table(rows, row_group_size=group)
+    assert peak_of_reading(path) < 100
 
 
 COUNT = 12
@@ -167,22 +146,13 @@ def test_a_shard_that_an_index_names_has_to_be_there_and_whole(
     with pytest.raises(SourceError, match=r"shard.00001.mds is damaged \(its sha256 is not what"):
         rows_of(place)
     shard.unlink()
-    with pytest.raises(
-        SourceError, match=r"index.json lists shard.00001.mds, which does not exist"
-    ):
+    with pytest.raises(SourceError, match=r"index.json lists shard.00001.mds, which does not"):
         list(source_of(place).items())
-
-
-def test_a_compressed_shard_is_held_against_the_digest_of_what_lies_there(
-    foreign_sets: Path, tmp_path: Path
-) -> None:
-    place = copied(foreign_sets, "png", tmp_path)
-    shard = next(place.glob("*.gz"))
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
+    shard = next(copied(foreign_sets, "png", tmp_path / "zipped").glob("*.gz"))
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     with pytest.raises(SourceError, match=r"mds.gz is damaged \(its md5 is not what"):
-        rows_of(place)
+        rows_of(shard.parent)
 
 
 def test_an_index_is_needed_and_has_to_be_one(foreign_sets: Path, tmp_path: Path) -> None:
@@ -240,10 +210,7 @@ def test_all_splits_are_read_by_their_names(place: Path) -> None:
         assert (row.image, row.caption) == (jpeg(number), f"picture {number}")
         assert row.facts == {"n": number, "text": f"picture {number}"}
     assert source_of(place).count(items[0]) == 4
-
-
-def test_one_split_is_a_dataset(place: Path) -> None:
-    assert len(rows_of(place / "train")) == 8
+    assert len(rows_of(place / "train")) == 8  # one split is a dataset
 
 
 def test_a_file_that_the_state_names_has_to_be_there_and_sound(place: Path) -> None:
