@@ -30,14 +30,10 @@ AREA = about(
 """The declaration of `max_area`, wherever images are looked at."""
 
 
-def _max_bytes(given: object) -> int:
-    return parse_size(given) or MAX_NBYTES
-
-
 NBYTES = about(
     "Reject images of more bytes than this.",
     HEADING,
-    read=_max_bytes,
+    read=lambda size: parse_size(size) or MAX_NBYTES,
     metavar="SIZE",
     usual="250MB",
     example="250MB",

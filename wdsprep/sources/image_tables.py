@@ -281,10 +281,6 @@ def holds_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def image_column(schema: pa.Schema) -> str:
-    return likely_image([field.name for field in schema if holds_bytes(field.type)])
-
-
 def likely_image(held: Sequence[str]) -> str:
     """Return the column of bytes that most likely holds images, or "" if there is none."""
     return first_of(IMAGE_NAMES, held) or next(iter(held), "")

@@ -1,6 +1,7 @@
 """Which files of a folder are meant: by a name, a glob, a `{000..010}` pattern, or their kind."""
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterator
 
@@ -29,7 +30,8 @@ class Pattern:
         self._count = len(wanted)
         self._missing = {name for name in wanted if not is_glob(name)}
         self._globs = [re.compile(fnmatch.translate(name)) for name in wanted if is_glob(name)]
-        self.start = _common_start(wanted)
+        ends = [re.split(r"[*?\[]", name)[0] for name in (min(wanted), max(wanted))]
+        self.start = os.path.commonprefix(ends)  # noqa: RUF071  (characters are meant)
         """The text that every match begins with, so that a listing passes over what cannot be
         one."""
 
@@ -116,8 +118,7 @@ def is_tar(name: str) -> bool:
 
 def tar_stem(name: str) -> str:
     """Return the name of a tar without its ending, which is one of TAR_ENDINGS."""
-    ending = next((end for end in TAR_ENDINGS if name.endswith(end)), "")
-    return name.removesuffix(ending)
+    return next((name.removesuffix(end) for end in TAR_ENDINGS if name.endswith(end)), name)
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -146,9 +147,3 @@ def expand_braces(pattern: str) -> list[str]:
 
 def is_glob(name: str) -> bool:
     return any(character in name for character in "*?[")
-
-
-def _common_start(names: list[str]) -> str:
-    start = re.split(r"[*?\[]", min(names))[0], re.split(r"[*?\[]", max(names))[0]
-    same = next((i for i, (a, b) in enumerate(zip(*start, strict=False)) if a != b), None)
-    return start[0][: min(map(len, start)) if same is None else same]

@@ -233,11 +233,11 @@ def _table_source(
     from wdsprep.sources.url_tables import UrlSource, url_column
 
     if kinds == PARQUET and not columns.url:
-        from wdsprep.sources.image_tables import TableSource, image_column
+        from wdsprep.sources.image_tables import TableSource, holds_bytes
         from wdsprep.sources.tables.parquet import ParquetTable
 
         table = ParquetTable(shared_store(url), next(table_files(url, pattern, PARQUET)).name)
-        has_images = bool(columns.image or image_column(table.schema))
+        has_images = columns.image or any(map(holds_bytes, table.schema.types))
         if has_images or not url_column(table.texts()):
             return TableSource(
                 url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item

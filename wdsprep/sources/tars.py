@@ -148,27 +148,43 @@ class TarsSource:
             raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
         if found.unread:
             found = self._follow_links(found, tar)
-        if found.unread and not self.has_images:  # empty fields, but for images that are too large
-            names = [
-                name
-                for name, nbytes in found.unread.items()
-                if isinstance(nbytes, int)
-                and nbytes <= self.max_nbytes
-                and (self._is_in_role(name) or self._is_image(name))
-            ]
-            unread = {name: what for name, what in found.unread.items() if name not in names}
-            fields = {**dict.fromkeys(names, b""), **found.fields}
-            found = replace(found, fields=fields, unread=unread)
-        image = self._image(found.fields)
-        in_roles = self._in_roles(found) if self.columns.roles else {}
-        sample = self._sample(found, image, in_roles, source, table)
-        fields, texts = found.fields, self.columns.texts
-        if found.unread or len(fields) != 1 + len(texts & fields.keys()) or not sample:
-            used = texts | {image, *in_roles.values()} if sample else frozenset[str]()
-            for name in (*found.fields, *(found.unread or ())):
+        fields, unread, texts = found.fields, found.unread or {}, self.columns.texts
+        if unread and not self.has_images:  # empty fields, but for images that are too large
+            reader = replace(self, has_images=True)
+            images = {
+                name: b""
+                for name, nbytes in unread.items()
+                if name not in texts and reader.wants(name, int(nbytes), ())
+            }
+            fields = {**images, **fields}
+            unread = {name: nbytes for name, nbytes in unread.items() if name not in images}
+        image = self._image(fields)
+        in_roles = self._in_roles(fields, unread) if self.columns.roles else {}
+        for name, nbytes in unread.items():
+            if name in texts:
+                check_nbytes(name, int(nbytes), MAX_TEXT_NBYTES)
+            elif not image and self._is_image(name):  # else one that was read stands in its place
+                check_nbytes(name, int(nbytes), self.max_nbytes)
+        if not image:
+            if not texts.isdisjoint(fields):
+                there = ", ".join(sorted(fields))
+                raise RejectedError(Code.NO_IMAGE, f"the sample has only {there}")
+            for name in (*fields, *unread):  # some other file in the tar
+                left_out(f".{name}")
+            return None
+        facts = self._facts(found, table)
+        captions = captions_of(facts, self.columns.caption)
+        if (name := self.columns.caption_file(fields)) and not self.columns.caption:
+            captions = apply_caption_file(decode_text(fields[name], name), captions)
+        further = tuple([RoleImage(name, fields[field]) for name, field in in_roles.items()])
+        used = {image, *texts, *in_roles.values()}
+        if unread or not used.issuperset(fields):
+            for name in (*fields, *unread):
                 if name not in used:
                     left_out(f".{name}")
-        return sample
+        return Sample(
+            source=source, image=fields[image], captions=captions, facts=facts, images=further
+        )
 
     def wants(self, name: str, nbytes: int, before: Mapping[str, bytes]) -> bool:
         """Return whether a member of a sample is to be read.
@@ -221,7 +237,9 @@ class TarsSource:
     def _is_in_role(self, name: str) -> bool:
         return any(role.number(name) is not None for role in self.columns.roles)
 
-    def _in_roles(self, found: TarSample) -> dict[str, str]:
+    def _in_roles(
+        self, fields: Mapping[str, bytes], unread: Mapping[str, int | str]
+    ) -> dict[str, str]:
         """Return the members of a sample that are images in roles, by their names as such.
 
         They are in the order of the roles, and of the numbers in their names. Raise RejectedError
@@ -229,42 +247,14 @@ class TarsSource:
         """
         members: list[tuple[str, str]] = []
         for role in self.columns.roles:
-            there = (*found.fields, *(found.unread or ()))
-            numbers = ((role.number(name), name) for name in there)
+            numbers = ((role.number(name), name) for name in (*fields, *unread))
             numbered = [(number, name) for number, name in numbers if number is not None]
             members += ((image_name(role.name, n), name) for n, name in number_files(numbered))
         check_names(image for image, _ in members)
         for image, name in members:
             with naming_role(image):
-                check_nbytes(name, int((found.unread or {}).get(name) or 0), self.max_nbytes)
+                check_nbytes(name, int(unread.get(name, 0)), self.max_nbytes)
         return dict(members)
-
-    def _sample(
-        self,
-        found: TarSample,
-        image: str,
-        in_roles: Mapping[str, str],
-        source: str,
-        table: str,
-    ) -> Sample | None:
-        fields = found.fields
-        for name, nbytes in (found.unread or {}).items():
-            if name in self.columns.texts:
-                check_nbytes(name, int(nbytes), MAX_TEXT_NBYTES)
-            elif not image and self._is_image(name):  # else one that was read stands in its place
-                check_nbytes(name, int(nbytes), self.max_nbytes)
-        if not image:
-            if self.columns.texts.isdisjoint(fields):
-                return None  # some other file in the tar
-            raise RejectedError(Code.NO_IMAGE, f"the sample has only {', '.join(sorted(fields))}")
-        facts = self._facts(found, table)
-        captions = captions_of(facts, self.columns.caption)
-        if (name := self.columns.caption_file(fields)) and not self.columns.caption:
-            captions = apply_caption_file(decode_text(fields[name], name), captions)
-        images = tuple(RoleImage(name, fields[field]) for name, field in in_roles.items())
-        return Sample(
-            source=source, image=fields[image], captions=captions, facts=facts, images=images
-        )
 
     def _follow_links(self, found: TarSample, tar: str) -> TarSample:
         """Return the sample with the bytes of members that its links name, if they are wanted.

@@ -26,6 +26,7 @@ from wdsprep.sources.base import (
 )
 from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.sources.patterns import TEXT_TABLES, table_files
+from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.text import Table, open_table
 from wdsprep.store.base import Entry
 from wdsprep.text import list_columns, shown
@@ -71,31 +72,36 @@ class UrlSource(Tables):
         return self._url_column(table, first.name), table.columns()
 
     def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
-        name = item.parts[0][0]
-        table = open_table(self.url, name)
-        column = self._url_column(table, name)
-        where, numbers = _place(item)
-        for number, row in table.rows(where):
-            if numbers is None or number in numbers:
-                source = source_name(name, number)
-                yield source, partial(self._sample, row, column, source)
+        column, rows = self._rows(item)
+        for number, row in rows:
+            source = source_name(item.parts[0][0], number)
+            yield source, partial(self._sample, row, column, source)
 
     def urls(self, item: Item, /) -> Iterator[str]:
         """Yield the URLs of each row of an item, be they valid or not: of its image, then by role.
 
         Rows that cannot be read, or have no text in the column of URLs, are skipped.
         """
-        name = item.parts[0][0]
-        table = open_table(self.url, name)
-        column, roles = self._url_column(table, name), self.columns.roles
-        in_roles = self.columns.in_roles(table.columns()) if roles else []
-        where, numbers = _place(item)
-        for number, row in table.rows(where, only=(column, *in_roles)):
-            if numbers is not None and number not in numbers:
-                continue
+        column, rows = self._rows(item, urls_alone=True)
+        for _, row in rows:
             if isinstance(row, dict) and isinstance(url := row.get(column), str):
                 yield url.strip()
-                yield from (url for role in roles for url in field_texts(role, row) if url)
+                for role in self.columns.roles:
+                    yield from filter(None, field_texts(role, row))
+
+    def _rows(
+        self, item: Item, *, urls_alone: bool = False
+    ) -> tuple[str, Iterator[tuple[int, TableRow]]]:
+        """Return the column of URLs, and the rows of an item, each after its number in the table.
+
+        With `urls_alone`, no other columns are read where that is possible.
+        """
+        table = open_table(self.url, item.parts[0][0])
+        column = self._url_column(table, table.name)
+        only = (column, *self.columns.in_roles(table.columns())) if urls_alone else ()
+        where, numbers = _place(item)
+        rows = table.rows(where, only)
+        return column, (row for row in rows if numbers is None or row[0] in numbers)
 
     def _url_column(self, table: Table, name: str) -> str:
         """Return the name of the column of URLs in a table.

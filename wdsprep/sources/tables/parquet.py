@@ -146,22 +146,20 @@ def values_in(column: pa.Array) -> list[Any]:
     return _one_by_one(column, lambda some: [*some.to_pylist()])
 
 
-def _one_by_one(some: Any, convert: Callable[[Any], list[Any]], what: str = "the row") -> list[Any]:
+def _one_by_one(some: Any, convert: Callable[[Any], list[Any]]) -> list[Any]:
     """Convert Arrow data to Python, one value at a time if not all can be converted.
 
-    A value that cannot be converted is replaced by a RejectedError about `what`. Arrow reads out
+    A value that cannot be converted is replaced by a RejectedError. Arrow reads out
     of bounds if its data is not valid, so the data is validated first.
     """
     try:
-        with parsing_sample(what):
+        with parsing_sample("the row"):
             some.validate(full=True)
             return convert(some)
     except RejectedError as refused:
         if len(some) == 1:
             return [refused]
-        return [
-            row for at in range(len(some)) for row in _one_by_one(some.slice(at, 1), convert, what)
-        ]
+        return [row for at in range(len(some)) for row in _one_by_one(some.slice(at, 1), convert)]
 
 
 def read_rows(store: Store, name: str) -> Iterator[TableRow]:

@@ -70,10 +70,12 @@ class TextTable:
         The place is what the method `rows` takes.
         """
         with self._lines() as lines:
+            records: Iterator[object] = (line for line in lines if line.strip())
             if self._kind in DELIMITERS:
                 self._header(lines)
+                records = self._csv_records(lines)
             first, start, count = 0, lines.at, 0
-            for _ in self._records(lines):
+            for _ in records:
                 count += 1
                 if count == rows:
                     yield f"{start}:{lines.at}:{first}", count
@@ -123,20 +125,12 @@ class TextTable:
         check_columns(what, found)
         return found
 
-    def _records(self, lines: "_Lines") -> Iterator[None]:
-        """Find the end of each record of a table, and yield None there.
-
-        `lines` then stands where the next record begins. Empty lines are no records.
-        """
-        if self._kind in DELIMITERS:
-            return self._csv_records(lines)
-        return (None for line in lines if line.strip())
-
     def _csv_records(self, lines: "_Lines") -> Iterator[None]:
         """Find the end of each record of a CSV file, and yield None there.
 
-        A line without a quote is a record. Only the csv module knows where other records end.
-        Raise SourceError if a quote is never closed and swallows further lines.
+        `lines` then stands where the next record begins. A line without a quote is a record, unless
+        it is empty. Only the csv module knows where other records end. Raise SourceError if a quote
+        is never closed and swallows further lines.
         """
         record = _OneRecord(lines)
         cells = csv.reader(_decode_lines(record), delimiter=DELIMITERS[self._kind])
