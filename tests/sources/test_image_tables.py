@@ -87,7 +87,8 @@ def test_tables_are_streamed_in_bounded_memory(group: int, tmp_path: Path) -> No
     """300 MB, in many row groups or in one: the peak grows by far less."""
     path, image = tmp_path / "t.parquet", os.urandom(50_000)
     rows = pa.table({"jpg": [n.to_bytes(4, "big") + image for n in range(group)]})
-    with pq.ParquetWriter(path, rows.schema, compression="none", use_dictionary=False) as writer:
+    options = {"compression": "none", "use_dictionary": False, "write_batch_size": 100}
+    with pq.ParquetWriter(path, rows.schema, **options) as writer:  # whose pages are small
         for _ in range(6000 // group):
             writer.write_table(rows, row_group_size=group)
     assert peak_of_reading(path) < 100

@@ -43,7 +43,7 @@ from wdsprep.sources.tables.mds import (
     shards_there,
     value_of,
 )
-from wdsprep.sources.tables.parquet import open_parquet, rows_in
+from wdsprep.sources.tables.parquet import is_bytes, open_parquet, rows_in
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry
 from wdsprep.text import list_columns, shown
@@ -276,9 +276,7 @@ def _find_image(
 def holds_bytes(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return "bytes" in [field.name for field in kind] and holds_bytes(kind.field("bytes").type)
-    return bool(
-        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
-    )
+    return is_bytes(kind)
 
 
 def likely_image(held: Sequence[str]) -> str:

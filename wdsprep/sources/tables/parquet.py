@@ -28,9 +28,9 @@ from wdsprep.sources.tables import TableRow
 from wdsprep.store.base import Store
 
 BATCH_ROWS = 1_000
-READ_ROWS, READ_NBYTES, NESTED_ROWS = 1 << 16, 16 << 20, 16
+READ_ROWS, READ_NBYTES, FEW_ROWS = 1 << 16, 16 << 20, 16
 """The most rows that are read at once, about how many bytes of them, and how many rows are read
-at least, and of nested values."""
+at least, and of bytes and nested values."""
 BUFFER_NBYTES = 1 << 20
 NUMBERS = {"bool": "|b1", "int": "<i8", "uint64": "<u8", "float": "<f4", "double": "<f8"}
 """Kinds of columns of numbers, and how NumPy may hold them."""
@@ -182,9 +182,10 @@ class OpenParquet:
     2 GB does so, and so does a list of as many values, before they are refused. What a footer says
     of column chunks is not asked for: over damaged ones pyarrow ends the process.
 
-    A page may name one long value of its dictionary a million times. So texts and bytes are read as
-    their dictionaries, and a batch is made of these only once it is known how long it will be.
-    Arrow does not do that for values in structs and lists, so of those few rows are read at once.
+    A page may name one long value of its dictionary a million times. So texts are read as their
+    dictionaries, and a batch is made of these only once it is known how long it will be. Arrow does
+    not do that for values in structs and lists, and of a column of bytes it would hold all
+    dictionaries to the end of a row group. So of these few rows are read at once.
     """
 
     def __init__(self, store: Store, name: str, content: bytes | None = None) -> None:
@@ -197,7 +198,7 @@ class OpenParquet:
             self._file = pq.ParquetFile(file, buffer_size=BUFFER_NBYTES, pre_buffer=False)
             self.schema: pa.Schema = _without_dictionaries(self._file.schema_arrow)
             about = self._file.metadata
-            texts = [field.name for field in self.schema if _is_variable(field.type)]
+            texts = [f.name for f in self.schema if _is_variable(f.type) and not is_bytes(f.type)]
             self._file = pq.ParquetFile(
                 file,
                 metadata=about,
@@ -226,11 +227,12 @@ class OpenParquet:
     ) -> Iterator[pa.RecordBatch]:
         """Yield up to `rows` rows at a time, of these row groups and columns, or of all."""
         names = list(columns or self.schema.names)
-        has_nested = any(pa.types.is_nested(self.schema.field(name).type) for name in names)
+        kinds = [self.schema.field(name).type for name in names]
+        reads_few = any(pa.types.is_nested(kind) or is_bytes(kind) for kind in kinds)
         with self._parsing():
             for group in range(len(self.groups)) if groups is None else groups:
                 mean_nbytes = max(1, self._unpacked[group] // max(1, self.groups[group]))
-                some = NESTED_ROWS if has_nested else max(NESTED_ROWS, READ_NBYTES // mean_nbytes)
+                some = FEW_ROWS if reads_few else max(FEW_ROWS, READ_NBYTES // mean_nbytes)
                 batches = self._file.iter_batches(
                     min(some, READ_ROWS), row_groups=[group], columns=names, use_threads=False
                 )
@@ -283,16 +285,13 @@ def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields, schema.metadata)
 
 
+def is_bytes(kind: pa.DataType) -> bool:
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(is_bytes or pa.types.is_binary_view(kind))
+
+
 def _is_variable(kind: pa.DataType) -> bool:
-    return any(
-        test(kind)
-        for test in (
-            pa.types.is_string,
-            pa.types.is_binary,
-            pa.types.is_large_string,
-            pa.types.is_large_binary,
-        )
-    )
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_bytes(kind))
 
 
 def _decoded_nbytes(column: pa.Array) -> int:
