@@ -154,7 +154,7 @@ class TarsSource:
             images = {
                 name: b""
                 for name, nbytes in unread.items()
-                if name not in texts and reader.wants(name, int(nbytes), ())
+                if name not in texts and reader.wants(name, int(nbytes), {})
             }
             fields = {**images, **fields}
             unread = {name: nbytes for name, nbytes in unread.items() if name not in images}
