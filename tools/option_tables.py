@@ -30,7 +30,7 @@ def shown(option: Option) -> str:
     """An option with a value, as it may be typed."""
     about, name = option.about, option.spelled
     value = about.example or "|".join(filter(None, about.choices))
-    if not value and about.usual is True:
+    if not value and option.usual is True:
         value = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
     value = value or about.metavar
     if not option.is_command:

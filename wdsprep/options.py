@@ -68,8 +68,9 @@ class About:
     spelling: str = ""
     """The spelling on a command line if that is not the name: `-o`."""
     metavar: str = ""
-    usual: bool | str = False
-    """What the help shows as default: the default itself (True), or these words."""
+    usual: bool | str | None = None
+    """What the help shows as default: the default itself (True), nothing (False), or these words.
+    With None it is the default, unless that is empty or 0."""
     least: float | None = None
     most: float | None = None
     choices: Sequence[str] = ()
@@ -154,6 +155,12 @@ class Option:
     @property
     def is_number(self) -> bool:
         return self.kind in NUMBERS
+
+    @property
+    def usual(self) -> bool | str:
+        """Return what the help shows as default: the default itself (True), or other words."""
+        usual = self.about.usual
+        return bool(self.default) and not self.is_required if usual is None else usual
 
     def read(self, given: Any) -> Any:
         """Return the value of the option for what a user gave.

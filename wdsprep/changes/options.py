@@ -189,7 +189,6 @@ class DuplicatesOptions(JobOptions):
         default=DISTANCE,
         read=_check_distance,
         parse=int,
-        usual=True,
     )
     where: str = option_field(
         "Compare only samples that meet this condition, such as \"language == 'en'\".",

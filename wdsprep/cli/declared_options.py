@@ -70,7 +70,7 @@ def option_of(declared: Option) -> HeadedOption:
         required=declared.is_required,
         type=None if declared.is_flag else Value(declared),
         metavar=None if declared.is_flag else metavar_of(declared),
-        show_default=about.usual,
+        show_default=declared.usual,
         help=about.help,
     )
 

@@ -68,7 +68,11 @@ class PlanOptions(Options):
         metavar="SIZE=N,...",
     )
     samples_per_shard: int = option_field(
-        "Plan --counts with so many samples in a shard.", IMAGES, default=10_000, least=1
+        "Plan --counts with so many samples in a shard.",
+        IMAGES,
+        default=10_000,
+        least=1,
+        usual=False,
     )
     resolution: int | Sequence[int] | None = option_field(
         "Plan for these resolutions; by default those of the trials, or 256 and 512.",
@@ -86,7 +90,7 @@ class PlanOptions(Options):
         is_place=True,
         is_many=True,
     )
-    gpus: int = option_field("Plan with this many GPUs.", SPEED, default=1, least=1, usual=True)
+    gpus: int = option_field("Plan with this many GPUs.", SPEED, default=1, least=1)
     price: float = option_field(
         "Plan with this price in dollars for an hour of a GPU.", SPEED, default=0.0, least=0
     )
@@ -96,10 +100,9 @@ class PlanOptions(Options):
         default="sd2",
         choices=[name for name in MODELS if name != "tiny"],
         metavar="NAME",
-        usual=True,
     )
     latents: str = option_field(
-        "Plan with this kept of each image.", MODEL, default="sample", choices=LATENTS, usual=True
+        "Plan with this kept of each image.", MODEL, default="sample", choices=LATENTS
     )
     flip: bool = option_field("Plan with latents of mirror images too.", MODEL, default=False)
     roles: str | Sequence[str] = option_field(
@@ -112,14 +115,13 @@ class PlanOptions(Options):
         usual="target",
     )
     text: str = option_field(
-        "Plan with this kept of each caption.", MODEL, default="emb", choices=TEXTS, usual=True
+        "Plan with this kept of each caption.", MODEL, default="emb", choices=TEXTS
     )
     tokens: int = option_field(
         "Plan with captions of this many tokens, if the model stores no more than they have.",
         MODEL,
         default=TOKENS,
         least=1,
-        usual=True,
     )
     as_json: bool = False
 

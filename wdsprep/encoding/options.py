@@ -123,7 +123,6 @@ class EncodeWorkerOptions(WorkerRangeOptions):
         WORKERS,
         default="auto",
         choices=DEVICES,
-        usual=True,
         order=-1,
     )
     workers: int | str | tuple[int, int] = option_field(
@@ -132,7 +131,6 @@ class EncodeWorkerOptions(WorkerRangeOptions):
         WORKERS,
         default="auto",
         read=parse_workers,
-        usual=True,
         metavar="AUTO|N|MIN:MAX",
         example="auto|N|MIN:MAX",
         page="how many workers; `auto` is one for each core, or as many as the cluster's "

@@ -109,6 +109,7 @@ class RecipeOptions(Options):
         "Reject images that would lose more than this part of their area, such as 0.2.",
         MODEL,
         default=1.0,
+        usual=False,
         read=check_max_crop,
         code=Code.ASPECT_RATIO,
         remedy="--overwrite with a larger --max-crop, with more --shapes, or with another "
@@ -122,6 +123,7 @@ class RecipeOptions(Options):
         "given. Without the option they are rejected.",
         MODEL,
         default=1.0,
+        usual=False,
         least=1,
         most=MOST_UPSCALE,
         bare=UPSCALE,
@@ -137,7 +139,6 @@ class RecipeOptions(Options):
         MODEL,
         default=LATENTS[0],
         choices=LATENTS,
-        usual=True,
         page="what to keep of the VAE's distribution: a sample, its mean, or moments (mean and "
         "log-variance, to sample from anew in each epoch). auto is a sample; SANA's VAE has no "
         "distribution, and its output is kept. none is [text alone](#text-alone)",
@@ -187,7 +188,6 @@ class RecipeOptions(Options):
         MODEL,
         default=TEXTS[0],
         choices=TEXTS,
-        usual=True,
         page="what to keep of captions: embeddings, the ids of each tokenizer (for trainers "
         "that run the text encoders themselves), or nothing",
     )
@@ -206,7 +206,6 @@ class RecipeOptions(Options):
         default=DTYPES[0],
         choices=DTYPES,
         inner=CHOSEN_DTYPES,
-        usual=True,
         page="compute in this precision; auto is fp32 on the CPU, and on a GPU [the precision "
         "that is right for each network](#precision). A value that overflows is computed again "
         "in fp32",
@@ -217,7 +216,6 @@ class RecipeOptions(Options):
         MODEL,
         default=DECODES[0],
         choices=DECODES,
-        usual=True,
         page="decode large JPEGs [at a reduced size](#decoding) (fast), or at full size",
     )
     seed: int = option_field(
@@ -234,7 +232,6 @@ class RecipeOptions(Options):
         MODEL,
         default="sd2",
         known=MODELS,
-        usual=True,
         order=-1,
         example="NAME|REPO[@REV]|FOLDER",
         page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "

@@ -38,22 +38,20 @@ class FetchOptions(Options):
         DOWNLOADING,
         default=10.0,
         least=0.1,
-        usual=True,
     )
     retries: int = option_field(
-        "Try a failed URL so many more times.", DOWNLOADING, default=2, least=0, usual=True
+        "Try a failed URL so many more times.", DOWNLOADING, default=2, least=0
     )
     requests: int = option_field(
         "Have so many requests under way at a time from one machine.",
         DOWNLOADING,
         default=256,
         least=1,
-        usual=True,
         page="have so many requests under way at a time from one machine, or from each node of "
         "a Ray cluster; its workers share them",
     )
     per_host: int = option_field(
-        "Have so many requests under way at one host.", DOWNLOADING, default=8, least=1, usual=True
+        "Have so many requests under way at one host.", DOWNLOADING, default=8, least=1
     )
     contact: str = option_field(
         "Show this URL or mail address to servers.", DOWNLOADING, default="", read=check_contact

@@ -23,7 +23,6 @@ AREA = about(
     "Reject images of more pixels than this.",
     HEADING,
     least=1,
-    usual=True,
     code=Code.TOO_LARGE,
     remedy="--overwrite with a larger --max-area takes larger images",
 )
@@ -146,7 +145,6 @@ class ImageOptions(Options):
         default=1.0,
         read=partial(_read_limit, kind=float, least=0, most=1),
         metavar="N",
-        usual=True,
         code=Code.TRANSPARENT,
         remedy="--overwrite with a larger --max-alpha takes images that show less",
         example="0.5",

@@ -101,7 +101,6 @@ class ShardSizes(Options):
         OUTPUT,
         default=10_000,
         least=1,
-        usual=True,
     )
     max_shard_size: int | str = option_field(
         "Begin another shard before the last one has more bytes than this.",
@@ -110,7 +109,6 @@ class ShardSizes(Options):
         read=parse_size,
         least=1,
         metavar="SIZE",
-        usual=True,
     )
 
     @cached_property
@@ -128,7 +126,6 @@ class PackRules(ShardSizes, ImageOptions):
         IMAGES,
         default="256,512",
         read=parse_buckets,
-        usual=True,
         order=-2,
         page="the smallest shorter side of each bucket",
     )
@@ -137,7 +134,6 @@ class PackRules(ShardSizes, ImageOptions):
         IMAGES,
         default="full",
         choices=("full", "header"),
-        usual=True,
         order=-2,
     )
     max_bytes: int | str = option_field(
@@ -417,7 +413,6 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
         SOURCE,
         default="auto",
         choices=FORMATS,
-        usual=True,
         page="what to read, if the source is a folder with several kinds of input",
     )
     retry_rejected: bool = option_field(

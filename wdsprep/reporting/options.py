@@ -35,9 +35,7 @@ class InspectOptions(OverviewOptions):
     join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
         default=(), metadata=JOIN
     )
-    limit: int = option_field(
-        "Show this many samples of --where.", SAMPLES, default=20, least=0, usual=True
-    )
+    limit: int = option_field("Show this many samples of --where.", SAMPLES, default=20, least=0)
     out: "str | os.PathLike[str]" = option_field(
         "Write the members of the sample into this folder.",
         OUTPUT,
@@ -50,7 +48,7 @@ class InspectOptions(OverviewOptions):
 
 
 def _samples(of: str, heading: str, page: str) -> Mapping[str, About]:
-    return about(f"Show {of}.", heading, least=0, usual=True, page=page)
+    return about(f"Show {of}.", heading, least=0, page=page)
 
 
 def _seed(heading: str, page: str) -> Mapping[str, About]:
@@ -93,7 +91,6 @@ class ReportOptions(ListenedOptions):
         SAMPLES,
         default=MAX_AREA,
         least=1,
-        usual=True,
         page="do not show images of more pixels",
     )
     duplicates: "str | os.PathLike[str]" = option_field(
@@ -113,7 +110,6 @@ class ReportOptions(ListenedOptions):
         spelling="-o",
         metavar="FILE",
         is_place=True,
-        usual=True,
         page="where to write it: a path or a URL of [any place](../packing/README.md#places)",
     )
     yes: bool = field(
@@ -134,7 +130,6 @@ class CardOptions(ListenedOptions):
         "Write the card for this dataset on the hub.",
         CARD,
         default=REPO,
-        usual=True,
         page="the dataset on the hub that the card describes",
     )
     license: str = option_field(

@@ -60,7 +60,6 @@ def batch_size(help_text: str, page: str) -> Mapping[str, About]:
         WORKERS,
         read=parse_auto,
         metavar="AUTO|N",
-        usual=True,
         order=-2,
         example="auto|N",
         page=page,
@@ -183,7 +182,6 @@ class WorkerOptions(Options):
         default="auto",
         choices=RUNNERS,
         order=1,
-        usual=True,
     )
     ray_address: str | None = option_field(
         "Use the Ray cluster whose head is at this HOST:PORT; auto is that of this machine.",
@@ -200,7 +198,6 @@ class WorkerOptions(Options):
         WORKERS,
         default=3,
         least=1,
-        usual=True,
         order=1,
     )
 

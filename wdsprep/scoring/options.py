@@ -135,7 +135,6 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         MODEL,
         default=EMBEDDINGS[0],
         choices=EMBEDDINGS,
-        usual=True,
     )
     processor: str = option_field(
         "Prepare images by the model's processor of this kind; auto takes the fast one if "
@@ -143,7 +142,6 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         MODEL,
         default=PROCESSORS[0],
         choices=PROCESSORS,
-        usual=True,
         page="[which kind](#fast-and-slow-processors) of the model's own image processor; auto "
         "is the one that transformers takes",
     )
@@ -152,7 +150,6 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         MODEL,
         default=DTYPES[0],
         choices=DTYPES,
-        usual=True,
     )
     language: bool = option_field(
         "Add columns for the language of each caption, its length and how often it occurs; "
