@@ -15,7 +15,7 @@ import pytest
 
 from tests.kit.laid_out import lay_out
 from tests.kit.mds import write_mds, zip_shard
-from tests.kit.packs import jpeg, rows_of
+from tests.kit.packs import jpeg, rows_of, write_files
 from wdsprep.cli import main
 from wdsprep.dataset.rejects import Reject
 from wdsprep.encoding.captions.table import CaptionTable
@@ -156,11 +156,8 @@ def test_a_shard_that_is_said_to_unpack_to_far_more_is_not_read(tmp_path: Path, 
         rows_of(place)
     (place / "shard.00000.mds").write_bytes(data)
     index = (place / "index.json").read_text().replace(str(2**31), str(len(data)))
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "index.json").write_text(index)
-    (other / "shard.00000.mds").write_bytes(data)
-    assert len(rows_of(other)) == 3
+    files: dict[str, bytes | str] = {"index.json": index, "shard.00000.mds": data}
+    assert len(rows_of(write_files(tmp_path / "other", files))) == 3
 
 
 def test_a_sample_whose_lengths_are_not_its_own_is_refused_alone(tmp_path: Path) -> None:
@@ -180,25 +177,17 @@ def test_a_sample_whose_lengths_are_not_its_own_is_refused_alone(tmp_path: Path)
 # --- tables
 
 
-def doubled(place: Path, kind: str) -> Path:
-    place.mkdir()
-    path = place / f"t.{kind}"
-    if kind == "parquet":
-        columns = [pa.array(["http://127.0.0.1/1.jpg"]), pa.array(["a"]), pa.array(["k"])]
-        table = pa.Table.from_arrays([*columns, columns[1]], ["url", "caption", "key", "caption"])
-        pq.write_table(table, path)
-        return path
-    mark = "\t" if kind == "tsv" else ","
-    lines = [["url", "caption", "key", "caption"], ["http://127.0.0.1/1.jpg", "a", "k", "b"]]
-    path.write_text("".join(mark.join(line) + "\n" for line in lines))
-    return path
-
-
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
 def test_two_columns_of_one_name_are_one_line(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = doubled(tmp_path / "tables", kind)
+    path = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        names = ["url", "caption", "key", "caption"]
+        pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 4, names), path)
+    else:
+        lines = ["url,caption,key,caption", "http://127.0.0.1/1.jpg,a,k,b", ""]
+        path.write_text("\n".join(lines).replace(",", "\t" if kind == "tsv" else ","))
     said = said_by(["pack", str(path), str(tmp_path / "out")], capsys)
     assert f"t.{kind} has two columns 'caption': give each a name of its own" in said
     if kind == "parquet":
@@ -244,30 +233,33 @@ def test_zero_bytes_and_deep_or_huge_lines_cost_their_rows_alone(tmp_path: Path)
     assert len(rows_of(tmp_path / "t.csv")) == 2
 
 
-def parquet_with_rows(path: Path, rows: int) -> None:
-    """A table of one row whose footer claims more of them."""
-    pq.write_table(pa.table({"image": [jpeg(1)], "n": [1]}), path, write_statistics=False)
-    data, claimed = path.read_bytes(), varint(2 * rows)
-    nbytes = int.from_bytes(data[-8:-4], "little")
-    footer = data[-8 - nbytes : -8].replace(b"\x16\x02", b"\x16" + claimed)
-    path.write_bytes(data[: -8 - nbytes] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
-
-
-def varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])
-
-
 def test_rows_that_a_footer_claims_are_held_against_its_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "t.parquet"
-    parquet_with_rows(path, 10**15)
+    path, claimed = (
+        tmp_path / "t.parquet",
+        b"\x80\x80\xb4\xcc\xd4\xdf\xc6\x03",
+    )  # of 10**15
+    pq.write_table(pa.table({"image": [jpeg(1)], "n": [1]}), path, write_statistics=False)
+    data = path.read_bytes()
+    nbytes = int.from_bytes(data[-8:-4], "little")
+    footer = data[-8 - nbytes : -8].replace(b"\x16\x02", b"\x16" + claimed)
+    path.write_bytes(data[: -8 - nbytes] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
     said = said_by(["pack", str(path), str(tmp_path / "out")], capsys)
     assert "t.parquet claims 1,000,000,000,000,000 rows in" in said
+
+
+def saved(place: Path, images: pa.Array, **options: Any) -> Path:
+    """A folder with an Arrow file of one batch, as `datasets` saves it."""
+    place.mkdir()
+    batch = pa.RecordBatch.from_arrays([images], ["image"])
+    written = pa.ipc.IpcWriteOptions(**options)
+    with (
+        pa.OSFile(str(place / "data.arrow"), "w") as file,
+        pa.ipc.new_stream(file, batch.schema, options=written) as writer,
+    ):
+        writer.write_batch(batch)
+    return place
 
 
 def test_what_unpacks_to_far_more_than_its_file_is_refused(
@@ -279,32 +271,17 @@ def test_what_unpacks_to_far_more_than_its_file_is_refused(
     pq.write_table(pa.table({"image": zeros}), tmp_path / "t.parquet", compression="zstd")
     with pytest.raises(SourceError, match=r"t.parquet has .* a part of it unpacks to 3.1 MB"):
         rows_of(tmp_path / "t.parquet")
-    place = tmp_path / "saved"
-    place.mkdir()
-    batch = pa.record_batch({"image": zeros})
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with (
-        pa.OSFile(str(place / "data.arrow"), "w") as file,
-        pa.ipc.new_stream(file, batch.schema, options=options) as writer,
-    ):
-        writer.write_batch(batch)
+    place = saved(tmp_path / "saved", zeros, compression="zstd")
     with pytest.raises(SourceError, match=r"data.arrow has .* a part of it unpacks to 3.1 MB"):
         rows_of(place)
 
 
-def damaged_within(path: Path) -> None:
-    """Pages that cannot be unpacked; the footer is sound."""
-    image = pa.array([jpeg(n) * 20 for n in range(8)])
-    pq.write_table(pa.table({"image": image}), path, compression="zstd", use_dictionary=False)
-    data = bytearray(path.read_bytes())
-    data[200:2000] = bytes(1800)
-    path.write_bytes(data)
-
-
 def test_damaged_pages_name_their_file(tmp_path: Path) -> None:
-    (tmp_path / "tables").mkdir()
-    path = tmp_path / "tables/t.parquet"
-    damaged_within(path)
+    """They cannot be unpacked; the footer is sound."""
+    path, image = tmp_path / "t.parquet", pa.array([jpeg(n) * 20 for n in range(8)])
+    pq.write_table(pa.table({"image": image}), path, compression="zstd", use_dictionary=False)
+    data = path.read_bytes()
+    path.write_bytes(data[:200] + bytes(1800) + data[2000:])
     with pytest.raises(SourceError, match=r"t.parquet is not a valid Parquet file \("):
         rows_of(path)
 
@@ -317,13 +294,7 @@ def test_an_arrow_batch_that_points_out_of_itself_is_refused_row_by_row(tmp_path
     bad = pa.Array.from_buffers(
         pa.binary(), 3, [None, pa.py_buffer(bytes(offsets)), images.buffers()[2]]
     )
-    place = tmp_path / "saved"
-    place.mkdir()
-    with pa.OSFile(str(place / "data.arrow"), "w") as file:
-        batch = pa.RecordBatch.from_arrays([bad], ["image"])
-        with pa.ipc.new_stream(file, batch.schema) as writer:
-            writer.write_batch(batch)
-    found = rows_of(place)
+    found = rows_of(saved(tmp_path / "saved", bad))
     assert [isinstance(row, Reject) for row in found] == [True, True, False]
     assert not any("a bug" in row.detail for row in found if isinstance(row, Reject))
 
@@ -334,10 +305,7 @@ def test_an_arrow_batch_that_points_out_of_itself_is_refused_row_by_row(tmp_path
 def test_an_odd_state_of_datasets_is_one_line(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = tmp_path / "saved"
-    place.mkdir()
-    (place / "data.arrow").write_bytes(b"")
-    (place / "state.json").write_text(text)
+    place = write_files(tmp_path / "saved", {"data.arrow": b"", "state.json": text})
     assert "state.json" in said_by(["pack", str(place), str(tmp_path / "out")], capsys)
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.kit.packs import (
-    by_source,
+    codes,
     jpeg,
     outcome,
     pack,
@@ -70,23 +70,19 @@ def test_every_kind_of_table_gives_the_same_rows_however_it_is_cut(
     items = list(source.items())
     assert source.kind == "urls"
     assert all(item.samples <= rows for item in items)
-    found = [(item, row) for item in items for row in source.read(item)]
-    assert [source.count(item) for item in items] == [
-        sum(one is item for one, _ in found) for item in items
+    found = [list(source.read(item)) for item in items]
+    assert [source.count(item) for item in items] == [*map(len, found)]
+    assert [(row.source, row.url, row.caption) for rows in found for row in rows] == [
+        (f"t.{kind}#{n}", row["url"], row["caption"].strip()) for n, row in enumerate(ROWS)
     ]
-    for number, (_, row) in enumerate(found):
-        assert isinstance(row, Sample)
-        assert row.source == f"t.{kind}#{number}"
-        assert (row.url, row.caption) == (ROWS[number]["url"], CAPTIONS[number].strip())
-    assert len(found) == len(ROWS)
 
 
 def test_a_list_of_urls_is_a_table_and_a_folder_of_captions_is_none(tmp_path: Path) -> None:
     lists = {"lists/a.txt": "\ufeffhttp://x/0\r\n\n http://x/1 \n", "lists/b.txt": "s3://x/2"}
     write_files(tmp_path, {**lists, "texts/a.txt": "a cat"})
-    found = rows_of(tmp_path / "lists")
-    assert [row.url for row in found] == ["http://x/0", "http://x/1", "s3://x/2"]
-    assert [row.source for row in found] == ["a.txt#0", "a.txt#1", "b.txt#0"]
+    assert [(row.url, row.source) for row in rows_of(tmp_path / "lists")] == [
+        *(("http://x/0", "a.txt#0"), ("http://x/1", "a.txt#1"), ("s3://x/2", "b.txt#0"))
+    ]
     assert source_of(tmp_path / "texts").kind == "folder"
 
 
@@ -135,23 +131,12 @@ def test_a_row_that_cannot_be_used_is_refused_alone(tmp_path: Path) -> None:
     )
     table = b"url,caption\nhttp://x/0,a\nhttp://x/1,\xff\n,c\nhttp://x/3,d\n"
     write_files(tmp_path, {"a.jsonl": rows, "b.csv": table})
-    codes = {
-        name: row.code.value if isinstance(row, Reject) else ""
-        for kind in ("a.jsonl", "b.csv")
-        for name, row in by_source(tmp_path / kind).items()
-    }
-    assert codes == {
-        "a.jsonl#0": "",
-        "a.jsonl#1": "bad_json",
-        "a.jsonl#2": "bad_json",
-        "a.jsonl#3": "bad_url",
-        "a.jsonl#4": "bad_url",
-        "a.jsonl#5": "",
-        "b.csv#0": "",
-        "b.csv#1": "bad_caption",
-        "b.csv#2": "bad_url",
-        "b.csv#3": "",
-    }
+    for name, found in {
+        "a.jsonl": {1: "bad_json", 2: "bad_json", 3: "bad_url", 4: "bad_url"},
+        "b.csv": {1: "bad_caption", 2: "bad_url"},
+    }.items():
+        assert codes(tmp_path / name) == {f"{name}#{n}": code for n, code in found.items()}
+        assert len(rows_of(tmp_path / name)) == len(found) + 2
 
 
 DEEP = "[" * 900 + "]" * 900
@@ -176,46 +161,35 @@ def deep_struct(count: int) -> pa.Array:
     return pa.array([None, value, *[None] * (count - 2)], kind)
 
 
-ODD_TABLES: dict[str, Callable[[Path, list[str]], object]] = {
-    "deep.jsonl": lambda path, urls: path.write_text(
-        "".join(
-            f'{{"url": "{url}", "a": {DEEP if n == 1 else "[]"}}}\n' for n, url in enumerate(urls)
-        )
-    ),
-    "long.jsonl": lambda path, urls: path.write_text(
-        "".join(
-            f'{{"url": "{url}"{" " * (17 << 20) if n == 1 else ""}}}\n'
-            for n, url in enumerate(urls)
-        )
-    ),
-    "long.csv": lambda path, urls: path.write_text(
-        "url,a\n"
-        + "".join(f'{url},{"," * (17 << 20) if n == 1 else ""}"b"\n' for n, url in enumerate(urls))
-    ),
-    "text.parquet": lambda path, urls: pq.write_table(
-        pa.table({"url": urls, "caption": bad_text(len(urls))}), path
-    ),
-    "date.parquet": lambda path, urls: pq.write_table(
-        pa.table({"url": urls, "date": late_date(len(urls))}), path
-    ),
-    "deep.parquet": lambda path, urls: pq.write_table(
-        pa.table({"url": urls, "deep": deep_struct(len(urls))}), path
-    ),
-    "images.parquet": lambda path, urls: pq.write_table(
-        pa.table({"jpg": [jpeg(0)] * len(urls), "caption": bad_text(len(urls))}), path
-    ),
+ODD_LINES: dict[str, Callable[[str, bool], str]] = {
+    "deep.jsonl": lambda url, odd: f'{{"url": "{url}", "a": {DEEP if odd else "[]"}}}',
+    "long.jsonl": lambda url, odd: f'{{"url": "{url}"{" " * (17 << 20) if odd else ""}}}',
+    "long.csv": lambda url, odd: f'{url},{"," * (17 << 20) if odd else ""}"b"',
+}
+ODD_COLUMNS: dict[str, tuple[str, Callable[[int], pa.Array]]] = {
+    "text.parquet": ("caption", bad_text),
+    "date.parquet": ("date", late_date),
+    "deep.parquet": ("deep", deep_struct),
+    "images.parquet": ("caption", bad_text),
 }
 
 
-@pytest.mark.parametrize("name", ODD_TABLES)
+@pytest.mark.parametrize("name", [*ODD_LINES, *ODD_COLUMNS])
 def test_a_row_that_python_cannot_read_costs_no_other(
     tmp_path: Path, site: tuple[Site, WebServer], name: str
 ) -> None:
-    path, rows = tmp_path / name, 4
-    ODD_TABLES[name](path, [f"{site[1].url}/ok/{n}" for n in range(rows)])
+    path, urls = tmp_path / name, [f"{site[1].url}/ok/{n}" for n in range(4)]
+    if name in ODD_LINES:
+        header = ["url,a"] if name.endswith(".csv") else []
+        lines = [ODD_LINES[name](url, n == 1) for n, url in enumerate(urls)]
+        path.write_text("\n".join([*header, *lines]))
+    else:
+        column, make = ODD_COLUMNS[name]
+        images = {"jpg": [jpeg(0)] * 4} if name == "images.parquet" else {"url": urls}
+        pq.write_table(pa.table({**images, column: make(4)}), path)
     found = outcome(pack(path, tmp_path / "out", *FAST))
     assert found.pop(f"{name}#1") in ("bad_json", "unreadable")
-    assert found == {f"{name}#{n}": "packed" for n in range(rows) if n != 1}
+    assert found == {f"{name}#{n}": "packed" for n in range(4) if n != 1}
 
 
 def test_facts_may_be_nested_as_deep_as_anybody_needs_and_no_deeper(tmp_path: Path) -> None:
