@@ -441,6 +441,11 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
         return FetchRules(**vars(self.part(FetchOptions)), max_nbytes=nbytes)
 
 
+AS_GIVEN = ("caption_col", "check", "filter", "image_col", "max_caption", "max_side", "min_caption")
+AS_GIVEN += ("samples_per_shard",)
+"""The options that settings state as they are, even if they have their defaults."""
+
+
 def settings_of(options: PackOptions, place: "Source") -> dict[str, Any]:
     """Return the settings that, with the content of the source, decide an image dataset's bytes.
 
@@ -450,20 +455,13 @@ def settings_of(options: PackOptions, place: "Source") -> dict[str, Any]:
     """
     source, limits = place.kind, options.limits_from(0)
     found = {
+        **{name: getattr(options, name) for name in AS_GIVEN},
         "buckets": list(options.sides),
-        "caption_col": options.caption_col,
-        "check": options.check,
-        "filter": options.filter,
-        "image_col": options.image_col,
         "max_area": limits.max_area,
         "max_aspect_ratio": limits.max_aspect_ratio,
-        "max_caption": options.max_caption,
         "max_shard_size": options.max_shard_nbytes,
-        "max_side": options.max_side,
-        "min_caption": options.min_caption,
         "min_size": limits.min_side,
         "reencode": f"jpg:{options.recode.quality}" if options.recode else "",
-        "samples_per_shard": options.samples_per_shard,
         "source": source,
         **options_in_settings(options),
     }

@@ -22,7 +22,7 @@ from wdsprep.fetch.options import DOWNLOADING, FetchRules
 from wdsprep.images.headers import CAPTIONS
 from wdsprep.options import options_given_under, takes_options
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
-from wdsprep.runners.base import Runner, RunnerSettings
+from wdsprep.runners.base import RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.sources.base import Source
@@ -101,21 +101,6 @@ def plan_for_machines(
     if not node_cpus:
         workers = workers or usable_cpus()
     return plan_workers(workers, node_cpus=node_cpus, slices=slices, fetch=fetch)
-
-
-def runner_of(options: WorkerOptions, worker_plan: PackWorkerPlan) -> Runner:
-    """Return a runner that starts the planned workers."""
-    workers, grows = worker_plan.workers, bool(options.most)
-    settings = RunnerSettings(
-        workers=min(options.least, workers) if grows else workers,
-        max_workers=workers if grows else 0,
-        units_per_worker=worker_plan.slices,
-        max_attempts=options.max_attempts,
-        address=options.ray_address,
-        cpus_per_worker=worker_plan.cpus,
-        name="pack",
-    )
-    return make_runner(options.runner, settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,7 +227,18 @@ def pack(options: PackOptions) -> "Outcome":
         fetch_rules=worker_plan.fetch,
         allowed_more=more,
     )
-    runner = runner_of(options, worker_plan) if count else None
+    runner, workers, grows = None, worker_plan.workers, bool(options.most)
+    if count:
+        started = RunnerSettings(
+            workers=min(options.least, workers) if grows else workers,
+            max_workers=workers if grows else 0,
+            units_per_worker=worker_plan.slices,
+            max_attempts=options.max_attempts,
+            address=options.ray_address,
+            cpus_per_worker=worker_plan.cpus,
+            name="pack",
+        )
+        runner = make_runner(options.runner, started)
     run = Run(
         edition,
         manifest,

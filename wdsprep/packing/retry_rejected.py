@@ -90,9 +90,8 @@ class Retries:
     def taken_from(self, unit: str) -> frozenset[str]:
         """Return the sources of the rows that finished retry slices have taken from a slice."""
         done = set(done_units(self.store))
-        return _sources_by_unit(part for part in self.slices if part.name in done).get(
-            unit, frozenset()
-        )
+        moved = _sources_by_unit(part for part in self.slices if part.name in done)
+        return moved.get(unit, frozenset())
 
     def settle(self, manifest: Manifest) -> Manifest:
         """Remove the rows of finished retry slices from the receipts and rejects of older slices.
