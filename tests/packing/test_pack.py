@@ -218,7 +218,7 @@ def test_reencode_writes_every_image_as_jpeg_of_the_size_asked_for(tmp_path: Pat
     out = pack(tmp_path / "in", tmp_path / "out", "--reencode", "jpg:80", "--max-side", "128")
     facts = [sample["json"] for sample in samples_of(out)]
     assert sorted((f["source"], f["width"], f["original_width"], f["changes"]) for f in facts) == [
-        ("a.png", 128, 200, ["format", "resize", "recode"]),
+        ("a.png", 128, 200, ["resize", "recode"]),
         ("b.jpg", 40, 40, ["recode"]),
     ]
     check_dataset(out)

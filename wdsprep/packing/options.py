@@ -441,8 +441,10 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
         return FetchRules(**vars(self.part(FetchOptions)), max_nbytes=nbytes)
 
 
-AS_GIVEN = ("caption_col", "check", "filter", "image_col", "max_caption", "max_side", "min_caption")
-AS_GIVEN += ("samples_per_shard",)
+AS_GIVEN = (
+    *("caption_col", "check", "filter", "image_col", "max_caption", "max_side", "min_caption"),
+    "samples_per_shard",
+)
 """The options that settings state as they are, even if they have their defaults."""
 
 
