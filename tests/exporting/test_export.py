@@ -10,17 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
-from tests.importing.test_import import of_sample
+from tests.importing.test_import import floats_of
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, npy
-from tests.kit.packs import jpeg, pack, photos, write_files
+from tests.kit.packs import jpeg, pack, photos, tree, write_files
 from tests.kit.shape_sets import SHAPES
 from wdsprep.cli import cli
-from wdsprep.dataset.npy_arrays import denormalise, field_of, patchify, values_of
+from wdsprep.dataset.npy_arrays import denormalise, patchify, values_of
 from wdsprep.errors import FingerprintError, TarError, UsageError
 from wdsprep.exporting import LAYOUTS
-from wdsprep.exporting.layout import bfloat16_bits
+from wdsprep.exporting.layout import ExportSample
 from wdsprep.exporting.tars import path_between
 
 FLUX = (*LATENTS, *TEXT)
@@ -29,10 +29,6 @@ FLUX = (*LATENTS, *TEXT)
 def latents(url: Path | str, sizes: tuple[int, ...] = (5, 4, 6), **options: Any) -> str:
     options = {"images": Images(sizes=sizes), "fields": FLUX, **options}
     return write_part(str(url), **options)
-
-
-def tree(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def rows_of(root: Path) -> dict[str, dict[str, Any]]:
@@ -160,6 +156,7 @@ SQUARE = (field("latent", (4, 8, 8)), field("emb", (7, 16)))
         ("imagefolder", {}, "is a dataset of latents, and --to imagefolder takes images"),
         ("kohya", {"fields": TEXT}, "is a dataset of text, and --to kohya takes latents"),
         ("kohya", {}, "has no images, .* --join the images that it was made of"),
+        ("mds", {"more": {"latents": "given"}}, "imported latents of unknown scale"),
     ],
 )
 def test_what_a_layout_does_not_take_is_one_line(
@@ -172,36 +169,26 @@ def test_what_a_layout_does_not_take_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ({"latents": "moments"}, "has moments, or latents of an unknown.*--latents sample or mean"),
-        ({"shapes": ((64, 64), (64, 48))}, "has the shape 64x48, for which sd-scripts has no buck"),
-    ],
-)
-def test_latents_that_sd_scripts_would_not_find_are_one_line(
-    how: dict[str, Any], said: str, tmp_path: Path
+def test_images_are_joined_to_latents_of_theirs_that_sd_scripts_finds(
+    pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    images = packed(pictures(tmp_path / "in", range(6)), tmp_path / "images")
-    encode_here(images, tmp_path / "latents", **how)
-    with pytest.raises(UsageError, match=said) as caught:
-        wdsprep.export(tmp_path / "latents", tmp_path / "out", to="kohya", join=images)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test_images_are_joined_to_latents_of_theirs_alone(tmp_path: Path) -> None:
     """And by layouts alone that have a place for them."""
-    images = packed(pictures(tmp_path / "in", range(6)), tmp_path / "images")
-    others = packed(pictures(tmp_path / "other", range(1, 7)), tmp_path / "others")
-    encode_here(images, tmp_path / "latents")
-    for to, joined, said in (
-        ("kohya", others, "made of different images"),
-        ("parquet", images, "is a dataset of images"),
-        ("kohya", [images, images], "is a dataset of images"),
+    images, made = pair
+    others = packed(pictures(tmp_path / "other", range(1, 5)), tmp_path / "others")
+    encode_here(images, tmp_path / "moments", latents="moments")
+    encode_here(images, tmp_path / "shaped", shapes=((64, 64), (64, 48)))
+    moments = "has moments, or latents of an unknown.*--latents sample or mean"
+    for source, to, joined, said in (
+        (made, "kohya", others, "made of different images"),
+        (made, "parquet", images, "is a dataset of images"),
+        (made, "kohya", [images, images], "is a dataset of images"),
+        (tmp_path / "moments", "kohya", images, moments),
+        (tmp_path / "shaped", "kohya", images, "has the shape 64x48, for which sd-scripts has no"),
     ):
-        with pytest.raises(UsageError, match=said):
-            wdsprep.export(tmp_path / "latents", tmp_path / "out", to=to, join=joined)
+        with pytest.raises(UsageError, match=said) as caught:
+            wdsprep.export(source, tmp_path / "out", to=to, join=joined)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_has_a_line_for_each_caption_and_no_empty_file(tmp_path: Path) -> None:
@@ -281,11 +268,11 @@ def test_bfloat16_is_rounded_as_torch_rounds() -> None:
     item = field("emb", (64, 33))
     data = npy(array_of("1", item))
     values = torch.from_numpy(values_of(item, data).copy())
-    ours = torch.from_numpy(bfloat16_bits(field_of("emb.npy", data), data)).view(torch.bfloat16)
-    assert torch.equal(ours, values.bfloat16())
     half = replace(item, dtype="bfloat16")
-    bits = ours.view(torch.uint16).numpy()
-    assert np.array_equal(bfloat16_bits(half, half.header + bits.tobytes()), bits)
+    bits = values.bfloat16().view(torch.uint16).numpy()
+    for member in (data, half.header + bits.tobytes()):
+        sample = ExportSample(key="1", members={"emb.npy": member}, facts={}, caption="")
+        assert np.array_equal(sample.bits("emb.npy"), bits)
 
 
 @pytest.mark.parametrize(
@@ -318,74 +305,56 @@ def test_an_append_to_the_dataset_is_exported_with_the_rest(tmp_path: Path) -> N
     assert (done.samples, done.units_before) == (10, 2)
 
 
-IMAGES = Images(sizes=(5, 4))
 VAE = {"scale": 0.3611, "shift": 0.1159}
-ROUNDED = {"rtol": 2**-8}
-"""To bfloat16."""
+MIXED = (*LATENTS, *VARIED)
 
 
-def there_and_back(
-    root: Path, to: str, fields: Any, latents: str, **options: Any
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def there_and_back(root: Path, to: str, fields: Any, kind: str, **options: Any) -> list[Any]:
     """Each sample as it was and as it comes back."""
-    more = {**VAE, "latents": latents}
-    ours = write_part(str(root / "ours"), IMAGES, fields, more=more)
+    images, more = Images(sizes=(5, 4)), {**VAE, "latents": kind}
+    ours = write_part(str(root / "ours"), images, fields, more=more)
     wdsprep.export(ours, root / "out", to=to)
     back = wdsprep.import_(root / "out", root / "back", resolution=256, **options)
     assert back.samples == 9
     assert {Path(shard.name).parent.name for shard in back.manifest.shards} == {"256"}
     assert not wdsprep.verify(str(root / "back")).findings
-    keys = [IMAGES.key(n, at) for n, count in enumerate(IMAGES.sizes) for at in range(count)]
-    both = [tuple(of_sample(root / name, key) for name in ("ours", "back")) for key in keys]
-    has_captions = (to, latents, fields) != ("parquet", "moments", FLUX)  # as MLPerf's have not
-    assert all(back["txt"] == ours["txt"].strip() * has_captions for ours, back in both)
-    return both  # type: ignore[return-value]
-
-
-def test_mds_brings_back_moments_and_embeddings_of_their_length(tmp_path: Path) -> None:
-    """And goes out once more, to what it was; PRX has no columns of sizes that nobody knows."""
-    fields = (*LATENTS, *VARIED)
-    for ours, back in there_and_back(tmp_path, "mds", fields, "moments", **VAE):
-        assert np.allclose(ours["latent"], back["latent"], atol=4e-3)
-        assert np.array_equal(ours["pooled"], back["pooled"])
-        assert np.array_equal(ours["emb"], back["emb"])
-    again = wdsprep.export(tmp_path / "back", tmp_path / "again", to="mds", tower="t")
-    assert again.samples == 9
-
-
-def test_mds_brings_back_a_latent_as_the_vae_gave_it(tmp_path: Path) -> None:
-    for ours, back in there_and_back(tmp_path, "mds", LATENTS, "sample", **VAE):
-        mean, logvar = np.split(back["latent"], 2)
-        assert np.allclose((mean - VAE["shift"]) * VAE["scale"], ours["latent"], atol=4e-3)
-        assert logvar.max() < -40
-
-
-def test_parquet_brings_back_arrays_to_the_bit(tmp_path: Path) -> None:
-    for ours, back in there_and_back(tmp_path, "parquet", FLUX, "sample"):
-        assert all(np.array_equal(ours[name], back[name]) for name in ("latent", "emb", "pooled"))
-    with pytest.raises(UsageError, match="imported latents of unknown scale"):
-        wdsprep.export(tmp_path / "back", tmp_path / "mds", to="mds")
+    before, after = floats_of(ours), floats_of(root / "back")
+    has_captions = (to, kind, fields) != ("parquet", "moments", FLUX)  # as MLPerf's have not
+    assert all(after[key]["txt"] == s["txt"].strip() * has_captions for key, s in before.items())
+    return [(sample, after[key]) for key, sample in before.items()]
 
 
 @pytest.mark.parametrize(
-    ("to", "kind", "options"),
-    [("parquet", "moments", {}), ("primus", "moments", VAE), ("primus", "sample", {})],
+    ("to", "fields", "kind", "options", "exact", "near"),
+    [
+        ("mds", MIXED, "moments", VAE, ("pooled", "emb"), ("latent",)),
+        ("parquet", FLUX, "sample", {}, ("latent", "emb", "pooled"), ()),
+        ("parquet", FLUX, "moments", {}, (), ("latent", "emb", "pooled")),
+        ("primus", FLUX, "moments", VAE, (), ("latent", "emb", "pooled")),
+        ("primus", FLUX, "sample", {}, (), ("latent", "emb", "pooled")),
+        ("primus", MIXED, "sample", {}, ("emb",), ()),
+        ("wids", FLUX, "sample", {}, ("latent",), ()),
+    ],
 )
-def test_mlperf_and_primus_round_to_bfloat16(
-    to: str, kind: str, options: dict[str, float], tmp_path: Path
+def test_import_brings_back_what_was_exported(
+    to: str, fields: Any, kind: str, options: Any, exact: Any, near: Any, tmp_path: Path
 ) -> None:
-    for ours, back in there_and_back(tmp_path, to, FLUX, kind, **options):
-        for name in ("latent", "emb", "pooled"):
-            assert np.allclose(ours[name], back[name], **ROUNDED)
+    """To the bit, or rounded to bfloat16 or float16. Primus pads embeddings with zeros."""
+    for ours, back in there_and_back(tmp_path, to, fields, kind, **options):
+        for name in exact:
+            before, after = ours[f"{name}.npy"], back[f"{name}.npy"]
+            assert np.array_equal(after[: len(before)], before)
+            assert not after[len(before) :].any()
+        for name in near:
+            before, after = ours[f"{name}.npy"], back[f"{name}.npy"]
+            assert np.allclose(before, after, rtol=2**-8, atol=4e-3)
 
 
-def test_wids_brings_back_the_latent(tmp_path: Path) -> None:
-    for ours, back in there_and_back(tmp_path, "wids", FLUX, "sample"):
-        assert np.array_equal(ours["latent"], back["latent"])
-
-
-def test_primus_pads_bfloat16_as_it_is(tmp_path: Path) -> None:
-    for ours, back in there_and_back(tmp_path, "primus", (*LATENTS, *VARIED), "sample"):
-        there = len(ours["emb"])
-        assert np.array_equal(back["emb"][:there], ours["emb"])
-        assert not back["emb"][there:].any()
+def test_mds_brings_back_a_latent_as_the_vae_gave_it(tmp_path: Path) -> None:
+    """And goes out once more, to what it was."""
+    for ours, back in there_and_back(tmp_path, "mds", LATENTS, "sample", **VAE):
+        mean, logvar = np.split(back["latent.npy"], 2)
+        assert np.allclose((mean - VAE["shift"]) * VAE["scale"], ours["latent.npy"], atol=4e-3)
+        assert logvar.max() < -40
+    again = wdsprep.export(tmp_path / "back", tmp_path / "again", to="mds", tower="t")
+    assert again.samples == 9

@@ -6,23 +6,25 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import wdsprep
 from tests.exporting.test_export import FLUX, latents
-from tests.kit.encodes import encode_here, latents_of, packed, pictures
+from tests.kit.encodes import encode_here, latents_of, packed, pictures, samples_in
 from tests.kit.joined_sets import VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field
 from tests.kit.paths import ROOT
 from tests.kit.sd_scripts import cached_images
 from wdsprep.store.base import absolute
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries that readers import
 SYSTEM = pytest.mark.system
 COUNT = 10
 MISSING = "is not installed: run tools/venv"
@@ -48,19 +50,16 @@ def encoded(images: Path) -> Path:
 
 def stored_images(root: Path) -> dict[str, tuple[bytes, str, dict[str, Any]]]:
     """By key: the image, its caption and its json."""
-    import tarfile
+    samples = samples_in(root).items()
+    return {key: (s["jpg"], s["txt"].decode(), json.loads(s["json"])) for key, s in samples}
 
-    found: dict[str, dict[str, bytes]] = {}
-    for path in sorted(root.rglob("*.tar")):
-        with tarfile.open(path) as tar:
-            for info in tar:
-                key, _, name = info.name.partition(".")
-                file = tar.extractfile(info)
-                assert file is not None
-                found.setdefault(key, {})[name] = file.read()
-    return {
-        k: (one["jpg"], one["txt"].decode(), json.loads(one["json"])) for k, one in found.items()
-    }
+
+def pixels_of(data: bytes) -> bytes:
+    return Image.open(io.BytesIO(data)).convert("RGB").tobytes()
+
+
+def digest(data: bytes) -> str:
+    return sha256(data).hexdigest()
 
 
 def elsewhere(name: str, code: str, *words: Path | str) -> Any:
@@ -89,20 +88,17 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("RANK", raising=False)
 
     def opened(root: Path) -> list[dict[str, Any]]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the libraries that it imports
-            from streaming import StreamingDataset
-            from streaming.base.util import clean_stale_shared_memory
+        from streaming import StreamingDataset
+        from streaming.base.util import clean_stale_shared_memory
 
-            clean_stale_shared_memory()
-            found = StreamingDataset(local=str(root), batch_size=1, validate_hash="sha256")
-            return [found[number] for number in range(len(found))]
+        clean_stale_shared_memory()
+        dataset = StreamingDataset(local=str(root), batch_size=1, validate_hash="sha256")
+        return [dataset[number] for number in range(len(dataset))]
 
     return opened
 
 
 @SYSTEM
-@pytest.mark.filterwarnings("ignore")
 def test_streaming_reads_images(images: Path, streamed: Any, tmp_path: Path) -> None:
     wdsprep.export(images, tmp_path / "out", to="mds")
     kept = stored_images(images)
@@ -116,7 +112,6 @@ def test_streaming_reads_images(images: Path, streamed: Any, tmp_path: Path) -> 
 
 
 @SYSTEM
-@pytest.mark.filterwarnings("ignore")
 def test_streaming_reads_latents_in_the_columns_of_prx(
     encoded: Path, streamed: Any, tmp_path: Path
 ) -> None:
@@ -138,7 +133,6 @@ def test_streaming_reads_latents_in_the_columns_of_prx(
 
 
 @SYSTEM
-@pytest.mark.filterwarnings("ignore")
 def test_streaming_reads_moments_and_embeddings_of_their_length(
     images: Path, streamed: Any, tmp_path: Path
 ) -> None:
@@ -164,43 +158,36 @@ def test_streaming_reads_moments_and_embeddings_of_their_length(
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
-    def opened(root: Path) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import datasets
+    def opened(*words: str, **options: str) -> Any:
+        import datasets
 
-            return datasets.load_dataset(
-                str(root), split="train", cache_dir=str(tmp_path / "cache")
-            )
+        cache = str(tmp_path / "cache")
+        return datasets.load_dataset(*words, split="train", cache_dir=cache, **options)
 
     return opened
 
 
 @SYSTEM
-@pytest.mark.filterwarnings("ignore")
 def test_datasets_reads_images(images: Path, loaded: Any, tmp_path: Path) -> None:
-    from PIL import Image
-
     wdsprep.export(images, tmp_path / "out", to="parquet")
     kept = stored_images(images)
-    found = loaded(tmp_path / "out")
+    found = loaded(str(tmp_path / "out"))
     assert sorted(found["key"]) == sorted(kept)
     for row in found:
         data, text, facts = kept[row["key"]]
-        assert row["image"].tobytes() == Image.open(io.BytesIO(data)).tobytes()
+        assert row["image"].tobytes() == pixels_of(data)
         assert (row["caption"], row["captions"]) == (text, facts.get("captions", [text]))
         assert json.loads(row["json"]) == facts
 
 
 @SYSTEM
-@pytest.mark.filterwarnings("ignore")
 def test_datasets_reads_flux_moments_in_the_columns_of_mlperf(loaded: Any, tmp_path: Path) -> None:
     import torch
 
     fields = (field("latent", (32, 4, 4)), *FLUX[1:])
     source = latents(tmp_path / "latents", fields=fields, more={"latents": "moments"})
     wdsprep.export(source, tmp_path / "out", to="parquet")
-    found = loaded(tmp_path / "out")
+    found = loaded(str(tmp_path / "out"))
     columns = ["__key__", "t5_encodings", "clip_encodings", "mean", "logvar"]
     assert found.column_names == columns
     assert len(found) == 15
@@ -215,26 +202,14 @@ def test_datasets_reads_flux_moments_in_the_columns_of_mlperf(loaded: Any, tmp_p
 
 
 @SYSTEM
-@pytest.mark.filterwarnings("ignore")
-def test_datasets_reads_folders_of_images(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_datasets_reads_folders_of_images(images: Path, loaded: Any, tmp_path: Path) -> None:
     """As the training scripts of diffusers ask for them."""
-    from PIL import Image
-
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     wdsprep.export(images, tmp_path / "out", to="imagefolder")
-    import datasets
-
-    found = datasets.load_dataset(
-        "imagefolder", data_dir=str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "c")
-    )
+    found = loaded("imagefolder", data_dir=str(tmp_path / "out"))
     assert found.column_names == ["image", "text"]
     told = sorted((row["text"], row["image"].tobytes()) for row in found)
     kept = stored_images(images)
-    assert told == sorted(
-        (one_line(text), Image.open(io.BytesIO(data)).tobytes()) for data, text, _ in kept.values()
-    )
+    assert told == sorted((one_line(text), pixels_of(data)) for data, text, _ in kept.values())
     for key, (data, text, _facts) in kept.items():
         (image,) = (tmp_path / "out").glob(f"*/{key}.jpg")
         assert image.read_bytes() == data
@@ -340,21 +315,16 @@ print(json.dumps(told))
 def test_wids_reads_what_sana_asks_for(
     what: str, images: Path, encoded: Path, tmp_path: Path
 ) -> None:
-    from hashlib import sha256
-
-    from PIL import Image
-
     wdsprep.export(images.parent / what, tmp_path / "out", to="wids")
     told = elsewhere("wids", WIDS, tmp_path / "out", tmp_path / "cache")
-    wanted: dict[str, list[Any]] = {}
     if what == "images":
-        for key, (data, text, facts) in stored_images(images).items():
-            pixels = Image.open(io.BytesIO(data)).convert("RGB").tobytes()
-            sizes = [facts["width"], facts["height"]]
-            wanted[key] = [sha256(pixels).hexdigest(), text, *sizes]
+        wanted = {
+            key: [digest(pixels_of(data)), text, facts["width"], facts["height"]]
+            for key, (data, text, facts) in stored_images(images).items()
+        }
     else:
-        for key, ours in latents_of(encoded).items():
-            wanted[key] = [sha256(ours["latent.npy"].tobytes()).hexdigest(), ours["txt"], 64, 64]
+        samples = latents_of(encoded).items()
+        wanted = {k: [digest(s["latent.npy"].tobytes()), s["txt"], 64, 64] for k, s in samples}
     assert told == wanted
 
 
@@ -395,12 +365,6 @@ for number, batch in enumerate(get_loader(found)):
         break
 print(json.dumps(told))
 """
-
-
-def digest(data: bytes) -> str:
-    from hashlib import sha256
-
-    return sha256(data).hexdigest()
 
 
 @SYSTEM

@@ -13,15 +13,16 @@ from safetensors import safe_open
 import wdsprep
 from tests.encoding.test_references import picture
 from tests.encoding.test_roles import SIZES, mask, pack_images, targets
-from tests.exporting.test_export import tree
+from tests.importing.test_import import floats_of
 from tests.kit.edit_trainers import Batch, automodel_batches, musubi_batches
 from tests.kit.encodes import encode_here, latents_of
 from tests.kit.joined_sets import Images, caption, write_part
 from tests.kit.latent_sets import field
+from tests.kit.packs import tree
 from tests.kit.sd_scripts import conditioning_images
 from tests.packing.test_roles import SOURCES, folders
 from tests.packing.test_roles import packed as packed_with_roles
-from wdsprep.dataset.npy_arrays import Field, from_bfloat16
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.shapes import Size
 from wdsprep.errors import UsageError
 from wdsprep.runners.job import JobListener
@@ -33,6 +34,8 @@ SOURCE = Field(name="source.npy", dtype="<f2", shape=(4, 8, 8), is_of_role=True)
 MASK = Field(name="mask.npy", dtype="|u1", shape=(8, 8), is_of_role=True)
 EMB = field("emb", (7, 16), "bfloat16", is_variable=True)
 POOLED = field("pooled", (6,))
+FIXED = field("emb", EMB.shape, EMB.dtype)
+TEXT_MASK = field("emb_mask", (7,), "|u1")
 
 
 def one_each(key: str) -> dict[str, Size]:
@@ -64,82 +67,52 @@ def musubi_qie(root: Path) -> Iterator[tuple[list[str], Batch]]:
     return musubi_batches(root, "qie")
 
 
-def stored(root: Path | str) -> dict[str, dict[str, Any]]:
-    """The arrays of each sample as floats, by its key."""
-    samples = latents_of(Path(root))
-    for sample in samples.values():
-        if (emb := sample["emb.npy"]).dtype == np.uint16:
-            sample["emb.npy"] = from_bfloat16(emb)
-    return samples
-
-
 def same(ours: Any, theirs: torch.Tensor) -> bool:
     return np.array_equal(ours.reshape(theirs.shape), theirs.float().numpy())
 
 
 # --- musubi-tuner
 @pytest.mark.parametrize(
-    ("pipeline", "short", "text"),
+    ("pipeline", "short", "fields", "roles", "texts"),
     [
-        ("QwenImageEditPlus", "qie", "vl_embed"),
-        ("Flux2Klein", "f2k4b", "ctx_vec"),
+        ("QwenImageEditPlus", "qie", (LATENT, SOURCE, EMB), several, {"vl_embed": "emb"}),
+        ("Flux2Klein", "f2k4b", (LATENT, SOURCE, FIXED), several, {"ctx_vec": "emb"}),
+        (
+            *("FluxKontext", "fk", (LATENT, SOURCE, POOLED, FIXED), one_each),
+            {"t5_vec": "emb", "clip_l_pooler": "pooled"},
+        ),
+        ("ZImage", "zi", (LATENT, TEXT_MASK, FIXED), lambda _: {}, {"llm_embed": "emb"}),
     ],
 )
-def test_musubi_reads_several_references(
-    pipeline: str, short: str, text: str, tmp_path: Path
+def test_musubi_reads_latents_references_and_text(
+    pipeline: str, short: str, fields: Any, roles: Any, texts: dict[str, str], tmp_path: Path
 ) -> None:
-    """In batches of one shape and one number of them."""
-    emb = EMB if short == "qie" else field("emb", EMB.shape, EMB.dtype)
-    source = edits(tmp_path / "in", pipeline, (LATENT, SOURCE, emb), roles=several)
+    """In batches of one shape and one number of references; text ends where its mask does."""
+    more = {"pipeline": f"{pipeline}Pipeline", "roles": ["target", "source"]}
+    source = edits(tmp_path / "in", pipeline, fields, roles=roles, more=more)
     done = wdsprep.export(source, tmp_path / "out", to="musubi")
     assert (done.samples, done.index) == (17, ("dataset.toml",))
-    samples = stored(source)
-    keys = []
+    samples, keys = floats_of(source), []
     for batch_keys, batch in musubi_batches(tmp_path / "out", short):
         keys += batch_keys
+        controls = [name for name in batch if name.startswith("latents_control")]
+        assert batch["latents"].ndim == (5 if short == "qie" else 4)
         for number, key in enumerate(batch_keys):
             ours = samples[key]
             assert same(ours["latent.npy"], batch["latents"][number])
-            assert batch["latents"].ndim == (5 if short == "qie" else 4)
-            assert same(ours["emb.npy"], batch[text][number])
+            mask = ours.get("emb_mask.npy")
+            for name, role in texts.items():
+                length = None if mask is None else np.count_nonzero(mask)
+                assert same(ours[f"{role}.npy"][:length], batch[name][number])
             references = [name for name in ours if name.startswith("source")]
-            assert len(references) == sum(name.startswith("latents_control") for name in batch)
-            for place, name in enumerate(references):
-                assert same(ours[name], batch[f"latents_control_{place}"][number])
+            for control, name in zip(controls, references, strict=True):
+                place = "" if short == "fk" else f"_{references.index(name)}"
+                assert control == f"latents_control{place}"
+                assert same(ours[name], batch[control][number])
     assert sorted(keys) == sorted(samples)
-
-
-def test_musubi_reads_the_one_reference_of_kontext(tmp_path: Path) -> None:
-    fields = (LATENT, SOURCE, POOLED, field("emb", EMB.shape, EMB.dtype))
-    source = edits(tmp_path / "in", "FluxKontext", fields)
-    wdsprep.export(source, tmp_path / "out", to="musubi")
-    samples, count = stored(source), 0
-    for keys, batch in musubi_batches(tmp_path / "out", "fk"):
-        count += len(keys)
-        for number, key in enumerate(keys):
-            assert same(samples[key]["source.npy"], batch["latents_control"][number])
-            assert same(samples[key]["pooled.npy"], batch["clip_l_pooler"][number])
-            assert same(samples[key]["emb.npy"], batch["t5_vec"][number])
-    assert count == 17
-    (te_file,) = (tmp_path / "out").glob("*/000000000003_fk_te.safetensors")
+    (te_file,) = (tmp_path / "out").glob(f"*/000000000003_{short}_te.safetensors")
     with safe_open(te_file, "pt") as file:
         assert file.metadata()["caption1"] == caption("000000000003", "")
-        assert file.metadata()["architecture"] == "flux_kontext"
-
-
-def test_musubi_reads_a_dataset_without_roles(tmp_path: Path) -> None:
-    """Text ends where its mask does."""
-    fields = (LATENT, field("emb_mask", (7,), "|u1"), field("emb", (7, 16), "bfloat16"))
-    more = {"pipeline": "ZImagePipeline"}
-    images = Images(sizes=(6,), shapes=SHAPES)
-    source = write_part(str(tmp_path / "in"), images, fields, more=more, roles=lambda _: {})
-    wdsprep.export(source, tmp_path / "out", to="musubi")
-    samples = stored(source)
-    for keys, batch in musubi_batches(tmp_path / "out", "zi"):
-        for key, latent, text in zip(keys, batch["latents"], batch["llm_embed"], strict=True):
-            length = np.count_nonzero(samples[key]["emb_mask.npy"])
-            assert same(samples[key]["latent.npy"], latent)
-            assert same(samples[key]["emb.npy"][:length], text)
 
 
 # --- NeMo Automodel
@@ -147,7 +120,7 @@ def test_automodel_reads_references_and_text(tmp_path: Path) -> None:
     source = edits(tmp_path / "in", "QwenImageEditPlus", roles=several)
     done = wdsprep.export(source, tmp_path / "out", to="automodel")
     assert (done.samples, done.index) == (17, ("metadata.json",))
-    samples, keys = stored(source), []
+    samples, keys = floats_of(source), []
     for batch_keys, batch in automodel_batches(tmp_path / "out"):
         keys += batch_keys
         for number, key in enumerate(batch_keys):
@@ -206,7 +179,7 @@ def test_pairs_that_were_encoded_are_read(
     shapes = [(64, 64), (96, 48)]
     encode_here(images, tmp_path / "latents", model=model, roles="target,source", shapes=shapes)
     wdsprep.export(tmp_path / "latents", tmp_path / "out", to=to)
-    samples, count = stored(tmp_path / "latents"), 0
+    samples, count = floats_of(tmp_path / "latents"), 0
     for keys, batch in read(tmp_path / "out"):
         for number, key in enumerate(keys):
             target = batch["latents" if to == "musubi" else "image_latents"][number]

@@ -8,22 +8,12 @@ caption. Masks and pixels have no place there. Written after the code of musubi-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
-from wdsprep.dataset.npy_arrays import (
-    BFLOAT16,
-    DTYPES,
-    EMB,
-    LATENT,
-    MASK,
-    POOLED,
-    Field,
-    field_of,
-    values_of,
-)
-from wdsprep.dataset.shapes import Size, cut_size, shapes_of
+from wdsprep.dataset.npy_arrays import BFLOAT16, EMB, LATENT, MASK, Field
+from wdsprep.dataset.shapes import Size, shapes_of
 from wdsprep.dataset.tar.write import Buffer
-from wdsprep.errors import FormatError, UsageError
+from wdsprep.errors import UsageError
 from wdsprep.exporting.folders import folder_of, stem_of
 from wdsprep.exporting.layout import (
     Exportable,
@@ -36,54 +26,37 @@ from wdsprep.exporting.layout import (
     save_by_torch,
     to_json,
 )
+from wdsprep.importing.column_names import CONTROL, FAMILIES, NBYTES, SAFETENSORS, MusubiFamily
+from wdsprep.text import plural
+
+Array = tuple[Field, Buffer]
 
 
-def latents_in(sample: ExportSample, roles: Sequence[str]) -> list[tuple[Field, Buffer]]:
+def latents_in(sample: ExportSample, roles: Sequence[str]) -> list[Array]:
     """Return the latent of a sample, then those of its references."""
-    members = {LATENT: sample.members[LATENT], **sample.arrays_in(roles)}
-    return [(field_of(name, data), data) for name, data in members.items()]
+    return [sample.array(name) for name in (LATENT, *sample.arrays_in(roles))]
 
 
 def text_length(sample: ExportSample) -> int:
     """Return how many rows of a sample's embedding its mask counts; all if it has no mask."""
-    if mask := sample.members.get(MASK):
-        return int(values_of(field_of(MASK, mask), mask).astype(bool).sum())
-    return field_of(EMB, sample.members[EMB]).shape[0]
+    if MASK in sample.members:
+        return int(sample.values(MASK).astype(bool).sum())
+    return sample.array(EMB)[0].shape[0]
+
+
+def wrong_references(sample: ExportSample, count: int, needed: str) -> UsageError:
+    return UsageError(
+        f"{sample.key} has {plural(count, 'reference')}, and {needed}: choose samples that have "
+        "one with select --where"
+    )
 
 
 # --- musubi-tuner
-class Family(NamedTuple):
-    """A kind of model, by the names that musubi-tuner gives it in names of files and arrays."""
-
-    short: str
-    name: str
-    texts: Mapping[str, str]
-    """Its names for our arrays of text; an array of a name with `varlen` ends with its caption."""
-    reference: str = ""
-    """Its name for the latent of a reference, with a place for a number if it takes several."""
-    frames: str = "1x"
-    """What stands before the sides of a latent in the name of its array."""
-    has_axis: bool = False
-    """True if its latents have an axis for frames after that of channels."""
-
-
-_FLUX = {EMB: "t5_vec", POOLED: "clip_l_pooler"}
-_FLUX_2 = Family("", "", {EMB: "ctx_vec"}, "latents_control_{}", frames="")
-_QWEN = Family("qi", "qwen_image", {EMB: "varlen_vl_embed"}, has_axis=True)
-_EDIT = _QWEN._replace(short="qie", reference="latents_control_{}")
-FAMILIES = {
-    "FluxKontextPipeline": Family("fk", "flux_kontext", _FLUX, "latents_control"),
-    "Flux2Pipeline": _FLUX_2._replace(short="f2d", name="flux_2_dev"),
-    "Flux2KleinPipeline": _FLUX_2._replace(short="f2k4b", name="flux_2_klein_4b"),
-    "QwenImagePipeline": _QWEN,
-    "QwenImageEditPipeline": _EDIT,
-    "QwenImageEditPlusPipeline": _EDIT,
-    "ZImagePipeline": Family("zi", "z_image", {EMB: "varlen_llm_embed"}),
-}
-KLEIN_9B = _FLUX_2._replace(short="f2k9b", name="flux_2_klein_9b")
+BY_PIPELINE = {pipeline: family for family in FAMILIES for pipeline in family.pipelines}
+KLEIN_9B = next(family for family in FAMILIES if family.short == "f2k9b")
 KLEIN_9B_WIDTH = 12288
-NAMES = {"<f2": ("float16", "F16"), "<f4": ("float32", "F32"), BFLOAT16: ("bfloat16", "BF16")}
-"""What torch and safetensors call our types of numbers."""
+DTYPES = {"<f2": "float16", "<f4": "float32", BFLOAT16: "bfloat16"}
+"""What torch calls our types of numbers."""
 TensorPart = tuple[tuple[int, ...], str, Buffer]
 """The shape, the type and the bytes of a tensor."""
 
@@ -97,19 +70,20 @@ class MusubiLayout(Layout):
     bucket of its own, so that all latents of a batch have one shape.
     """
 
-    family: Family = _QWEN
+    family: MusubiFamily = FAMILIES[0]
     largest: Size = (0, 0)
     """The size of an image with the largest area."""
 
     def check(self, dataset: Exportable) -> Layout:
         dataset.check("musubi", "latents")
-        family = dataset.check_latents("musubi", "musubi-tuner", FAMILIES)
-        dataset.check_arrays("musubi", (LATENT, *family.texts))
+        family = dataset.check_latents("musubi", "musubi-tuner", BY_PIPELINE)
+        texts = tuple(f"{role}.npy" for role in family.texts)
+        dataset.check_arrays("musubi", (LATENT, *texts))
         emb = dataset.field(EMB)
         if "klein" in family.name and emb is not None and emb.shape[-1] == KLEIN_9B_WIDTH:
             family = KLEIN_9B
         roles = dataset.references if family.reference else ()
-        if family.reference == "latents_control" and len(roles) != 1:
+        if family.reference == CONTROL and len(roles) != 1:
             raise UsageError(
                 f"{dataset.url} has {len(roles)} roles of references, and musubi-tuner takes one "
                 f"for {family.name}: encode with --roles target,source"
@@ -120,16 +94,14 @@ class MusubiLayout(Layout):
             self,
             family=family,
             largest=max(sizes, key=prod),
-            arrays=(LATENT, MASK, *family.texts),
+            arrays=(LATENT, MASK, *texts),
             roles=roles,
         )
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         family = self.family
         for sample in samples:
-            width, height = cut_size(sample.facts)
-            if not width:
-                raise FormatError(f"the json of {sample.key} has no crop")
+            width, height = sample.cut_size
             path = f"{folder_of(unit, sample)}/{stem_of(sample)}"
             facts = {"architecture": family.name, "format_version": "1.0.1"}
             size = {"height": str(height), "width": str(width)}
@@ -146,17 +118,15 @@ class MusubiLayout(Layout):
         (first, *references) = latents_in(sample, self.roles)
         takes_one = "{}" not in family.reference
         if self.roles and takes_one and len(references) != 1:
-            raise UsageError(
-                f"{sample.key} has {len(references)} references, and musubi-tuner takes one for "
-                f"{family.name}: choose samples that have one with select --where"
-            )
+            needed = f"musubi-tuner takes one for {family.name}"
+            raise wrong_references(sample, len(references), needed)
         named = [("latents", *first)]
         named += [(family.reference.format(n), *part) for n, part in enumerate(references)]
         parts = {}
         for name, array, data in named:
             channels, high, wide = array.shape
             shape = (channels, 1, high, wide) if family.has_axis else array.shape
-            full = f"{name}_{family.frames}{high}x{wide}_{NAMES[array.dtype][0]}"
+            full = f"{name}_{family.frames}{high}x{wide}_{DTYPES[array.dtype]}"
             parts[full] = (shape, array.dtype, data[len(array.header) :])
         return parts
 
@@ -176,17 +146,16 @@ class MusubiLayout(Layout):
         return {"dataset.toml": "\n".join([*lines, ""]).encode()}
 
 
-def _texts(family: Family, sample: ExportSample) -> dict[str, TensorPart]:
+def _texts(family: MusubiFamily, sample: ExportSample) -> dict[str, TensorPart]:
     """Return a sample's arrays of text by musubi-tuner's names for them."""
     parts = {}
-    for member, name in family.texts.items():
-        data = sample.members[member]
-        array = field_of(member, data)
+    for role, name in family.texts.items():
+        array, data = sample.array(f"{role}.npy")
         start = len(array.header)
         if name.startswith("varlen"):
             array = array.of_length(text_length(sample))
         part = data[start : start + array.array_nbytes]
-        parts[f"{name}_{NAMES[array.dtype][0]}"] = (array.shape, array.dtype, part)
+        parts[f"{name}_{DTYPES[array.dtype]}"] = (array.shape, array.dtype, part)
     return parts
 
 
@@ -197,12 +166,12 @@ def to_safetensors(tensors: Mapping[str, TensorPart], facts: Mapping[str, str]) 
     written again would differ.
     """
     header: dict[str, Any] = {"__metadata__": dict(facts)}
-    ordered = sorted(tensors.items(), key=lambda item: -DTYPES[item[1][1]])
+    ordered = sorted(tensors.items(), key=lambda item: -NBYTES[DTYPES[item[1][1]]])
     end = 0
     for name, (shape, dtype, data) in ordered:
         start, end = end, end + len(data)
-        place = {"data_offsets": [start, end], "dtype": NAMES[dtype][1], "shape": list(shape)}
-        header[name] = place
+        stored = SAFETENSORS[DTYPES[dtype]]
+        header[name] = {"data_offsets": [start, end], "dtype": stored, "shape": list(shape)}
     text = to_json(header)
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *(part[2] for _, part in ordered)])
@@ -223,11 +192,7 @@ class AutomodelLayout(Layout):
     def check(self, dataset: Exportable) -> Layout:
         dataset.check("automodel", "latents")
         dataset.check_arrays("automodel", (LATENT, EMB))
-        if dataset.has_moments:
-            raise UsageError(
-                f"{dataset.url} has moments, and Automodel takes one latent of each image: encode "
-                "with --latents sample or mean"
-            )
+        dataset.check_one_latent("Automodel")
         if not dataset.references:
             raise UsageError(
                 f"{dataset.url} has no references, and --to automodel takes edits: encode with "
@@ -253,14 +218,10 @@ class AutomodelLayout(Layout):
 
         first, *references = latents_in(sample, self.roles)
         if not references:
-            raise UsageError(
-                f"{sample.key} has no reference, and Automodel needs one for each sample: choose "
-                "samples that have one with select --where"
-            )
-        text = field_of(EMB, sample.members[EMB]), sample.members[EMB]
+            raise wrong_references(sample, 0, "Automodel needs one for each sample")
         target, *contexts, emb = (
             read_tensor(array, data, len(array.header))
-            for array, data in (first, *references, text)
+            for array, data in (first, *references, sample.array(EMB))
         )
         length = text_length(sample)
         mask = torch.zeros(len(emb), dtype=torch.long)

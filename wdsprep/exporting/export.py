@@ -15,14 +15,12 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from wdsprep.dataset.file_names import HUB_FILES, empty_name, latent_unit
+from wdsprep.dataset.file_names import HUB_FILES, empty_name
 from wdsprep.dataset.image_positions import may_have_moved
 from wdsprep.dataset.manifest import Receipt
-from wdsprep.dataset.npy_arrays import LATENT, fields_of, text_fields
-from wdsprep.dataset.samples import roles_of
+from wdsprep.dataset.npy_arrays import text_fields
 from wdsprep.dataset.sealed_json import read_record
-from wdsprep.dataset.settings import changed_settings, columns_of
-from wdsprep.dataset.stored_dataset import check_kind, open_dataset
+from wdsprep.dataset.settings import changed_settings
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
 from wdsprep.exporting.layout import (
@@ -32,10 +30,10 @@ from wdsprep.exporting.layout import (
     ExportMark,
     Layout,
     Output,
+    SourceDataset,
     check_files,
     layout_of,
     to_json,
-    unit_of_mark,
 )
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.read_samples import ExportUnit, UnitSource
@@ -85,15 +83,15 @@ def export(options: ExportOptions) -> Exported:
     """
     to = options.to
     target = absolute(options.out) if os.fspath(options.out) else ""
-    datasets: list[_Dataset] = []
+    datasets: list[SourceDataset] = []
     for place in (options.dataset, *options.joined):
-        later = _Dataset(absolute(place))
+        later = SourceDataset(place)
         for earlier in datasets:
             earlier.give_way(later)
         datasets.append(later)
     chosen = layout_of(to) if to != "energon" else None
     takes_images = chosen is not None and chosen.takes_images
-    exportable = _exportable(datasets, tower=options.tower, takes_images=takes_images)
+    exportable = Exportable(datasets, tower=options.tower, takes_images=takes_images)
     if chosen is None:
         if options.joined:
             raise UsageError(
@@ -110,7 +108,7 @@ def export(options: ExportOptions) -> Exported:
             f"--to {to} has no place for the images in roles of a sample: "
             f"those in {', '.join(left)} are left behind"
         )
-    first, *joined = (dataset.manifest.settings for dataset in datasets)
+    first, *joined = (dataset.settings for dataset in datasets)
     claim = {"form": FORM, "join": joined, "layout": repr(layout), "settings": first, "to": to}
     return _Export(
         dataset=exportable,
@@ -122,76 +120,7 @@ def export(options: ExportOptions) -> Exported:
     ).run()
 
 
-class _Dataset:
-    """A dataset that samples are taken from; `names` are those of its arrays that are exported."""
-
-    def __init__(self, url: str) -> None:
-        self.url, self.manifest = url, open_dataset(url)[1]
-        self.has_images, self.is_scored = self.manifest.dataset == "images", self.manifest.is_scored
-        self.fields = () if self.has_images else fields_of(self.manifest.settings["layout"])
-        self.names = {field.name for field in self.fields}
-        self.roles = roles_of(self.manifest.settings)
-        self._texts = {field.name for field in text_fields(self.fields)}
-        self.shards = {latent_unit(shard.name): shard for shard in self.manifest.shards}
-
-    @property
-    def texts(self) -> set[str]:
-        """Return the names of the arrays of text that are exported."""
-        return self._texts & self.names
-
-    def give_way(self, later: "_Dataset") -> None:
-        """Leave out the arrays whose names a later dataset has, and all of text if it has text."""
-        self.names -= later.names | (self._texts if later.texts else set())
-        if not later.has_images:
-            self.roles = tuple(role for role in self.roles if role not in later.roles)
-
-
-def _exportable(datasets: Sequence[_Dataset], *, tower: str, takes_images: bool) -> Exportable:
-    """Return the dataset to export, with what is joined to it.
-
-    Raise UsageError if the datasets cannot be joined.
-    """
-    first, *joined = datasets
-    has_images = takes_images and [other.has_images for other in joined].count(True) == 1
-    for other in joined:
-        if not (has_images and other.has_images):
-            check_kind(open_store(other.url), other.manifest.dataset, "latents")
-        if other.is_scored and not other.manifest.complete:
-            raise UsageError(
-                f'{other.url} is not complete: run the same "wdsprep score" again, to its end, '
-                "and then export"
-            )
-    if first.has_images and not all(other.is_scored for other in joined):
-        raise UsageError(
-            f"{first.url} is a dataset of images, to which scores alone can be joined: export "
-            "latents or text with --join"
-        )
-    settings = [dataset.manifest.settings for dataset in datasets]
-    with_latents = [dataset.manifest.settings for dataset in datasets if LATENT in dataset.names]
-    with_arrays = [dataset for dataset in datasets if first.has_images or not dataset.has_images]
-    of_texts = [dataset.manifest for dataset in datasets if dataset.texts]
-    fields = [
-        field
-        for dataset in datasets
-        for field in dataset.fields
-        if field.name in dataset.names and not first.has_images
-    ]
-    return Exportable(
-        url=first.url,
-        kind=first.manifest.dataset,
-        fields=tuple(field for field in fields if not field.is_of_role),
-        settings=(with_latents or settings[:1])[-1],
-        model=str((of_texts or [first.manifest])[-1].extra.get("model", "")),
-        tower=tower,
-        shards=tuple((shard.name, shard.samples) for shard in first.manifest.shards),
-        has_images=has_images,
-        columns={name: holds for stated in settings for name, holds in columns_of(stated).items()},
-        roles=tuple(chain.from_iterable(dataset.roles for dataset in with_arrays)),
-        references=tuple(dict.fromkeys(f.role for f in fields if f.role and f.holds_latents)),
-    )
-
-
-def _units(datasets: Sequence[_Dataset], layout: Layout) -> Iterator[ExportUnit]:
+def _units(datasets: Sequence[SourceDataset], layout: Layout) -> Iterator[ExportUnit]:
     """Yield a unit for each shard that all datasets have.
 
     Raise UsageError if they were not made of the same images.
@@ -225,7 +154,7 @@ def _units(datasets: Sequence[_Dataset], layout: Layout) -> Iterator[ExportUnit]
                     if dataset.has_images
                     else tuple(sorted(dataset.names.intersection(layout.arrays))),
                     roles=tuple(role for role in dataset.roles if role in layout.roles),
-                    scores=dataset.manifest.settings if dataset.is_scored else None,
+                    scores=dataset.settings if dataset.is_scored else None,
                     gives_caption=bool(dataset.texts),
                     receipt=receipts.get(unit),
                 )
@@ -244,7 +173,7 @@ def _export_metadata(dataset: Exportable, target: str) -> Exported:
     return Exported(
         to="energon",
         out=target,
-        samples=sum(samples for _name, samples in dataset.shards),
+        samples=sum(dataset.shards.values()),
         units=len(dataset.shards),
         index=tuple(files),
     )
@@ -333,27 +262,29 @@ class _Export:
         store = self.store
         if CLAIM not in there:
             others = (name for name in there if not is_hidden(name) and name not in HUB_FILES)
-            if some := [shown(name) for name in islice(others, EXAMPLES + 1)]:
+            if names := [shown(name) for name in islice(others, EXAMPLES + 1)]:
                 raise UsageError(
-                    f"{store.url} holds other files ({examples(some)}): give an empty or new "
+                    f"{store.url} holds other files ({examples(names)}): give an empty or new "
                     "folder for the export"
                 )
             write_bytes(store, CLAIM, self.claim)
             return
         try:
-            said = read_record(dict[str, Any], store.read(CLAIM), f"{store.url}/{CLAIM}")
+            stored = read_record(dict[str, Any], store.read(CLAIM), f"{store.url}/{CLAIM}")
         except FormatError as error:
             raise FormatError(f"{error}: give another folder, or remove it first") from None
-        if changed := changed_settings(said, json.loads(self.claim)):
-            names = ", ".join(shortened(name.replace("_", "-")) for name in changed)
+        if changed := changed_settings(stored, json.loads(self.claim)):
+            differing = ", ".join(shortened(name.replace("_", "-")) for name in changed)
             raise FingerprintError(
-                f"{store.url} holds another export ({names} differ): give another folder, or "
+                f"{store.url} holds another export ({differing} differ): give another folder, or "
                 "remove it first"
             )
         wanted = {unit.name: unit.inputs for unit in self.units}
-        units = sorted(filter(None, map(unit_of_mark, there)))
+        names = sorted(
+            n for n in there if n != CLAIM and n.startswith(MARKS) and n.endswith(".json")
+        )
         current = []
-        for mark in filter(None, read_each(partial(ExportMark.read, store), units, store.readers)):
+        for mark in filter(None, read_each(partial(ExportMark.read, store), names, store.readers)):
             is_here = all(there.get(file.name) == file.nbytes for file in mark.files)
             if list(mark.inputs) == wanted.get(mark.name) and is_here:
                 current.append(mark)

@@ -10,18 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.npy_arrays import (
-    EMB,
-    FLIPPED,
-    LATENT,
-    POOLED,
-    denormalise,
-    field_of,
-    values_of,
-)
+from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, denormalise
 from wdsprep.dataset.samples import is_mask
-from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
-from wdsprep.errors import FormatError, UsageError
+from wdsprep.dataset.shapes import shape_name, shapes_of
+from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Output, Writing, json_line
 
 if TYPE_CHECKING:
@@ -147,13 +139,8 @@ class KohyaLayout(Layout):
         """Return the arrays of each cache of a sample, by the end of its file name."""
         import numpy as np
 
-        values = {
-            name: values_of(field_of(name, sample.members[name]), sample.members[name])
-            for name in self.arrays
-        }
-        width, height = cut_size(sample.facts)
-        if not width:
-            raise FormatError(f"the json of {sample.key} has no crop")
+        values = {name: sample.values(name) for name in self.arrays}
+        width, height = sample.cut_size
         latents = f"_{width:04d}x{height:04d}_{self.family}.npz"
         caches = {latents: self._latents(sample, values)}
         if EMB in values and self.family == "sdxl":
@@ -187,8 +174,8 @@ class KohyaLayout(Layout):
         masks = [role for role in self.roles if is_mask(role)][:1]
         if masks:  # without one, all of the image counts
             mask = np.full((height, width), 255)
-            for name, data in sample.arrays_in(masks).items():
-                mask = values_of(field_of(name, data), data)
+            for name in sample.arrays_in(masks):
+                mask = sample.values(name)
             latents["alpha_mask"] = mask.astype("<f4") / 255
         arrays = {
             **latents,

@@ -1,10 +1,10 @@
-"""The interface of layouts: what they receive of a dataset, and what they write for an export.
+"""The interface of layouts: what they receive of datasets, and what they write for an export.
 
 A layout writes through `Output`, which hashes what is written. The mark of a shard, below
 `.wdsprep/`, lists its files with their digests, and is written last. So a later run can tell the
 files that are as they were written from those that are damaged, cut or gone.
 
-What several layouts need is here too: JSON, arrays as bfloat16, and arrays of one length.
+What several layouts need is here too: JSON, files of torch, and arrays of one length.
 """
 
 import importlib
@@ -13,19 +13,25 @@ import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from blake3 import blake3
 
+from wdsprep.dataset.file_names import latent_unit
 from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
     GIVEN,
+    LATENT,
     Field,
+    field_of,
+    fields_of,
     is_of_text,
+    text_fields,
     to_bfloat16,
     values_of,
 )
-from wdsprep.dataset.samples import names_in_roles
+from wdsprep.dataset.samples import names_in_roles, roles_of
 from wdsprep.dataset.sealed_json import (
     Fields,
     Hex,
@@ -36,13 +42,16 @@ from wdsprep.dataset.sealed_json import (
     make_record,
     read_record,
 )
-from wdsprep.dataset.settings import SCORES, is_scored
-from wdsprep.dataset.shapes import shapes_of
+from wdsprep.dataset.settings import SCORES, columns_of, is_scored
+from wdsprep.dataset.shapes import Size, cut_size, shapes_of
+from wdsprep.dataset.shard_reader import HashedTape
+from wdsprep.dataset.stored_dataset import check_kind, open_dataset
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.exporting import LAYOUTS
-from wdsprep.store import shared_store
-from wdsprep.store.base import CHUNK_NBYTES, Chunks, Sink, Store
+from wdsprep.options import Place
+from wdsprep.store import open_store, shared_store
+from wdsprep.store.base import Sink, SinkFile, Store, absolute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,31 +61,79 @@ MARKS = ".wdsprep/"
 CLAIM = f"{MARKS}export.json"
 
 
-@dataclass(frozen=True, kw_only=True)
+class SourceDataset:
+    """A dataset that samples are taken from; `names` are those of its arrays that are exported."""
+
+    def __init__(self, place: Place) -> None:
+        self.url = absolute(place)
+        self.manifest = open_dataset(self.url)[1]
+        self.settings, self.is_scored = self.manifest.settings, self.manifest.is_scored
+        self.has_images = self.manifest.dataset == "images"
+        self.fields = () if self.has_images else fields_of(self.settings["layout"])
+        self.names = {field.name for field in self.fields}
+        self.roles = roles_of(self.settings)
+        self._texts = {field.name for field in text_fields(self.fields)}
+        self.shards = {latent_unit(shard.name): shard for shard in self.manifest.shards}
+
+    @property
+    def texts(self) -> set[str]:
+        """Return the names of the arrays of text that are exported."""
+        return self._texts & self.names
+
+    def give_way(self, later: "SourceDataset") -> None:
+        """Leave out the arrays whose names a later dataset has, and all of text if it has text."""
+        self.names -= later.names | (self._texts if later.texts else set())
+        if not later.has_images:
+            self.roles = tuple(role for role in self.roles if role not in later.roles)
+
+
 class Exportable:
     """A dataset to export, with what is joined to it.
 
     `fields` are the arrays of a sample; those of latents of several shapes are given for the
-    square. `settings` are those that the latents were made with.
+    square. `settings` are those that the latents were made with. `tower` names a text tower, for
+    layouts that name columns after it.
     """
 
-    url: str
-    kind: str
-    fields: tuple[Field, ...]
-    settings: Mapping[str, Any]
-    model: str = ""
-    tower: str = ""
-    """The name of a text tower, for layouts that name columns after it."""
-    shards: tuple[tuple[str, int], ...] = ()
-    """The shards by name, with the number of samples of each."""
-    has_images: bool = False
-    """True if the images are joined to latents that were made of them."""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """The columns of scores, with the kind of value that each holds."""
-    roles: tuple[str, ...] = ()
-    """The roles in which samples have further images, or arrays of such images, in their order."""
-    references: tuple[str, ...] = ()
-    """The roles whose arrays are latents, neither masks nor pixels."""
+    def __init__(
+        self, datasets: Sequence[SourceDataset], *, tower: str, takes_images: bool
+    ) -> None:
+        """Raise UsageError if the datasets cannot be joined.
+
+        With `takes_images`, images may be joined to latents that were made of them.
+        """
+        first, *joined = datasets
+        self.url, self.kind, self.tower = first.url, first.manifest.dataset, tower
+        self.has_images = takes_images and [other.has_images for other in joined].count(True) == 1
+        for other in joined:
+            if not (self.has_images and other.has_images):
+                check_kind(open_store(other.url), other.manifest.dataset, "latents")
+            if other.is_scored and not other.manifest.complete:
+                raise UsageError(
+                    f'{other.url} is not complete: run the same "wdsprep score" again, to its '
+                    "end, and then export"
+                )
+        if first.has_images and not all(other.is_scored for other in joined):
+            raise UsageError(
+                f"{first.url} is a dataset of images, to which scores alone can be joined: export "
+                "latents or text with --join"
+            )
+        arrays = [] if first.has_images else [(f, d) for d in datasets for f in d.fields]
+        fields = [field for field, dataset in arrays if field.name in dataset.names]
+        self.fields = tuple(field for field in fields if not field.is_of_role)
+        self.references = tuple(dict.fromkeys(f.role for f in fields if f.role and f.holds_latents))
+        """The roles whose arrays are latents, neither masks nor pixels."""
+        with_roles = (d for d in datasets if first.has_images or not d.has_images)
+        self.roles = tuple(chain.from_iterable(dataset.roles for dataset in with_roles))
+        """The roles in which samples have further images, or arrays of these, in their order."""
+        with_latents = [dataset for dataset in datasets if LATENT in dataset.names]
+        self.settings = (with_latents or [first])[-1].settings
+        with_texts = [dataset for dataset in datasets if dataset.texts]
+        self.model = str((with_texts or [first])[-1].manifest.extra.get("model", ""))
+        self.shards = {shard.name: shard.samples for shard in first.manifest.shards}
+        """The number of samples of each shard."""
+        self.columns = dict(chain.from_iterable(columns_of(d.settings).items() for d in datasets))
+        """The columns of scores, with the kind of value that each holds."""
 
     @property
     def has_shapes(self) -> bool:
@@ -109,6 +166,13 @@ class Exportable:
             raise UsageError(
                 f"{self.url} has no {missing[0]}, which --to {to} needs: encode with a model that "
                 "makes it, or --join the text that has it"
+            )
+
+    def check_one_latent(self, reader: str) -> None:
+        if self.has_moments:
+            raise UsageError(
+                f"{self.url} has moments, and {reader} takes one latent of each sample: encode "
+                "with --latents sample or mean"
             )
 
     def check_latents(self, to: str, reader: str, families: Mapping[str, Family]) -> Family:
@@ -147,6 +211,34 @@ class ExportSample:
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """The place of each member in its tar: its first byte and its number of bytes."""
 
+    def array(self, name: str) -> tuple[Field, Buffer]:
+        """Return an array as the field that its bytes show, and these bytes."""
+        data = self.members[name]
+        return field_of(name, data), data
+
+    def values(self, name: str) -> "NDArray[Any]":
+        """Return an array, with float32 in place of bfloat16."""
+        values: NDArray[Any] = values_of(*self.array(name))
+        return values
+
+    def bits(self, name: str) -> "NDArray[Any]":
+        """Return an array as bfloat16, whose bits are in unsigned integers."""
+        import numpy as np
+
+        field, data = self.array(name)
+        if field.dtype == BFLOAT16:
+            return np.frombuffer(data, "<u2", offset=len(field.header)).reshape(field.shape)
+        bits: NDArray[Any] = to_bfloat16(values_of(field, data))
+        return bits
+
+    @property
+    def cut_size(self) -> Size:
+        """Return the size of what was cut of the image. Raise FormatError if nobody knows it."""
+        width, height = cut_size(self.facts)
+        if not width:
+            raise FormatError(f"the json of {self.key} has no crop")
+        return width, height
+
     @property
     def image(self) -> tuple[str, Buffer]:
         """Return the image to train on, after its extension.
@@ -163,10 +255,9 @@ class ExportSample:
             if kind not in ("", "npy"):
                 yield name, kind, data
 
-    def arrays_in(self, roles: Sequence[str]) -> dict[str, Buffer]:
-        """Return the arrays of the images in these roles by their members, in order."""
-        names = [f"{name}.npy" for name in names_in_roles(self.members, roles)]
-        return {name: self.members[name] for name in names}
+    def arrays_in(self, roles: Sequence[str]) -> list[str]:
+        """Return the members that are the arrays of the images in these roles, in order."""
+        return [f"{name}.npy" for name in names_in_roles(self.members, roles)]
 
     def number(self, name: str) -> int:
         """Return a whole number from the json. Raise FormatError if it has no such number."""
@@ -192,40 +283,21 @@ class ExportedFile:
     digests: Mapping[Text, Text]
 
 
-@dataclass(kw_only=True)
-class OutputFile:
+class OutputFile(SinkFile):
     """A file that is being written; its bytes are counted and hashed.
 
-    The layout sets `samples` and `digests` before it ends the file. It has the interface of a file,
-    as pyarrow wants it.
+    The layout sets `samples` and `digests` before it ends the file.
     """
 
-    sink: Sink
-    samples: int = 0
-    digests: Mapping[str, str] = field(default_factory=dict)
-    nbytes: int = 0
-    closed: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        self.hash = blake3()
-
-    def write(self, data: Buffer, /) -> None:
-        self.writelines([data if isinstance(data, memoryview) else bytes(data)])
-
-    def tell(self) -> int:
-        return self.nbytes
-
-    def flush(self) -> None:
-        """Do nothing, since the store has the bytes already."""
-
-    def close(self) -> None:
-        """Do nothing, since the store closes its own file."""
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self.samples, self.hash = 0, blake3()
+        self.digests: Mapping[str, str] = {}
 
     def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
         for piece in pieces:
             self.hash.update(piece)
-            self.nbytes += len(piece)
-        self.sink.writelines(pieces)
+        super().writelines(pieces)
 
 
 class Output:
@@ -239,8 +311,7 @@ class Output:
     def open(self, name: str) -> Iterator[OutputFile]:
         """Write a file that appears when the block ends well."""
         with self.store.write(name) as sink:
-            file = OutputFile(sink=sink)
-            yield file
+            yield (file := OutputFile(sink))
         self.files.append(
             ExportedFile(
                 name=name,
@@ -273,7 +344,7 @@ class ExportMark:
 
     @property
     def file_name(self) -> str:
-        return mark_name(self.name)
+        return f"{MARKS}{self.name}.json"
 
     def to_bytes(self) -> bytes:
         files = [asdict(file) for file in self.files]
@@ -281,26 +352,17 @@ class ExportMark:
         return canonical_json(body) + b"\n"
 
     @classmethod
-    def read(cls, store: Store, unit: str) -> "ExportMark | None":
+    def read(cls, store: Store, file_name: str) -> "ExportMark | None":
         """Read the mark of a shard, or None if there is none, or none that can be read."""
         with suppress(NotFoundError, FormatError):
-            body = read_record(_MARK, store.read(mark_name(unit)), mark_name(unit))
+            body = read_record(_MARK, store.read(file_name), file_name)
             files = tuple(make_record(ExportedFile, fields) for fields in body["files"])
-            inputs = tuple(body["inputs"])
-            return cls(name=unit, inputs=inputs, files=files, left_out=body["left_out"])
+            unit = file_name.removeprefix(MARKS).removesuffix(".json")
+            return make_record(cls, {**body, "files": files, "name": unit})
         return None
 
 
 _MARK = Fields({"files": list[ExportedFile], "inputs": list[Text], "left_out": Nbytes})
-
-
-def mark_name(unit: str) -> str:
-    return f"{MARKS}{unit}.json"
-
-
-def unit_of_mark(name: str) -> str:
-    is_one = name != CLAIM and name.startswith(MARKS) and name.endswith(".json")
-    return name[len(MARKS) : -len(".json")] if is_one else ""
 
 
 def check_files(out: str, mark: ExportMark) -> Generator[int, None, bool]:
@@ -308,18 +370,16 @@ def check_files(out: str, mark: ExportMark) -> Generator[int, None, bool]:
 
     Yield how many of their bytes have been read so far.
     """
-    store, nbytes = shared_store(out), 0
+    store, before = shared_store(out), 0
     for file in mark.files:
-        digest = blake3()
         try:
-            chunks = Chunks(store, file.name, watch=digest.update, expected=file.nbytes)
-            with chunks.as_stream() as reader:
-                while data := reader.read(CHUNK_NBYTES):
-                    nbytes += len(data)
-                    yield nbytes
+            with HashedTape(store, file) as tape:
+                for nbytes in tape.rest():
+                    yield before + nbytes
+                before += tape.nbytes
+                if tape.digest() != file.blake3:
+                    return False
         except NotFoundError:
-            return False
-        if digest.hexdigest() != file.blake3:
             return False
     return True
 
@@ -377,16 +437,6 @@ def to_json(body: object) -> bytes:
 
 def json_line(body: object) -> bytes:
     return to_json(body) + b"\n"
-
-
-def bfloat16_bits(field: Field, data: Buffer) -> "NDArray[Any]":
-    """Return an array as bfloat16, whose bits are in unsigned integers."""
-    import numpy as np
-
-    if field.dtype == BFLOAT16:
-        return np.frombuffer(data, "<u2", offset=len(field.header)).reshape(field.shape)
-    bits: NDArray[Any] = to_bfloat16(values_of(field, data))
-    return bits
 
 
 def save_by_torch(value: object) -> bytes:

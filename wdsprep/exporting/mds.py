@@ -27,9 +27,7 @@ from wdsprep.dataset.npy_arrays import (
     MASK,
     Field,
     denormalise,
-    field_of,
     is_imported,
-    values_of,
 )
 from wdsprep.dataset.tar.write import Buffer, Data, join_small, nbytes_of, pieces_of
 from wdsprep.errors import UsageError
@@ -226,11 +224,8 @@ class MdsLayout(Layout):
         import numpy as np
 
         if column.member == MASK and self.length:
-            data = sample.members[EMB]
-            there = field_of(EMB, data).shape[0]
-            return (np.arange(self.length) < there).astype("u1")
-        data = sample.members[column.member]
-        array: NDArray[Any] = values_of(field_of(column.member, data), data)
+            return (np.arange(self.length) < sample.array(EMB)[0].shape[0]).astype("u1")
+        array = sample.values(column.member)
         return self._moments(array) if column.member in IMAGES else array
 
     def _moments(self, latent: "NDArray[Any]") -> "NDArray[Any]":

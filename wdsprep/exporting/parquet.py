@@ -24,9 +24,9 @@ from wdsprep.exporting.layout import (
     Layout,
     Output,
     Writing,
-    bfloat16_bits,
     to_json,
 )
+from wdsprep.importing.column_names import MLPERF
 
 if TYPE_CHECKING:
     import pyarrow
@@ -39,8 +39,15 @@ BATCH_ROWS = 8
 would be copied again and again while it grows."""
 SMALL = ("key", "__key__", "width", "height")
 """The columns with statistics. The least and the greatest value of images would be whole images."""
-MLPERF = {EMB: "t5_encodings", POOLED: "clip_encodings"}
 FLUX = {LATENT, EMB, POOLED}
+_STRING, _INT64 = ({"_type": "Value", "dtype": kind} for kind in ("string", "int64"))
+FEATURES = {
+    "image": {"_type": "Image"},
+    **dict.fromkeys(("key", "caption", "json"), _STRING),
+    "captions": {"_type": "List", "feature": _STRING},
+    **dict.fromkeys(("width", "height"), _INT64),
+}
+"""The types of the columns of images as `datasets` writes them."""
 MOMENTS = {LATENT: ("mean", "logvar"), FLIPPED: ("mean_flipped", "logvar_flipped")}
 
 
@@ -74,18 +81,18 @@ class ParquetLayout(Layout):
         import pyarrow as pa
 
         if self.kind == "mlperf":
-            names = (*MLPERF.values(), "mean", "logvar")
-            return pa.schema([("__key__", pa.string()), *((n, pa.binary()) for n in names)])
+            arrays = ((name, pa.binary()) for name in MLPERF.values())
+            return pa.schema([("__key__", pa.string()), *arrays])
         texts = [("key", pa.string()), ("caption", pa.string()), ("json", pa.string())]
         kinds = {NUMBER: pa.float64(), WHOLE: pa.int64(), TEXT: pa.string()}
         texts += [(name, kinds[holds]) for name, holds in self.scores]
         if self.kind != "images":
-            arrays = chain.from_iterable(map(self._columns, self.arrays))
-            return pa.schema([*texts, *((name, pa.binary()) for name in arrays)])
+            names = chain.from_iterable(map(self._columns, self.arrays))
+            return pa.schema([*texts, *((name, pa.binary()) for name in names)])
         image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         sizes = [("width", pa.int64()), ("height", pa.int64())]
         several = ("captions", pa.list_(pa.string()))
-        known = to_json({"info": {"features": _features()}})
+        known = to_json({"info": {"features": FEATURES}})
         return pa.schema([("image", image), *texts, several, *sizes], {"huggingface": known})
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
@@ -140,11 +147,11 @@ class ParquetLayout(Layout):
 def mlperf_row(sample: ExportSample) -> dict[str, Any]:
     import numpy as np
 
-    bits = {name: bfloat16_bits(field_of(name, d), d) for name, d in sample.members.items()}
-    mean, logvar = bits[LATENT].reshape(2, -1, *bits[LATENT].shape[1:])
-    arrays = {MLPERF[name]: bits[name] for name in MLPERF} | {"mean": mean, "logvar": logvar}
+    latent = sample.bits(LATENT)
+    moments = latent.reshape(2, -1, *latent.shape[1:])
+    arrays = sample.bits(EMB), sample.bits(POOLED), *moments
     row: dict[str, Any] = {"__key__": sample.key}
-    for name, array in arrays.items():
+    for name, array in zip(MLPERF.values(), arrays, strict=True):
         out = io.BytesIO()
         np.save(out, np.ascontiguousarray(array))
         row[name] = out.getvalue()
@@ -159,18 +166,6 @@ def split_npy(name: str, data: Buffer, count: int) -> list[Buffer]:
     part = replace(field, shape=(field.shape[0] // count, *field.shape[1:]))
     starts = range(len(field.header), len(data), part.array_nbytes)
     return [part.header + data[start : start + part.array_nbytes] for start in starts]
-
-
-def _features() -> dict[str, Any]:
-    """Return the types of the columns of images as `datasets` writes them."""
-
-    def value(kind: str) -> dict[str, str]:
-        return {"_type": "Value", "dtype": kind}
-
-    texts = {name: value("string") for name in ("key", "caption", "json")}
-    sizes = {name: value("int64") for name in ("width", "height")}
-    several = {"_type": "List", "feature": value("string")}
-    return {"image": {"_type": "Image"}, **texts, "captions": several, **sizes}
 
 
 def _table(rows: Sequence[Mapping[str, Any]], schema: "pyarrow.Schema") -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wdsprep.dataset.file_names import index_name, is_table
-from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED, field_of
+from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED
 from wdsprep.dataset.shapes import cut_size
 from wdsprep.dataset.tar.write import Buffer, TarWriter
 from wdsprep.errors import UsageError
@@ -18,12 +18,12 @@ from wdsprep.exporting.layout import (
     Layout,
     Output,
     Writing,
-    bfloat16_bits,
     json_line,
     pad_to,
     save_by_torch,
     to_json,
 )
+from wdsprep.importing import column_names
 from wdsprep.store.base import local_path
 from wdsprep.store.schemes import root_and_name
 
@@ -34,7 +34,6 @@ NV_META = ".nv-meta"
 _BRACES = re.compile(r"([\\{},])")
 META = "wids-meta.json"
 DECODED = ("jpg", "png")
-TEXTS = {EMB: "prompt_embeds.pth", POOLED: "pooled_prompt_embeds.pth"}
 
 
 Members = list[tuple[str, Buffer]]
@@ -73,13 +72,13 @@ def metadata_beside(dataset: Exportable, out: str) -> dict[str, bytes]:
 
     Raise UsageError if the dataset has no tars.
     """
-    if any(is_table(name) for name, _ in dataset.shards):
+    if any(map(is_table, dataset.shards)):
         raise UsageError(
             f"{dataset.url} has scores without embeddings, so no tars for Energon: give --to mds "
             "or --to parquet"
         )
     way = path_between(out, dataset.url)
-    return metadata_files({f"{way}{name}": samples for name, samples in dataset.shards}, {})
+    return metadata_files({f"{way}{name}": n for name, n in dataset.shards.items()}, {})
 
 
 def path_between(out: str, dataset: str) -> str:
@@ -146,25 +145,19 @@ class PrimusLayout(TarLayout):
         )
 
     def members(self, sample: ExportSample) -> Members:
-        arrays = {"latents": bits_of(sample, LATENT)}
+        latents = sample.bits(LATENT)
+        arrays = {column_names.LATENT: latents}
         if self.has_moments:
-            mean, logvar = arrays["latents"].reshape(2, -1, *arrays["latents"].shape[1:])
-            arrays = {"mean": mean, "logvar": logvar}
-        saved = [(f"{name}.pth", save_tensor(array)) for name, array in arrays.items()]
-        emb = pad_to(bits_of(sample, EMB), self.length)
-        saved.append((TEXTS[EMB], save_tensor(emb)))
-        saved.append((TEXTS[POOLED], save_tensor(bits_of(sample, POOLED))))
+            mean, logvar = latents.reshape(2, -1, *latents.shape[1:])
+            arrays = {column_names.MEAN: mean, column_names.LOGVAR: logvar}
+        arrays[column_names.EMB] = pad_to(sample.bits(EMB), self.length)
+        arrays[column_names.POOLED] = sample.bits(POOLED)
+        saved = [(column_names.PRIMUS[role], save_tensor(a)) for role, a in arrays.items()]
         return [*saved, ("caption.txt", sample.caption.encode())]
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         tars = {file.name: file.samples for file in files if file.samples}
         return metadata_files(tars, {"encoding": "preencoded"})
-
-
-def bits_of(sample: ExportSample, name: str) -> "NDArray[Any]":
-    """Return an array of a sample as bfloat16, whose bits are in unsigned integers."""
-    data = sample.members[name]
-    return bfloat16_bits(field_of(name, data), data)
 
 
 def save_tensor(bits: "NDArray[Any]") -> bytes:
@@ -190,11 +183,7 @@ class WidsLayout(TarLayout):
 
     def check(self, dataset: Exportable) -> Layout:
         dataset.check("wids", "images", "latents")
-        if dataset.has_moments:
-            raise UsageError(
-                f"{dataset.url} has moments, and wids takes one latent of each sample: encode with "
-                "--latents sample or mean"
-            )
+        dataset.check_one_latent("wids")
         return replace(self, is_of_latents=dataset.what == "latents")
 
     def members(self, sample: ExportSample) -> Members:

@@ -12,29 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from wdsprep.dataset.npy_arrays import BFLOAT16, Field, from_bfloat16, to_bfloat16
+from wdsprep.dataset.npy_arrays import BFLOAT16, Field, from_bfloat16, is_finite, to_bfloat16
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.importing.column_names import DTYPES, CachedColumn
+from wdsprep.importing.column_names import NBYTES, STORED, CachedColumn
 from wdsprep.sources.parsing import parsing_sample
 from wdsprep.sources.tables import RawArray
 
-STORED = {
-    "float16": "<f2",
-    "float32": "<f4",
-    "float64": "<f4",
-    "uint16": BFLOAT16,
-    "bfloat16": BFLOAT16,
-    "int8": "<i4",
-    "int16": "<i4",
-    "int32": "<i4",
-    "int64": "<i4",
-    "bool": "|u1",
-    "uint8": "|u1",
-}
-"""The dtype in which wdsprep stores an array of each dtype. NumPy has no bfloat16, so other caches
-hold its bits as uint16, as wdsprep does; no array of latents or text has whole numbers up to
-65,535."""
 BITS = "uint16"
 MOST_EXPANDED = 16 << 20
 """The most bytes of a tensor that is larger than its file, since it repeats its values."""
@@ -46,12 +30,12 @@ NOT_PLAIN = "it is not a plain tensor, and no other object is loaded, as it coul
 def array_of(column: CachedColumn, value: Any) -> RawArray:
     """Return the array that a row has in a column, whatever the form of the value.
 
-    Raise RejectedError if the value holds no array, or if the array is of a dtype in `DTYPES` and
+    Raise RejectedError if the value holds no array, or if the array is of a dtype in `NBYTES` and
     has too few or too many bytes for its shape.
     """
     with parsing_sample(f"{column.name} holds no array: it"):
         raw = _array_of(column, value)
-        width = DTYPES.get(raw.dtype)
+        width = NBYTES.get(raw.dtype)
         if width is not None and len(raw.data) != width * prod(raw.shape):
             raise ValueError(f"{len(raw.data):,} bytes are not {raw.dtype} {raw.shape}")
     return raw
@@ -98,10 +82,10 @@ def _npy_header(file: io.BytesIO) -> "tuple[tuple[int, ...], bool, np.dtype[Any]
         raise ValueError(f"its format is {version[0]}.{version[1]}, which is for names of fields")
     read = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
     try:
-        found: tuple[tuple[int, ...], bool, np.dtype[Any]] = getattr(np.lib.format, read)(file)
+        header: tuple[tuple[int, ...], bool, np.dtype[Any]] = getattr(np.lib.format, read)(file)
     except MemoryError:  # so Python reports that a header of at most 10 kB is nested too deep
         raise ValueError("its header is nested too deep") from None
-    return found
+    return header
 
 
 def _check_dtype(name: str) -> None:
@@ -229,53 +213,51 @@ def std_to_logvar(raw: RawArray) -> RawArray:
     half = len(raw.data) // 2
     std = as_float32(RawArray(raw.dtype, (), raw.data[half:]))
     logvar = 2 * np.log(np.maximum(std, LEAST_STD))
-    data = raw.data[:half] + round_to(logvar, raw.dtype)
+    stored = to_bfloat16(logvar) if raw.dtype == BFLOAT16 else logvar.astype(raw.dtype)
+    data = raw.data[:half] + stored.tobytes()
     return RawArray(dtype=raw.dtype, shape=raw.shape, data=data)
 
 
 def as_float32(raw: RawArray) -> "np.ndarray[Any, np.dtype[np.float32]]":
     """Return the values of a stored array as float32, in one dimension."""
     if raw.dtype == BFLOAT16:
-        found: np.ndarray[Any, np.dtype[np.float32]] = from_bfloat16(np.frombuffer(raw.data, "<u2"))
-        return found
+        floats: np.ndarray[Any, np.dtype[np.float32]]
+        floats = from_bfloat16(np.frombuffer(raw.data, "<u2"))
+        return floats
     return np.frombuffer(raw.data, raw.dtype).astype(np.float32)
 
 
-def round_to(values: "np.ndarray[Any, Any]", dtype: str) -> bytes:
-    """Return the bytes of floats in a stored dtype, rounded to nearest, halves to even."""
-    stored = to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype)
-    found: bytes = stored.tobytes()
-    return found
-
-
 def npy_of(field: Field, raw: RawArray) -> bytes:
-    """Return an array as an `.npy` member. Raise RejectedError if it does not fit the field."""
-    own = field.of_length(raw.shape[0]) if field.is_variable and raw.shape else field
-    if (raw.dtype, raw.shape) != (own.dtype, own.shape) or len(raw.data) != own.array_nbytes:
+    """Return an array as an `.npy` member.
+
+    Raise RejectedError if it does not fit the field, or is not finite.
+    """
+    is_of_length = field.is_variable and raw.shape
+    fitting = field.of_length(raw.shape[0]) if is_of_length else field
+    wanted = fitting.dtype, fitting.shape, fitting.array_nbytes
+    if (raw.dtype, raw.shape, len(raw.data)) != wanted:
         raise RejectedError(
             Code.OTHER_SHAPE,
             f"{field.name} is {raw.dtype} {raw.shape}, and elsewhere {field}",
         )
     if field.is_variable and not 0 < raw.shape[0] <= field.shape[0]:
         raise RejectedError(Code.OTHER_SHAPE, f"{field.name} has {raw.shape[0]} of {field}")
-    return own.header + raw.data
+    if not is_finite(field.dtype, raw.data):
+        raise RejectedError(Code.NOT_FINITE, f"{field.name} has values that are not finite")
+    return fitting.header + raw.data
 
 
 def zeros(field: Field) -> RawArray:
     """Return an array of zeros for a field. If its length varies, the array has one row."""
-    own = field.of_length(1) if field.is_variable else field
-    return RawArray(dtype=own.dtype, shape=own.shape, data=bytes(own.array_nbytes))
+    first = field.of_length(1) if field.is_variable else field
+    return RawArray(dtype=first.dtype, shape=first.shape, data=bytes(first.array_nbytes))
 
 
-def nested_arrays(column: Any) -> list[RawArray | None]:
-    """Return the rows of an Arrow column of nested lists as arrays.
+def nested_array(column: Any, number: int) -> RawArray | None:
+    """Return a row of an Arrow column of nested lists as an array.
 
     A row that is null, or has lists of different lengths, becomes None.
     """
-    return [_nested_array(column, number) for number in range(len(column))]
-
-
-def _nested_array(column: Any, number: int) -> RawArray | None:
     scalar = column[number]
     if not scalar.is_valid:
         return None
@@ -289,5 +271,4 @@ def _nested_array(column: Any, number: int) -> RawArray | None:
         values = values.flatten()
     if values.null_count:
         return None
-    found = values.to_numpy(zero_copy_only=False)
-    return raw_array(found.reshape(shape))
+    return raw_array(values.to_numpy(zero_copy_only=False).reshape(shape))

@@ -1,10 +1,17 @@
-"""The names that trainers give the columns of their caches, and the role of each."""
+"""The names that trainers give the columns of their caches, and the role of each.
+
+They are those that `import` knows, and those that `export` writes for musubi-tuner, Primus and
+MLPerf. The plan of an import says which columns it takes.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
+from wdsprep.dataset.npy_arrays import BFLOAT16, Field
+from wdsprep.dataset.shapes import Size
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.text import check_one_of, list_columns
 
@@ -13,20 +20,27 @@ REFERENCES = "source"
 EMB, POOLED, MASK = "emb", "pooled", "emb_mask"
 TEXT = (EMB, POOLED, MASK)
 ROLES = (LATENT, MEAN, LOGVAR, MEAN_STD, REFERENCES, *TEXT)
-DTYPES = {
-    "float16": 2,
-    "float32": 4,
-    "float64": 8,
-    "bfloat16": 2,
-    "uint16": 2,
-    "uint8": 1,
-    "int8": 1,
-    "bool": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-}
-"""The dtypes that arrays may have, with the bytes of a value."""
+_DTYPES = (
+    ("float16", 2, "<f2", "F16"),
+    ("float32", 4, "<f4", "F32"),
+    ("float64", 8, "<f4", "F64"),
+    ("bfloat16", 2, BFLOAT16, "BF16"),
+    ("uint16", 2, BFLOAT16, "U16"),
+    ("uint8", 1, "|u1", "U8"),
+    ("int8", 1, "<i4", "I8"),
+    ("bool", 1, "|u1", "BOOL"),
+    ("int16", 2, "<i4", "I16"),
+    ("int32", 4, "<i4", "I32"),
+    ("int64", 8, "<i4", "I64"),
+)
+NBYTES = {dtype: nbytes for dtype, nbytes, _, _ in _DTYPES}
+"""The bytes of a value of each dtype that arrays may have."""
+STORED = {dtype: stored for dtype, _, stored, _ in _DTYPES}
+"""The dtype in which wdsprep stores an array of each dtype. NumPy has no bfloat16, so other caches
+hold its bits as uint16, as wdsprep does; no array of latents or text has whole numbers up to
+65,535."""
+SAFETENSORS = {dtype: name for dtype, _, _, name in _DTYPES}
+"""What safetensors calls each dtype."""
 ANY = -1
 """A side whose length follows from the number of bytes."""
 
@@ -47,7 +61,7 @@ class CachedColumn:
 
     def sides(self, nbytes: int) -> tuple[int, ...]:
         """Return the shape of an array of `nbytes`. Raise ValueError if none fits."""
-        width = DTYPES[self.dtype]
+        width = NBYTES[self.dtype]
         fixed = width * prod(side for side in self.shape if side != ANY)
         rest, over = divmod(nbytes, fixed) if fixed else (0, 0)
         if over or not rest or (ANY not in self.shape and rest != 1):
@@ -57,81 +71,22 @@ class CachedColumn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerNames:
-    """The names that one trainer gives its columns: a pattern for each role.
+class ImportPlan:
+    """The columns to import from each row, and the fields that they become.
 
-    `scale` and `shift` are those of its VAE, if that is certain; then a trainer is recognised by
-    all of its columns together.
+    `scale` and `shift` are those of the VAE of the trainer that names the columns so.
     """
-
-    trainer: str
-    patterns: Mapping[str, str]
-    dtype: str = ""
-    """The dtype of bare bytes."""
-    scale: float = 0.0
-    shift: float = 0.0
-
-
-TRAINERS = (
-    TrainerNames(
-        trainer="mosaicml/diffusion, micro_diffusion",
-        patterns={LATENT: r"latents_(?P<pixels>[1-9][0-9]{0,4})", EMB: "caption_latents"},
-        dtype="float16",
-    ),
-    TrainerNames(
-        trainer="PRX",
-        patterns={
-            MEAN_STD: "img_latent",
-            EMB: r"latent_.+",
-            MASK: r"attention_mask_.+",
-            POOLED: "pooled",
-        },
-    ),
-    TrainerNames(
-        trainer="MLPerf Flux.1, torchtitan",
-        patterns={EMB: "t5_encodings", POOLED: "clip_encodings", MEAN: MEAN, LOGVAR: LOGVAR},
-        scale=0.3611,
-        shift=0.1159,
-    ),
-    TrainerNames(
-        trainer="Primus",
-        patterns={
-            LATENT: r"latents\.pth",
-            MEAN: r"mean\.pth",
-            LOGVAR: r"logvar\.pth",
-            EMB: r"prompt_embeds\.pth",
-            POOLED: r"pooled_prompt_embeds\.pth",
-        },
-    ),
-    TrainerNames(trainer="Sana", patterns={LATENT: "npy"}),
-    TrainerNames(
-        trainer="others",
-        patterns={
-            LATENT: r"(image_|vae_|img_|target_)?latents?(\.npy|\.pth|\.pt)?",
-            REFERENCES: "latents_control|context_latents",
-            EMB: r"(prompt|text|caption)_emb(ed(ding)?)?s?(\.npy|\.pth|\.pt)?|emb(\.npy)?"
-            "|t5_vec|ctx_vec|varlen_(vl|llm)_embed",
-            POOLED: r"pooled(_prompt_embeds)?(\.npy|\.pth|\.pt)?|clip_l_pooler",
-            MASK: r"(prompt_|text_|emb_)?(attention_)?mask(\.npy|\.pth|\.pt)?",
-            MEAN: MEAN,
-            LOGVAR: LOGVAR,
-        },
-    ),
-)
-"""The known trainers. The first that knows a column of latents is taken, or else one of text."""
-CAPTION_TOKENS, CELL = 77, 8
-"""Sizes that bare bytes do not state: tokens of a CLIP caption, and pixels of a cell's side."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChosenColumns:
-    """The columns to import, with the scale and shift of the trainer that names them so."""
 
     columns: tuple[CachedColumn, ...]
     scale: float = 0.0
     shift: float = 0.0
     is_asked: bool = False
     """True if the user named the columns."""
+    fields: tuple[Field, ...] = ()
+    bits: tuple[str, ...] = ()
+    """The columns whose whole numbers are the bits of bfloat16."""
+    sizes: tuple[Size, ...] = ()
+    """The sizes of the images, if latents have several shapes."""
 
     def of(self, role: str) -> CachedColumn | None:
         """Return the column with a role, or None if there is none."""
@@ -140,6 +95,86 @@ class ChosenColumns:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
+
+
+class MusubiFamily(NamedTuple):
+    """A kind of model, by the names that musubi-tuner gives it in names of files and arrays."""
+
+    short: str
+    name: str
+    pipelines: tuple[str, ...]
+    """The pipelines with its latents; what is imported counts as of the last."""
+    texts: Mapping[str, str]
+    """Its names for arrays of text; an array of a name with `varlen` ends with its caption."""
+    reference: str = ""
+    """Its name for the latent of a reference, with a place for a number if it takes several."""
+    frames: str = "1x"
+    """What stands before the sides of a latent in the name of its array."""
+    has_axis: bool = False
+    """True if its latents have an axis for frames after that of channels."""
+
+
+CONTROL = "latents_control"
+_FLUX_2 = MusubiFamily("", "", (), {EMB: "ctx_vec"}, f"{CONTROL}_{{}}", frames="")
+_KLEIN = _FLUX_2._replace(pipelines=("Flux2KleinPipeline",))
+_QWEN = MusubiFamily("", "qwen_image", (), {EMB: "varlen_vl_embed"}, has_axis=True)
+FAMILIES = (
+    MusubiFamily(
+        *("fk", "flux_kontext", ("FluxKontextPipeline",)),
+        *({EMB: "t5_vec", POOLED: "clip_l_pooler"}, CONTROL),
+    ),
+    _FLUX_2._replace(short="f2d", name="flux_2_dev", pipelines=("Flux2Pipeline",)),
+    _KLEIN._replace(short="f2k9b", name="flux_2_klein_9b"),
+    _KLEIN._replace(short="f2k4b", name="flux_2_klein_4b"),
+    _QWEN._replace(short="qi", pipelines=("QwenImagePipeline",)),
+    _QWEN._replace(
+        short="qie",
+        pipelines=("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
+        reference=_FLUX_2.reference,
+    ),
+    MusubiFamily("zi", "z_image", ("ZImagePipeline",), {EMB: "varlen_llm_embed"}),
+)
+"""The families of musubi-tuner, whose caches are exported and imported."""
+_MUSUBI = {
+    role: "|".join(dict.fromkeys(f.texts[role] for f in FAMILIES if role in f.texts))
+    for role in (EMB, POOLED)
+}
+MLPERF = {EMB: "t5_encodings", POOLED: "clip_encodings", MEAN: MEAN, LOGVAR: LOGVAR}
+PRIMUS = {
+    LATENT: "latents.pth",
+    MEAN: "mean.pth",
+    LOGVAR: "logvar.pth",
+    EMB: "prompt_embeds.pth",
+    POOLED: "pooled_prompt_embeds.pth",
+}
+TRAINERS: Mapping[str, Mapping[str, str]] = {
+    "mosaicml": {LATENT: r"latents_(?P<pixels>[1-9][0-9]{0,4})", EMB: "caption_latents"},
+    "PRX": {
+        MEAN_STD: "img_latent",
+        EMB: r"latent_.+",
+        MASK: r"attention_mask_.+",
+        POOLED: "pooled",
+    },
+    "MLPerf": MLPERF,
+    "Primus": {role: re.escape(name) for role, name in PRIMUS.items()},
+    "Sana": {LATENT: "npy"},
+    "others": {
+        LATENT: r"(image_|vae_|img_|target_)?latents?(\.npy|\.pth|\.pt)?",
+        REFERENCES: f"{CONTROL}|context_latents",
+        EMB: r"(prompt|text|caption)_emb(ed(ding)?)?s?(\.npy|\.pth|\.pt)?|emb(\.npy)?|"
+        + _MUSUBI[EMB],
+        POOLED: r"pooled(_prompt_embeds)?(\.npy|\.pth|\.pt)?|" + _MUSUBI[POOLED],
+        MASK: r"(prompt_|text_|emb_)?(attention_)?mask(\.npy|\.pth|\.pt)?",
+        MEAN: MEAN,
+        LOGVAR: LOGVAR,
+    },
+}
+"""The names that each trainer gives its columns: a pattern for each role. The first trainer that
+knows a column of latents is taken, or else one of text."""
+FLUX_SCALE, FLUX_SHIFT = 0.3611, 0.1159
+"""Those of the VAE of MLPerf's Flux.1, which is recognised by all of its columns together."""
+CAPTION_TOKENS, CELL = 77, 8
+"""Sizes that bare bytes do not state: tokens of a CLIP caption, and pixels of a cell's side."""
 
 
 def parse_columns(text: str) -> tuple[CachedColumn, ...]:
@@ -158,7 +193,7 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
             )
         check_one_of(ROLES, columns=role)
         if dtype:
-            check_one_of(tuple(DTYPES), columns=dtype)
+            check_one_of(tuple(NBYTES), columns=dtype)
         if not re.fullmatch(r"(\d+(x\d+)*)?", sides) or bool(dtype) != bool(sides):
             raise UsageError(
                 f"--columns {part!r}: the shape of bare bytes is written as float16:4x32x32"
@@ -170,7 +205,7 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
 
 def choose_columns(
     there: Sequence[str], asked: Sequence[CachedColumn], *, resolution: int, what: str
-) -> ChosenColumns:
+) -> ImportPlan:
     """Return the columns to import: those in `asked`, or those of the first trainer that fits.
 
     `there` are the names of all columns, and `what` names the file in errors. Raise UsageError if a
@@ -182,13 +217,17 @@ def choose_columns(
                 f"{what} has no column {column.name!r} (--columns): it has {list_columns(there)}"
             )
     if asked:
-        return ChosenColumns(columns=tuple(asked), is_asked=True)
+        return ImportPlan(columns=tuple(asked), is_asked=True)
     for roles in ((LATENT, MEAN, MEAN_STD), (EMB,)):
-        for names in TRAINERS:
-            found = dict(_match_columns(names, there, resolution, what))
-            is_whole = len(found) == len(names.patterns)
-            if any(role in found for role in roles) and (is_whole or not names.scale):
-                return _prefer_latents(names, found)
+        for trainer, patterns in TRAINERS.items():
+            columns = dict(_match_columns(trainer, there, resolution, what))
+            is_mlperf = trainer == "MLPerf" and len(columns) == len(patterns)
+            if columns.keys().isdisjoint(roles) or (trainer == "MLPerf" and not is_mlperf):
+                continue
+            if LATENT in columns:  # mean and logvar beside them say the same
+                columns = {role: c for role, c in columns.items() if role not in (MEAN, LOGVAR)}
+            scale, shift = (FLUX_SCALE, FLUX_SHIFT) if is_mlperf else (0.0, 0.0)
+            return ImportPlan(columns=tuple(columns.values()), scale=scale, shift=shift)
     raise SourceError(
         f"{what} has no column that is known to hold latents or text: it has "
         f"{list_columns(there)}; give them, as --columns latent=NAME,emb=NAME"
@@ -196,14 +235,14 @@ def choose_columns(
 
 
 def _match_columns(
-    names: TrainerNames, there: Sequence[str], resolution: int, what: str
+    trainer: str, there: Sequence[str], resolution: int, what: str
 ) -> Iterable[tuple[str, CachedColumn]]:
     """Yield the role and the column of each name in `there` that a trainer uses.
 
     Raise UsageError if several columns have the same role.
     """
     suffix = ""
-    for role, pattern in names.patterns.items():
+    for role, pattern in TRAINERS[trainer].items():
         matches = [m for m in (re.fullmatch(pattern, name) for name in there) if m]
         if role == LATENT and resolution and len(matches) > 1:
             matches = [m for m in matches if m.groupdict().get("pixels") == str(resolution)]
@@ -216,27 +255,13 @@ def _match_columns(
             way = f"--resolution {pixels[0]}" if role == LATENT and all(pixels) else one
             raise UsageError(f"{what} has {several}: choose one of them, as by {way}")
         for match in matches:
-            pixels_said = int(match.groupdict().get("pixels") or 0)
-            found = CachedColumn(role=role, name=match[0], resolution=pixels_said)
-            if role == EMB:
-                suffix = match[0].partition("_")[2] if names.trainer == "PRX" else ""
-            yield role, _with_dtype(names, found)
-
-
-def _with_dtype(names: TrainerNames, column: CachedColumn) -> CachedColumn:
-    """Return a column with the dtype and shape of its bare bytes, which the bytes do not state.
-
-    The column stays as it is if its trainer has no bare bytes.
-    """
-    if not names.dtype:
-        return column
-    cells = column.resolution // CELL
-    shape = (CAPTION_TOKENS, ANY) if column.role == EMB else (ANY, cells, cells)
-    return replace(column, dtype=names.dtype, shape=shape)
-
-
-def _prefer_latents(names: TrainerNames, found: Mapping[str, CachedColumn]) -> ChosenColumns:
-    """Return the columns of a trainer, without mean and logvar if there are latents too."""
-    moments = (MEAN, LOGVAR)
-    kept = [c for role, c in found.items() if LATENT not in found or role not in moments]
-    return ChosenColumns(columns=tuple(kept), scale=names.scale, shift=names.shift)
+            column = CachedColumn(
+                role=role, name=match[0], resolution=int(match.groupdict().get("pixels") or 0)
+            )
+            if role == EMB and trainer == "PRX":
+                suffix = match[0].partition("_")[2]
+            if trainer == "mosaicml":  # bare bytes, which do not state what they are
+                cells = column.resolution // CELL
+                shape = (CAPTION_TOKENS, ANY) if role == EMB else (ANY, cells, cells)
+                column = replace(column, dtype="float16", shape=shape)
+            yield role, column

@@ -22,7 +22,7 @@ from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.encoding.models.model_files import read_tensor_header
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.column_arrays import MOST_EXPANDED, load_saved, tensor_array
-from wdsprep.importing.column_names import REFERENCES
+from wdsprep.importing.column_names import CONTROL, FAMILIES, REFERENCES, SAFETENSORS
 from wdsprep.importing.import_plan import LOOKED_AT
 from wdsprep.importing.latent_caches import LatentCache, Row, make_row
 from wdsprep.limits import MAX_NBYTES
@@ -71,20 +71,13 @@ class SampleFiles(LatentCache):
 
     def rows(self, item: Item, wanted: Sequence[str], *, facts: bool = True) -> Iterator[Row]:
         del facts  # a file is read whole, whatever is wanted of it
-        keys: set[str] = set()
 
         def read(sample: tuple[str, Sequence[Part]]) -> Row:
             key, files = sample
             return make_row(key, shown(files[0][0]), partial(self._values, files, wanted))
 
         threads = min(shared_store(self.url).readers, MOST_READERS)
-        for row in map_ahead(read, self._samples(item), threads):
-            if row.key in keys:
-                twice = f"another sample of {shown(item.name)} has the key {shown(row.key)}"
-                reject = Reject(source=row.source, code=Code.BAD_KEY, detail=twice)
-                row = Row(key=row.key, source=row.source, reject=reject)
-            keys.add(row.key)
-            yield row
+        return map_ahead(read, self._samples(item), threads)
 
     def _values(self, files: Sequence[Part], wanted: Sequence[str]) -> dict[str, Any]:
         """Return the facts of a sample, and its arrays of the wanted names."""
@@ -142,34 +135,10 @@ LATENTS_FILE = re.compile(rf"(.+)_(\d{{4,}}x\d{{4,}})_(?!te\.)({ARCHITECTURE})\.
 TEXT_FILE = re.compile(rf"(.+)()_({ARCHITECTURE})_te\.safetensors", re.S)
 COLUMN = re.compile(r"(.+?)(_(\d+x){1,2}\d+)?(_(bfloat|float|int|uint)\d+\w*)?", re.S)
 """The name of an array: the shape and the type that stand behind it are those of its tensor."""
-CONTROL = "latents_control"
 SIDES, SIDE = ("width", "height"), re.compile(r"[0-9]{1,9}")
 """The facts that are numbers, and what these are like."""
-PIPELINES = {
-    "f2d": "Flux2Pipeline",
-    "f2k4b": "Flux2KleinPipeline",
-    "f2k9b": "Flux2KleinPipeline",
-    "fk": "FluxKontextPipeline",
-    "qi": "QwenImagePipeline",
-    "qie": "QwenImageEditPlusPipeline",
-    "zi": "ZImagePipeline",
-}
-"""The pipeline of each architecture, by the name that musubi-tuner ends names of files with."""
-EDITS = ("f2d", "f2k4b", "f2k9b", "fk", "qie")
-"""The architectures whose samples may have references."""
-TYPES = {
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-    "BF16": "bfloat16",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "BOOL": "bool",
-}
-"""What safetensors calls the types of `DTYPES`."""
+BY_SHORT = {family.short: family for family in FAMILIES}
+TYPES = {name: dtype for dtype, name in SAFETENSORS.items()}
 
 
 def _split(name: str) -> tuple[str, str, str] | None:
@@ -189,8 +158,8 @@ class MusubiCache(SampleFiles):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        pipeline = PIPELINES.get(self.architecture)
-        return {"pipeline": pipeline} if pipeline else {}
+        family = BY_SHORT.get(self.architecture)
+        return {"pipeline": family.pipelines[-1]} if family else {}
 
     def items(self) -> Iterator[Item]:
         wanted = Pattern(self.pattern)
@@ -255,7 +224,8 @@ class MusubiCache(SampleFiles):
             values["caption"] = values.pop("caption1")
         references.sort(key=lambda reference: reference[0])
         check_names(image_name(REFERENCES, number) for number, _ in references)
-        if references or (self.architecture in EDITS and "latents" in values):
+        family = BY_SHORT.get(self.architecture)
+        if references or (family and family.reference and "latents" in values):
             values[CONTROL] = [array for _, array in references]
         return values
 

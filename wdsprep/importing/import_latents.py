@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.manifest import Manifest
@@ -11,17 +12,15 @@ from wdsprep.encoding.image_shards import ImageShard, ImageShards
 from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 from wdsprep.encoding.shape_lists import sizes_of
 from wdsprep.errors import FingerprintError, SourceError
-from wdsprep.importing.column_names import choose_columns, parse_columns
+from wdsprep.importing.column_names import ImportPlan, choose_columns, parse_columns
 from wdsprep.importing.edit_caches import find_edit_cache
 from wdsprep.importing.import_plan import (
-    ImportPlan,
     empty_of,
     empty_setting,
-    resolution_of,
     settings_of,
     settle_plan,
 )
-from wdsprep.importing.latent_caches import LatentCache, find_cache, rows_of, stem_of
+from wdsprep.importing.latent_caches import LatentCache, find_cache, stem_of
 from wdsprep.importing.options import ImportOptions
 from wdsprep.options import takes_options
 from wdsprep.runners.make_runner import runner_for
@@ -72,8 +71,7 @@ def import_(options: ImportOptions) -> Outcome:
     where it was.
     """
     listener = options.listener_or_mute
-    resolution = options.resolution
-    asked = parse_columns(options.columns)
+    asked, resolution = parse_columns(options.columns), options.resolution
     sizes = sizes_of(options.shapes, resolution)
     source, latents = absolute(options.source), absolute(options.latents)  # workers run elsewhere
     cache = find_edit_cache(source) or find_cache(source)
@@ -84,25 +82,18 @@ def import_(options: ImportOptions) -> Outcome:
     chosen = choose_columns(cache.columns(items), asked, resolution=resolution, what=first)
     plan = settle_plan(
         chosen,
-        rows_of(cache, items[:PROBED_FILES], chosen.names),
+        chain.from_iterable(
+            cache.rows(item, chosen.names, facts=False) for item in items[:PROBED_FILES]
+        ),
         text_length=options.text_length,
         sizes=sizes,
         resolution=resolution,
         what=first,
     )
-    pixels = resolution_of(plan, resolution, cache.url)
-    settings = settings_of(
-        plan,
-        kind=cache.kind,
-        resolution=pixels,
-        scale=options.scale,
-        shift=options.shift,
-    )
-    settings |= cache.settings
-    settings |= {"caption_col": options.caption_col} if options.caption_col else {}
+    settings = settings_of(plan, cache, options)
     no_caption = empty_of(options.empty, plan.fields)
     settings |= empty_setting(options.empty, no_caption)
-    shards = _shards(cache, items, pixels)
+    shards = _shards(cache, items, settings["resolution"])
     edition, manifest = open_dataset_to_write(
         latents, "latents", settings, overwrite=options.overwrite
     )

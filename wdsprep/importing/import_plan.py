@@ -11,15 +11,13 @@ says: a cache does not hold them, but its trainer has them in files, or uses zer
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from wdsprep.dataset.npy_arrays import EMB as EMB_NPY
-from wdsprep.dataset.npy_arrays import GIVEN, Field, fields_of, is_finite, layout, text_fields
+from wdsprep.dataset.npy_arrays import GIVEN, Field, fields_of, layout, text_fields
 from wdsprep.dataset.npy_arrays import LATENT as LATENT_NPY
 from wdsprep.dataset.npy_arrays import MASK as MASK_NPY
-from wdsprep.dataset.npy_arrays import POOLED as POOLED_NPY
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import TARGET, image_name, names_in_roles, roles_of
@@ -48,10 +46,12 @@ from wdsprep.importing.column_names import (
     MEAN_STD,
     POOLED,
     REFERENCES,
+    TEXT,
     CachedColumn,
-    ChosenColumns,
+    ImportPlan,
 )
-from wdsprep.importing.latent_caches import Row
+from wdsprep.importing.latent_caches import LatentCache, Row
+from wdsprep.importing.options import ImportOptions
 from wdsprep.sources.base import check_names, make_or_refuse
 from wdsprep.sources.tables import RawArray
 from wdsprep.store import split_url
@@ -65,23 +65,7 @@ SIDES = {
     MASK: 1,
 }
 """The number of dimensions of the arrays with a role, without the one of a batch."""
-MEMBERS = {EMB: EMB_NPY, POOLED: POOLED_NPY, MASK: MASK_NPY}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportPlan:
-    """The columns to import from each row, and the fields that they become."""
-
-    chosen: ChosenColumns
-    fields: tuple[Field, ...]
-    bits: tuple[str, ...] = ()
-    """The columns whose whole numbers are the bits of bfloat16."""
-    sizes: tuple[Size, ...] = ()
-    """The sizes of the images, if latents have several shapes."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.chosen.names
+MEMBERS = {role: f"{role}.npy" for role in TEXT}
 
 
 def members_of(
@@ -95,35 +79,32 @@ def members_of(
         raw = arrays[field.name]
         if field.is_variable and MASK_NPY in arrays:
             raw = keep_tokens(raw, arrays[MASK_NPY])
-        data = npy_of(field, raw)
-        if not is_finite(field.dtype, raw.data):
-            raise RejectedError(Code.NOT_FINITE, f"{field.name} has values that are not")
-        yield field.name, data
+        yield field.name, npy_of(field, raw)
 
 
-def arrays_in(chosen: ChosenColumns, columns: Mapping[str, Any]) -> dict[str, RawArray]:
+def arrays_in(chosen: ImportPlan, columns: Mapping[str, Any]) -> dict[str, RawArray]:
     """Return the arrays of a row, by the names that they have as members.
 
     Raise RejectedError if the row lacks one, or has one that cannot be stored. It may have any
     number of references.
     """
-    found: dict[str, RawArray] = {}
+    by_role: dict[str, RawArray] = {}
     references: list[RawArray] = []
     for column in chosen.columns:
         arrays = [to_stored(array, SIDES[column.role]) for array in _arrays_of(column, columns)]
         if column.role == REFERENCES:
             references += arrays
         else:
-            (found[column.role],) = arrays
-    if MASK in found:
-        found[MASK] = to_mask(found[MASK])
-    members = {MEMBERS[role]: raw for role, raw in found.items() if role in MEMBERS}
-    if LATENT in found:
-        members[LATENT_NPY] = found[LATENT]
-    elif MEAN_STD in found:
-        members[LATENT_NPY] = std_to_logvar(found[MEAN_STD])
-    elif MEAN in found:
-        members[LATENT_NPY] = join_moments(found[MEAN], found[LOGVAR])
+            (by_role[column.role],) = arrays
+    if MASK in by_role:
+        by_role[MASK] = to_mask(by_role[MASK])
+    members = {MEMBERS[role]: raw for role, raw in by_role.items() if role in MEMBERS}
+    if LATENT in by_role:
+        members[LATENT_NPY] = by_role[LATENT]
+    elif MEAN_STD in by_role:
+        members[LATENT_NPY] = std_to_logvar(by_role[MEAN_STD])
+    elif MEAN in by_role:
+        members[LATENT_NPY] = join_moments(by_role[MEAN], by_role[LOGVAR])
     names = [image_name(REFERENCES, number) for number in range(len(references))]
     check_names(names)
     return members | {f"{name}.npy": raw for name, raw in zip(names, references, strict=True)}
@@ -142,7 +123,7 @@ def _arrays_of(column: CachedColumn, columns: Mapping[str, Any]) -> list[RawArra
 
 
 def settle_plan(
-    chosen: ChosenColumns,
+    chosen: ImportPlan,
     rows: Iterable[Row],
     *,
     text_length: int,
@@ -165,17 +146,20 @@ def settle_plan(
     sound: list[dict[str, RawArray]] = []
     looked, why = 0, ""
     bits: tuple[str, ...] = ()
-    for row in rows:
-        looked += row.reject is None
+    for _, source, values in rows:
+        if isinstance(values, Reject):
+            why = why or values.detail
+            continue
+        looked += 1
         if looked > LOOKED_AT:
             break
-        arrays = partial(arrays_in, chosen, row.columns)
-        found = row.reject if row.reject else make_or_refuse(row.source, arrays)
-        if isinstance(found, Reject):
-            why = why or found.detail
-        else:
-            sound.append(found)
-            bits = bits or _bits(chosen, row.columns)
+        arrays = make_or_refuse(source, partial(arrays_in, chosen, values))
+        if isinstance(arrays, Reject):
+            why = why or arrays.detail
+            continue
+        sound.append(arrays)
+        named = ((c.name, _arrays_of(c, values)) for c in chosen.columns if not bits)
+        bits = bits or tuple(n for n, arrays in named if any(a.dtype == BITS for a in arrays))
     if not sound:
         why = why or "it has no rows"
         raise SourceError(f"none of the first rows of {what} can be imported ({why})")
@@ -194,7 +178,7 @@ def settle_plan(
     if fields[-1].is_variable:  # lengths tell what a mask does
         fields = [field for field in fields if field.name != MASK_NPY]
     _check(fields, what)
-    return ImportPlan(chosen=chosen, fields=tuple(fields), bits=bits, sizes=sizes)
+    return replace(chosen, fields=tuple(fields), bits=bits, sizes=sizes)
 
 
 def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: str) -> int:
@@ -226,14 +210,6 @@ def size_of(raw: RawArray | None, settings: Mapping[str, Any]) -> Size:
         return 0, 0
     cell = settings["resolution"] // field.shape[-1]
     return raw.shape[2] * cell, raw.shape[1] * cell
-
-
-def _bits(chosen: ChosenColumns, columns: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(
-        column.name
-        for column in chosen.columns
-        if any(array.dtype == BITS for array in _arrays_of(column, columns))
-    )
 
 
 def sizes_in_roles(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) -> dict[str, Size]:
@@ -295,61 +271,55 @@ def resolution_of(plan: ImportPlan, given: int, what: str) -> int:
     Raise UsageError if there is neither, if they differ, or if the resolution is no multiple of the
     cells per side of latents.
     """
-    column = plan.chosen.of(LATENT)
+    column, first = plan.of(LATENT), plan.fields[0]
     named = column.resolution if column else 0
-    if given and named and given != named:
+    if column and given and named and given != named:
         raise UsageError(
-            f"{what} has {column.name if column else ''}, which is for resolution "
-            f"{named}: give "
-            f"--resolution {named} instead of {given}, or choose another column with --columns"
+            f"{what} has {column.name}, which is for resolution {named}: give --resolution "
+            f"{named} instead of {given}, or choose another column with --columns"
         )
-    if resolution := given or named:
-        side = plan.fields[0].shape[-1]
-        if plan.fields[0].name == LATENT_NPY and resolution % side:
-            raise UsageError(
-                f"--resolution {resolution} is not a multiple of {side}, the cells per side of "
-                f"{plan.fields[0]}: give the pixels per side that its images had"
-            )
-        return resolution
-    if plan.fields[0].name != LATENT_NPY:
+    resolution, side, has_latents = given or named, first.shape[-1], first.name == LATENT_NPY
+    if not resolution and not has_latents:
         raise UsageError(f"{what} holds text alone: give --resolution, which names its folder")
-    side = plan.fields[0].shape[-1]
-    raise UsageError(
-        f"{what} does not state how many pixels its images had: give --resolution, such as "
-        f"{side * CELL} if each of the {side} cells per side is {CELL} pixels"
-    )
+    if not resolution:
+        raise UsageError(
+            f"{what} does not state how many pixels its images had: give --resolution, such as "
+            f"{side * CELL} if each of the {side} cells per side is {CELL} pixels"
+        )
+    if has_latents and resolution % side:
+        raise UsageError(
+            f"--resolution {resolution} is not a multiple of {side}, the cells per side of "
+            f"{first}: give the pixels per side that its images had"
+        )
+    return resolution
 
 
-def settings_of(
-    plan: ImportPlan,
-    *,
-    kind: str,
-    resolution: int,
-    scale: float | None,
-    shift: float | None,
-) -> dict[str, Any]:
+def settings_of(plan: ImportPlan, cache: LatentCache, options: ImportOptions) -> dict[str, Any]:
     """Return the settings of the dataset, as far as they are known.
 
     They do not say how the latents were made, but how a loader has to scale moments.
     """
-    chosen = plan.chosen
+    scale, shift = options.scale, options.shift
     names = {field.name for field in plan.fields}
-    has_moments = chosen.of(MEAN) is not None or chosen.of(MEAN_STD) is not None
+    has_moments = plan.of(MEAN) is not None or plan.of(MEAN_STD) is not None
     latents = "none" if LATENT_NPY not in names else "moments" if has_moments else GIVEN
     settings = {
-        "columns": {column.role: column.name for column in chosen.columns},
+        "columns": {column.role: column.name for column in plan.columns},
         "latents": latents,
         "layout": layout(plan.fields),
-        "resolution": resolution,
-        "source": kind,
+        "resolution": resolution_of(plan, options.resolution, cache.url),
+        "source": cache.kind,
         "text": "emb" if MEMBERS[EMB] in names else "none",
+        **cache.settings,
     }
     if any(field.is_of_role for field in plan.fields):
         settings |= {"roles": [TARGET, REFERENCES], "role_sizes": {REFERENCES: GIVEN}}
     if plan.sizes:
         settings["shapes"] = list(map(list, plan.sizes))
+    if options.caption_col:
+        settings["caption_col"] = options.caption_col
     if has_moments:
-        settings |= _scaling(chosen, scale, shift)
+        settings |= _scaling(plan, scale, shift)
     elif scale is not None or shift is not None:
         raise UsageError(
             "--scale and --shift are for means and variances, and this cache has latents, which "
@@ -358,18 +328,18 @@ def settings_of(
     return settings
 
 
-def _scaling(chosen: ChosenColumns, scale: float | None, shift: float | None) -> dict[str, float]:
+def _scaling(plan: ImportPlan, scale: float | None, shift: float | None) -> dict[str, float]:
     """Return the scale and the shift of the VAE: those given, or else those of the trainer.
 
     Raise UsageError if no scale is known.
     """
-    known = scale if scale is not None else chosen.scale
+    known = scale if scale is not None else plan.scale
     if not known:
         raise UsageError(
             "a loader scales latents that it draws from means and variances: give --scale and "
             "--shift of the VAE, 0.3611 and 0.1159 for Flux.1, 0.18215 and 0 for SD"
         )
-    return {"scale": known, "shift": chosen.shift if shift is None else shift}
+    return {"scale": known, "shift": plan.shift if shift is None else shift}
 
 
 ZEROS = "zeros"
@@ -405,21 +375,15 @@ def _file(part: str) -> tuple[str, str]:
 
 
 def _member(field: Field, path: str) -> bytes:
-    role = next(role for role, name in MEMBERS.items() if name == field.name)
+    column = CachedColumn(role=field.name.removesuffix(".npy"), name=path)
     store, name = split_url(path)
     data = store.read(name)
     try:
-        raw = to_stored(array_of(CachedColumn(role=role, name=path), data), SIDES[role])
-        member = npy_of(field, raw)
+        return npy_of(field, to_stored(array_of(column, data), SIDES[column.role]))
     except RejectedError as refused:
         raise SourceError(
             f"{path} cannot be the array of an empty caption ({refused.detail})"
         ) from refused
-    if not is_finite(field.dtype, raw.data):
-        raise SourceError(
-            f"{path} cannot be the array of an empty caption (some values are not finite)"
-        )
-    return member
 
 
 def empty_setting(given: str, empty: Empty) -> dict[str, Any]:

@@ -5,9 +5,8 @@ A row has columns by name: arrays, bytes, texts and numbers. A file is one unit 
 
 import posixpath
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,7 @@ from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.importing.column_arrays import nested_arrays
+from wdsprep.importing.column_arrays import nested_array
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.sources.base import Columns, Item, make_or_refuse
 from wdsprep.sources.captions import decode_facts, decode_text
@@ -47,26 +46,18 @@ BATCH_ROWS = 16
 COUNTED_ROWS = 1 << 20
 KEYS = ("__key__", "key")
 """The columns that hold the key of a sample."""
+KINDS = {MdsSource: "mds", ArrowSource: "arrow", TarsSource: "tars", TableSource: "parquet"}
 TEXT_MEMBERS = {"json": "json", "txt": "caption", "caption.txt": "caption"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A row of a cache, or the reason why it cannot be imported.
-
-    `key` is the key in a tar or in a column. Otherwise it is made of the name of the file and the
-    number of the row.
-    """
-
-    key: str
-    source: str
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    reject: Reject | None = None
 
 
 Values = Mapping[str, Any]
 MakeValues = Callable[[], Values]
 """A function that returns the values of a row."""
+Row = tuple[str, str, Values | Reject]
+"""The key of a row of a cache, its source, and its values or why it cannot be imported.
+
+The key is that in a tar or in a column. Otherwise it is made of the name of the file and the number
+of the row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,11 +104,9 @@ class LatentCache:
         if self.kind == "parquet":
             with open_parquet(shared_store(self.url), item.name) as file:
                 return list(file.schema.names)
-        first = next(
-            (found for found in self._tar_samples(item.name, (), facts=True) if _is_sample(found)),
-            None,
-        )
-        if not isinstance(first, TarSample):
+        samples = self._tar_samples(item.name, (), facts=True)
+        first = next((sample for sample in samples if isinstance(sample, TarSample)), None)
+        if first is None:
             raise SourceError(f"{self.url}/{item.name} holds no sample: give another source")
         return [*first.fields, *(first.unread or ())]
 
@@ -161,10 +150,10 @@ class LatentCache:
                     yield from _batch_values(batch, wanted)
 
     def _tar_rows(self, tar: str, wanted: Sequence[str], facts: bool) -> Iterator[Row]:
-        for found in self._tar_samples(tar, wanted, facts=facts):
-            source = shown(f"{tar}/{found.key}" if found.key else tar)
-            values = partial(_member_values, found, wanted)
-            yield make_row(found.key or stem_of(tar), source, values)
+        for sample in self._tar_samples(tar, wanted, facts=facts):
+            source = shown(f"{tar}/{sample.key}" if sample.key else tar)
+            values = partial(_member_values, sample, wanted)
+            yield make_row(sample.key or stem_of(tar), source, values)
 
     def _tar_samples(
         self, tar: str, wanted: Sequence[str], *, facts: bool = False
@@ -175,10 +164,6 @@ class LatentCache:
 
         with open_unpacked_tape(shared_store(self.url), tar) as tape:
             yield from scan(tape, wants=wants)
-
-
-def _is_sample(found: TarSample | BadSampleError) -> bool:
-    return isinstance(found, TarSample)
 
 
 def _item(entry: Entry, *, name: str = "", extra: str = "", samples: int = 0) -> Item:
@@ -197,16 +182,11 @@ def find_cache(url: str) -> LatentCache:
     names_files = is_glob(url) or is_tar(url) or table_kind(url)
     if not names_files and read_manifest(shared_store(url)) is not None:
         raise UsageError(f"{url} is a dataset of wdsprep already: load it with wdsprep.load")
-    found = recognise(url, columns=Columns(), rows_per_item=1)
-    if isinstance(found, MdsSource):
-        return LatentCache(url=found.url, kind="mds")
-    if isinstance(found, ArrowSource):
-        return LatentCache(url=found.url, kind="arrow")
-    if isinstance(found, TarsSource):
-        return LatentCache(url=found.url, kind="tars", pattern=found.pattern)
-    is_parquet = isinstance(found, UrlSource) and found.kinds == {"parquet"}
-    if isinstance(found, TableSource) or is_parquet:
-        return LatentCache(url=found.url, kind="parquet", pattern=getattr(found, "pattern", ""))
+    source = recognise(url, columns=Columns(), rows_per_item=1)
+    kind = KINDS.get(type(source), "")
+    if kind or (isinstance(source, UrlSource) and source.kinds == {"parquet"}):
+        pattern = getattr(source, "pattern", "")
+        return LatentCache(url=source.url, kind=kind or "parquet", pattern=pattern)
     raise SourceError(
         f"{url} holds no cached latents: give MDS shards, files of datasets, Parquet, tars, or a "
         "cache of musubi-tuner or Automodel"
@@ -222,17 +202,16 @@ def make_row(key: str, source: str, make: MakeValues) -> Row:
 
     The key of the row is in one of the columns KEYS, or else it is `key`.
     """
-    found = make_or_refuse(source, make)
-    if isinstance(found, Reject):
-        return Row(key=key, source=source, reject=found)
-    own = next((found[name] for name in KEYS if found.get(name)), "")
-    return Row(key=str(own).replace(".", "_") or key, source=source, columns=found)
+    values = make_or_refuse(source, make)
+    if isinstance(values, Reject):
+        return key, source, values
+    stated = next((values[name] for name in KEYS if values.get(name)), "")
+    return str(stated).replace(".", "_") or key, source, values
 
 
 def _mds_values(shard: MdsShard, data: bytes, names: Collection[str]) -> Values:
-    said = shard.encodings
     fields = fields_in(shard, data, names) if names else {}
-    return {name: value_of(said[name], value, name) for name, value in fields.items()}
+    return {n: value_of(shard.encodings[n], value, n) for n, value in fields.items()}
 
 
 def _columns_to_read(schema: pa.Schema, wanted: Sequence[str], facts: bool) -> list[str]:
@@ -258,37 +237,33 @@ def _raise_if_rejected(row: TableRow) -> Values:
 
 
 def _values(batch: pa.RecordBatch, wanted: Sequence[str]) -> list[dict[str, Any]]:
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         plain = column.storage if isinstance(column, pa.ExtensionArray) else column
         is_array = name in wanted and hasattr(plain.type, "value_type")
-        found[name] = nested_arrays(plain) if is_array else plain.to_pylist()
-    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+        arrays = (nested_array(plain, number) for number in range(len(plain)))
+        columns[name] = [*arrays] if is_array else plain.to_pylist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _member_values(found: TarSample | BadSampleError, wanted: Sequence[str]) -> Values:
+def _member_values(sample: TarSample | BadSampleError, wanted: Sequence[str]) -> Values:
     """Return the values of a sample in a tar: the wanted members, json fields, and its caption.
 
     Raise RejectedError if the sample is damaged, or if a wanted member is too large.
     """
-    if isinstance(found, BadSampleError):
-        raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
-    for name, nbytes in (found.unread or {}).items():
+    if isinstance(sample, BadSampleError):
+        raise RejectedError(Code.named(f"tar_{sample.code}"), str(sample))
+    for name, nbytes in (sample.unread or {}).items():
         if name in wanted and isinstance(nbytes, int):
             check_nbytes(name, nbytes, _most_nbytes(name))
     facts: dict[str, Any] = {}
-    for name, data in found.fields.items():
+    for name, data in sample.fields.items():
         if TEXT_MEMBERS.get(name) == "json":
             facts |= decode_facts(data, name)
         elif TEXT_MEMBERS.get(name) == "caption":
             facts["caption"] = decode_text(data, name)
-    return {**facts, **{name: found.fields[name] for name in wanted if name in found.fields}}
+    return {**facts, **{name: sample.fields[name] for name in wanted if name in sample.fields}}
 
 
 def _most_nbytes(member: str) -> int:
     return MAX_TEXT_NBYTES if member in TEXT_MEMBERS else MAX_NBYTES
-
-
-def rows_of(cache: LatentCache, items: Sequence[Item], wanted: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of some files, one file after another, with the wanted columns alone."""
-    return chain.from_iterable(cache.rows(item, wanted, facts=False) for item in items)

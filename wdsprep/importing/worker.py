@@ -12,7 +12,7 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import LATENT
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.shapes import fields_in_shape, shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import find_receipt
@@ -20,12 +20,13 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, put_empty
 from wdsprep.importing.import_plan import arrays_in, members_of, size_of, sizes_in_roles
-from wdsprep.importing.latent_caches import Row
+from wdsprep.importing.latent_caches import Values
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress
 from wdsprep.sources.base import make_or_refuse
 from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.store import open_store
+from wdsprep.text import shown
 
 if TYPE_CHECKING:
     from wdsprep.importing.import_latents import ImportWork
@@ -38,6 +39,8 @@ class ImportWorker:
         self._work = work
         self._edition = Edition(store=open_store(work.latents), mark=work.edition)
         self._shapes = {*map(shape_name, shapes_of(work.settings))}
+        self._keys = set[str]()
+        """The keys of the samples of the present file."""
         self._empty: Mapping[str, str] = {}
         if work.empty:
             fields = work.plan.fields
@@ -55,24 +58,31 @@ class ImportWorker:
             Draft(self._edition, shard.name) as draft,
             closing(LatentShard(draft, shard, work.settings)) as output,
         ):
-            told = time.monotonic()
+            reported, self._keys = time.monotonic(), set[str]()
             rows = work.cache.rows(item, work.plan.names)
             for row in islice(rows, item.take or None):
-                self._take(output, row)
-                if time.monotonic() - told > PROGRESS_S:
-                    told = time.monotonic()
+                self._take(output, *row)
+                if time.monotonic() - reported > PROGRESS_S:
+                    reported = time.monotonic()
                     yield output.progress
             yield output.progress
             return output.finish(self._empty)
 
-    def _take(self, output: LatentShard, row: Row) -> None:
-        found = row.reject or make_or_refuse(row.source, partial(self._add, output, row))
-        if found is not None:
-            output.rejects.add(replace(found, key=row.key))
+    def _take(self, output: LatentShard, key: str, source: str, values: Values | Reject) -> None:
+        reject = (
+            values
+            if isinstance(values, Reject)
+            else make_or_refuse(source, partial(self._add, output, key, source, values))
+        )
+        if reject is not None:
+            output.rejects.add(replace(reject, key=key))
 
-    def _add(self, output: LatentShard, row: Row) -> None:
+    def _add(self, output: LatentShard, key: str, source: str, values: Values) -> None:
+        if key in self._keys:
+            place = f"another sample of {shown(output.shard.item.name)}"
+            raise RejectedError(Code.BAD_KEY, f"{place} has the key {shown(key)}")
         plan = self._work.plan
-        arrays = arrays_in(plan.chosen, row.columns)
+        arrays = arrays_in(plan, values)
         settings = self._work.settings
         size = size_of(arrays.get(LATENT), settings)
         shape = shape_name(size) if self._shapes else ""
@@ -82,15 +92,15 @@ class ImportWorker:
         fields = fields_in_shape(settings, size if shape else None, in_roles)
         stored = [*members_of(fields, arrays)]
         facts = plain_facts(
-            {name: value for name, value in row.columns.items() if name not in plan.names}
+            {name: value for name, value in values.items() if name not in plan.names}
         )
         captions = captions_of(facts, self._work.caption_col)
         caption = captions[0] if captions else ""
         said: dict[str, Any] = {
             "caption": caption,
-            "key": row.key,
+            "key": key,
             "meta": facts,
-            "source": row.source,
+            "source": source,
             **{f"{name}_width": width for name, (width, _) in in_roles.items()},
             **{f"{name}_height": height for name, (_, height) in in_roles.items()},
         }
@@ -99,4 +109,5 @@ class ImportWorker:
         if len(captions) > 1:
             said["captions"] = captions
         texts = ("json", facts_bytes(said)), ("txt", caption.encode("utf-8", "replace"))
-        output.add_members(row.key, [*stored, *texts], said, shape=shape)
+        output.add_members(key, [*stored, *texts], said, shape=shape)
+        self._keys.add(key)

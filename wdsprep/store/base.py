@@ -65,6 +65,31 @@ class Sink(Protocol):
         """Write pieces of bytes, one after the other."""
 
 
+class SinkFile:
+    """A sink with the interface of a file, as pyarrow wants it. Its bytes are counted."""
+
+    closed = False
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self.nbytes = sink, 0
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        self.writelines([data if isinstance(data, memoryview) else bytes(data)])
+
+    def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
+        self.nbytes += sum(map(len, pieces))
+        self._sink.writelines(pieces)
+
+    def tell(self) -> int:
+        return self.nbytes
+
+    def flush(self) -> None:
+        """Do nothing, since the store has the bytes already."""
+
+    def close(self) -> None:
+        """Do nothing, since the store closes its own file."""
+
+
 class FileSink(Sink, Protocol):
     """A file of a store that is being written.
 

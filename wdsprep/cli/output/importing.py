@@ -38,7 +38,7 @@ class ImportOutput(CommandOutput[Outcome]):
 
     def on_begin(self, begun: ImportBegun) -> None:
         kind, files, plan = begun
-        columns = (f"{column.role} from {column.name!r}" for column in plan.chosen.columns)
+        columns = (f"{column.role} from {column.name!r}" for column in plan.columns)
         source = self.options["source"]
         self.on_message(f"{source}: {plural(files, FILES[kind])}, {', '.join(columns)}")
         fields = (f"{field.name} {field}" for field in plan.fields)
