@@ -290,6 +290,10 @@ def test_no_row_of_a_removed_sample_is_left_and_the_others_stay(
         wdsprep.repair(scores, yes=True)
         score_again = columns_in(scores)
         assert score_again == before
+        wdsprep.remove(images, scores, keys=keys, yes=True)  # the shard of images is another then
+        assert columns_in(scores) == before
+        assert check(images, scores).findings == ()
+        assert score(scores).samples == 0
 
 
 def test_a_removal_that_is_cut_off_at_any_write_ends_with_the_same_files(

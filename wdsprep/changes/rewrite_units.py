@@ -11,10 +11,11 @@ The samples to remove are listed in the dataset before (`wdsprep.dataset.removed
 size and digest that each shard has then.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from blake3 import blake3
@@ -31,11 +32,12 @@ from wdsprep.dataset.file_names import (
     receipt_name,
     rejects_name,
     table_name,
+    tar_of,
 )
 from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.reindex import can_make_table, make_index, write_index, write_table
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, RejectsFile, hide_source, read_rejects, rejects_file
+from wdsprep.dataset.rejects import Reject, hide_source, read_rejects, rejects_file
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.sample_table import table_columns, table_without
 from wdsprep.dataset.samples import key_order
@@ -55,8 +57,8 @@ from wdsprep.store.base import write_bytes
 from wdsprep.tables.stored_tables import read_sound_columns
 
 PIECE_NBYTES = 1 << 20
-Make = Callable[[bytes], bytes]
-"""Makes the new content of a file of the present one."""
+Files = dict[str, bytes]
+"""The new contents of files by their names."""
 Rewritten = tuple[Shard, bytes]
 """A shard without some of its samples, which has no name yet, and its index."""
 
@@ -92,20 +94,26 @@ class UnitChange:
                 sink = naming.enter_context(self._store.write(shard.name))
                 rewritten.append(self._copy_rest(shard, sink.write))
                 sink.end()
-            after = self._new_receipt(receipt, rewritten)
+            after, files = self._plan(receipt, rewritten)
             if not after.inputs and self._removal.made_of:
                 self._store.delete(receipt_name(unit))
                 self._delete_all()
                 return None
-            tables = [*self._find_tables(after)]
             if after != receipt:
                 write_bytes(self._store, receipt_name(unit), after.to_bytes())
-            self._write_files(after)
+            for name, data in files.items():
+                if not is_table(name):
+                    self._write(name, data)
+            if receipt.dataset != "images":  # encode has taken captions of a table by now
+                self._store.delete(captions_name(unit))
             naming.close()
             for new, index in rewritten:
                 write_bytes(self._store, index_name(new.name), index)
             self._finish_shards(after)
-            return self._write_tables(after, tables)
+            for name, data in files.items():
+                if is_table(name):
+                    after = self._write_table(after, name, data)
+            return after
 
     def check_begun(self) -> None:
         """Raise DamageError if a file keeps `rewrite` from finishing what a killed run began.
@@ -114,11 +122,7 @@ class UnitChange:
         """
         receipt = read_receipt(self._store, self._removal.unit)
         shards = self._unchanged_shards(receipt)
-        rewritten = [self._copy_rest(shard, lambda _piece: None) for shard in shards]
-        after = self._new_receipt(receipt, rewritten)
-        for name, digest, make in self._small_files(after):
-            self._new_content(name, digest, make)
-        deque(self._find_tables(after), 0)
+        self._plan(receipt, [self._copy_rest(shard, lambda _piece: None) for shard in shards])
 
     # --- the receipt
     def _unchanged_shards(self, receipt: Receipt) -> Iterator[ShardRemoval]:
@@ -143,15 +147,63 @@ class UnitChange:
             return False
         return now is None or now.digest == shard.digest or now.nbytes != shard.nbytes
 
-    def _new_receipt(self, receipt: Receipt, rewritten: Sequence[Rewritten]) -> Receipt:
-        """Return the new receipt, or the present one if that is the new one already."""
+    def _plan(self, receipt: Receipt, rewritten: Sequence[Rewritten]) -> tuple[Receipt, Files]:
+        """Return the new receipt, or the present one if that is the new one already, and the files.
+
+        These are the new contents of rejects, inputs and tables by name. That of a table is empty
+        if the table has to be made of its tar; a list of inputs that is lost or damaged is left
+        out. Raise DamageError for a file that is neither as it was nor as it will be.
+        """
         new = {shard.name: shard for shard, _ in rewritten}
-        present = {shard.name: shard for shard in receipt.shards}
-        if not self._is_ahead_of(receipt):
-            for name, shard in new.items():
-                if name not in present or present[name].digest != shard.digest:
-                    raise self._unlike_receipt(name)
-            return receipt
+        is_ahead = self._is_ahead_of(receipt)
+        after = self._with_new_shards(receipt, new) if is_ahead else receipt
+        present = {shard.name: shard.digest for shard in after.shards}
+        for shard in new.values():
+            if present.get(shard.name) != shard.digest:
+                raise self._unlike_receipt(shard.name)
+        rejects, inputs = rejects_name(receipt.unit), inputs_name(receipt.unit)
+        stated = {rejects: receipt.files[rejects]}
+        makers: dict[str, Callable[[bytes], bytes]] = {
+            rejects: self._make_rejects,
+            inputs: self._make_inputs,
+        }
+        if receipt.dataset == "images":
+            stated[inputs] = receipt.input
+        for shard in after.shards:  # that lose samples, or some of whose positions become lower
+            if shard.name in self._rows or self._removal.lost_rows:
+                stated[name := table_name(shard.name)] = receipt.table_digest(shard)
+                makers[name] = partial(self._make_table, receipt, shard)
+        files: Files = {}
+        for name, digest in stated.items():
+            data = self._new_content(name, digest, makers[name], is_ahead=is_ahead)
+            if data is None and is_table(name) and can_make_table(receipt):
+                data = b""
+            if data is not None:
+                files[name] = data
+            elif name != inputs:
+                raise self._unlike_receipt(name)
+        return (self._with_files(after, files) if is_ahead else receipt), files
+
+    def _new_content(
+        self, name: str, stated: str, make: Callable[[bytes], bytes], *, is_ahead: bool
+    ) -> bytes | None:
+        """Return the new content of a file, or None if there is no way to it from the present one.
+
+        `stated` is the digest in the present receipt: that of the new content unless `is_ahead`.
+        """
+        present = self._read(name)
+        is_as_stated = hex_digest(present) == stated
+        if is_as_stated and not is_ahead:
+            return present
+        if is_ahead and not is_as_stated:
+            return None
+        with suppress(DamageError):
+            data = make(present)
+            return data if is_ahead or hex_digest(data) == stated else None
+        return None
+
+    def _with_new_shards(self, receipt: Receipt, new: Mapping[str, Shard]) -> Receipt:
+        """Return a receipt with the new shards, their counts, and no shard that loses all."""
         emptied = {shard.name for shard in self._removal.shards if shard.is_all}
         shards = [new.get(s.name, s) for s in receipt.shards if s.name not in emptied]
         gone = self._count_gone(receipt, new)
@@ -164,14 +216,29 @@ class UnitChange:
         }
         gone_files = {captions_name(receipt.unit), *map(table_name, emptied)}
         files = {n: d for n, d in receipt.files.items() if n not in gone_files}
-        after = replace(receipt, shards=tuple(shards), counts=counts, files=files)
-        after = self._with_rejects(self._with_tables(after))
-        if receipt.dataset == "latents":
-            return self._with_new_image(after)
-        data = self._read(inputs_name(receipt.unit), b"")
-        if hex_digest(data) != receipt.input:  # lost or damaged: it has no captions then
-            return after
-        return replace(after, input=hex_digest(self._make_inputs(data)))
+        return replace(receipt, shards=tuple(shards), counts=counts, files=files)
+
+    def _with_files(self, receipt: Receipt, files: Files) -> Receipt:
+        """Return a receipt with the digests of new files; "" for a table that is to be made."""
+        digests = {n: hex_digest(d) if d or not is_table(n) else "" for n, d in files.items()}
+        shards = [  # of scores, which are tables
+            Shard(s.name, s.samples - len(self._rows.get(s.name, ())), len(data), digests[s.name])
+            if (data := files.get(s.name)) is not None
+            else s
+            for s in receipt.shards
+        ]
+        rejects, inputs = rejects_name(receipt.unit), inputs_name(receipt.unit)
+        counts = Counter(r.code.value for r in read_rejects(files[rejects], rejects))
+        elsewhere = {inputs, *(shard.name for shard in shards)}  # in the receipt
+        after = replace(
+            receipt,
+            input=digests.get(inputs, receipt.input),
+            inputs=sum(shard.samples for shard in shards) + counts.total(),
+            shards=tuple(shards),
+            rejects=dict(counts),
+            files={**receipt.files, **{n: d for n, d in digests.items() if n not in elsewhere}},
+        )
+        return self._with_new_image(after) if receipt.dataset == "latents" else after
 
     def _is_ahead_of(self, receipt: Receipt) -> bool:
         """Return whether the removal has changed no file of the unit yet."""
@@ -213,21 +280,8 @@ class UnitChange:
         return replace(receipt, input=f"{self._image}{cut}")
 
     # --- the content of the files
-    def _with_rejects(self, receipt: Receipt) -> Receipt:
-        name = rejects_name(receipt.unit)
-        data = self._read(name)
-        if hex_digest(data) != receipt.files[name]:
-            raise self._unlike_receipt(name)
-        rejects = self._make_rejects(data)[1]
-        return replace(
-            receipt,
-            inputs=sum(shard.samples for shard in receipt.shards) + rejects.counts.total(),
-            rejects=dict(rejects.counts),
-            files={**receipt.files, name: rejects.digest},
-        )
-
-    def _make_rejects(self, data: bytes) -> tuple[bytes, RejectsFile]:
-        """Return the new bytes of the file of rejects, and its digest and counts.
+    def _make_rejects(self, data: bytes) -> bytes:
+        """Return the new bytes of the file of rejects.
 
         Removed samples become rejects `removed`, with nothing that identifies them. Latents get no
         such rejects if their image shard loses these samples too. A reject whose record a repair
@@ -243,31 +297,7 @@ class UnitChange:
         if not self._removal.made_of:
             kept += [Reject(key=key, source=of, code=Code.REMOVED) for key, of in gone.items()]
             kept.sort(key=lambda reject: key_order(reject.key))
-        return rejects_file(kept)
-
-    def _with_tables(self, receipt: Receipt) -> Receipt:
-        """Return a receipt with the digests of the new tables.
-
-        It is empty for a table that is not as the receipt says: that one is made of the new shard.
-        Raise DamageError if it cannot be.
-        """
-        files, shards = dict(receipt.files), {shard.name: shard for shard in receipt.shards}
-        for shard in self._shards_with_new_tables(receipt):
-            data = self._read(name := table_name(shard.name), b"")
-            is_sound = hex_digest(data) == receipt.table_digest(shard)
-            if not (is_sound or can_make_table(receipt)):
-                raise self._unlike_receipt(name)
-            table = self._make_table(receipt, shard, data) if is_sound else b""
-            if is_table(shard.name):
-                samples = shard.samples - len(self._rows[shard.name])
-                shards[name] = Shard(name, samples, len(table), hex_digest(table))
-            else:
-                files[name] = hex_digest(table) if table else ""
-        return replace(receipt, files=files, shards=tuple(shards.values()))
-
-    def _shards_with_new_tables(self, receipt: Receipt) -> Iterator[Shard]:
-        """Yield the shards that lose samples, or some of whose positions become lower."""
-        return (s for s in receipt.shards if s.name in self._rows or self._removal.lost_rows)
+        return rejects_file(kept)[0]
 
     def _make_table(self, receipt: Receipt, shard: Shard, data: bytes) -> bytes:
         """Return the table of the samples that stay, given the old one."""
@@ -292,71 +322,18 @@ class UnitChange:
         return b"".join(lines)
 
     # --- writing the files
-    def _write_files(self, receipt: Receipt) -> None:
-        """Write the rejects and the inputs as the receipt says.
+    def _write(self, name: str, data: bytes) -> None:
+        if self._read(name) != data:
+            write_bytes(self._store, name, data)
 
-        Captions of a table are deleted: encode has taken them by now.
-        """
-        for name, digest, make in self._small_files(receipt):
-            if (data := self._new_content(name, digest, make)) is not None:
-                write_bytes(self._store, name, data)
-        if receipt.dataset != "images":
-            self._store.delete(captions_name(receipt.unit))
-
-    def _small_files(self, receipt: Receipt) -> Iterator[tuple[str, str, Make]]:
-        """Yield the name of each small file, its new digest, and what makes its new content.
-
-        A list of inputs that is lost or damaged is left out.
-        """
-        unit = receipt.unit
-        rejects, inputs = rejects_name(unit), inputs_name(unit)
-        yield rejects, receipt.files[rejects], lambda data: self._make_rejects(data)[0]
-        if receipt.dataset == "images" and receipt.input == hex_digest(
-            self._make_inputs(self._read(inputs, b""))
-        ):
-            yield inputs, receipt.input, self._make_inputs
-
-    def _new_content(self, name: str, digest: str, make: Make) -> bytes | None:
-        """Return the new content of a file, or None if it has the digest already.
-
-        Raise DamageError if the new content has another digest.
-        """
-        present = self._read(name, b"")
-        if hex_digest(present) == digest and (present or name.startswith("rejects/")):
-            return None
-        data = make(present)
-        if hex_digest(data) != digest:
-            raise self._unlike_receipt(name)
-        return data
-
-    def _find_tables(self, receipt: Receipt) -> Iterator[tuple[str, bytes]]:
-        """Yield the shards whose tables are not as the new receipt says, each with its new table.
-
-        The new table is empty if it has to be made of the tar. Raise DamageError if it cannot be.
-        """
-        for shard in self._shards_with_new_tables(receipt):
-            name, stated = table_name(shard.name), receipt.table_digest(shard)
-            if hex_digest(data := self._read(name, b"")) == stated:
-                continue
-            table = b""
-            with suppress(DamageError):  # it is lost, or has been made anew by another pyarrow
-                table = self._make_table(receipt, shard, data)
-            if hex_digest(table) != stated:
-                if not can_make_table(receipt):
-                    raise self._unlike_receipt(name)
-                table = b""
-            yield shard.name, table
-
-    def _write_tables(self, receipt: Receipt, tables: Iterable[tuple[str, bytes]]) -> Receipt:
-        """Write new tables, and return the receipt, which is another if one is made of its tar."""
-        for tar, table in tables:
-            if table:
-                write_bytes(self._store, table_name(tar), table)
-            elif changed := write_table(self._store, receipt, tar):
-                receipt = changed
-            else:
-                raise self._unlike_receipt(table_name(tar))
-        return receipt
+    def _write_table(self, receipt: Receipt, name: str, data: bytes) -> Receipt:
+        """Write a new table, or make it of its tar; return the receipt, which may change then."""
+        if data:
+            self._write(name, data)
+            return receipt
+        if changed := write_table(self._store, receipt, tar_of(name)):
+            return changed
+        raise self._unlike_receipt(name)
 
     def _finish_shards(self, receipt: Receipt) -> None:
         """Write what is missing beside each changed shard, and delete empty shards.
@@ -384,13 +361,11 @@ class UnitChange:
         for name in (tar, *names_beside(tar)):
             self._store.delete(name)
 
-    def _read(self, name: str, missing: bytes | None = None) -> bytes:
-        try:
+    def _read(self, name: str) -> bytes:
+        """Return the content of a file, or b"" if there is none."""
+        with suppress(NotFoundError):
             return self._store.read(name)
-        except NotFoundError:
-            if missing is None:
-                raise self._unlike_receipt(name) from None
-            return missing
+        return b""
 
     def _unlike_receipt(self, name: str) -> DamageError:
         return DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
