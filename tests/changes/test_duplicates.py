@@ -16,6 +16,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 import wdsprep
+from tests.kit.damaged import flip
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import manifest_of, pack, run, samples_of, tree, write_files
 from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs, plan
@@ -94,25 +95,32 @@ def sources(images: Path) -> dict[str, str]:
     return {one["__key__"]: Path(one["json"]["source"]).name for one in samples_of(images)}
 
 
+def find_copies(images: Path, **options: Any) -> tuple[Any, list[str], dict[str, dict[str, Any]]]:
+    """The result, the files of the copies, and the rows of the table by their files."""
+    names, keys = sources(images), images.parent / "copies.txt"
+    table = images.parent / "copies.parquet"
+    found = wdsprep.duplicates(images, output=keys, table=table, workers=1, **options)
+    rows = {names[row["key"]]: row for row in pq.read_table(table).to_pylist()}
+    return found, [names[key] for key in keys.read_text().split()], rows
+
+
 @pytest.mark.parametrize(
-    ("role", "copies", "compared", "flat"),
+    ("role", "copies", "compared"),
     [
-        ("", "bcf", "abcdefg", 0),
-        ("target", "bcf", "abcdefg", 0),
-        ("source", "cef", "abcefg", 0),
-        ("all", "cf", "abcdefg", 0),
+        ("", "bcf", "abcdefg"),
+        ("target", "bcf", "abcdefg"),
+        ("source", "cef", "abcefg"),
+        ("all", "cf", "abcdefg"),
     ],
 )
 def test_copies_are_those_of_the_images_in_a_role_or_of_whole_samples(
-    tmp_path: Path, pairs: Path, role: str, copies: str, compared: str, flat: int
+    pairs: Path, role: str, copies: str, compared: str
 ) -> None:
     """A sample without an image in the role is a copy of none."""
-    files = tmp_path / "copies.txt", tmp_path / "copies.parquet"
-    found = wdsprep.duplicates(pairs, role=role, output=files[0], table=files[1])
-    names = {key: name[0] for key, name in sources(pairs).items()}
-    assert "".join(names[key] for key in files[0].read_text().split()) == copies
-    assert "".join(names[key] for key in pq.read_table(files[1])["key"].to_pylist()) == compared
-    assert (found.samples, found.flat, found.damaged) == (len(compared), flat, 0)
+    found, names, rows = find_copies(pairs, role=role)
+    assert "".join(name[0] for name in names) == copies
+    assert "".join(name[0] for name in rows) == compared
+    assert (found.samples, found.flat, found.damaged) == (len(compared), 0, 0)
 
 
 def test_whole_samples_are_near_if_each_image_is_near_that_of_its_name(
@@ -142,10 +150,8 @@ def test_whole_samples_are_near_if_each_image_is_near_that_of_its_name(
     write_files(tmp_path / "in", files)
     images, roles = tmp_path / "images", ["source=.source", "mask=.mask.png"]
     wdsprep.pack(tmp_path / "in", images, buckets=[32], role=roles)
-    found = wdsprep.duplicates(images, role="all", output=tmp_path / "copies.txt")
-    names = {key: name[0] for key, name in sources(images).items()}
-    copies = [names[key] for key in (tmp_path / "copies.txt").read_text().split()]
-    assert (copies, found.equal, found.near) == (["b", "f", "g", "i"], 1, 3)
+    found, names, _ = find_copies(images, role="all")
+    assert ([name[0] for name in names], found.equal, found.near) == ([*"bfgi"], 1, 3)
     assert 0 < max(copy.distance for group in found.largest for copy in group.copies) <= 6
 
 
@@ -221,37 +227,39 @@ def test_more_hashes_are_cut_finer_so_that_fewer_are_compared() -> None:
     assert [agreeing for _, agreeing in plans] == sorted({agreeing for _, agreeing in plans})
 
 
-def test_a_group_is_what_is_near_the_one_that_stays_not_what_is_near_each_other() -> None:
-    """0~1, 1~2, 2~3 and 3~4: 1 goes with 0, so 2 stays, and 3 goes with it; 4 stays."""
-    better, worse = np.array([0, 1, 2, 3]), np.array([1, 2, 3, 4])
-    assert choose_kept(better, worse, 6).tolist() == [0, 0, 2, 2, 4, 5]
-
-
-def test_a_copy_of_two_that_stay_goes_with_the_better_one() -> None:
-    assert choose_kept(np.array([1, 0, 2]), np.array([3, 3, 3]), 4).tolist() == [0, 1, 2, 0]
+@pytest.mark.parametrize(
+    ("better", "worse", "kept"),
+    [
+        ([0, 1, 2, 3], [1, 2, 3, 4], [0, 0, 2, 2, 4, 5]),  # of a chain every second one stays
+        ([1, 0, 2], [3, 3, 3], [0, 1, 2, 0]),  # a copy of two that stay goes with the better one
+    ],
+)
+def test_a_group_is_what_is_near_the_one_that_stays_not_what_is_near_each_other(
+    better: list[int], worse: list[int], kept: list[int]
+) -> None:
+    assert choose_kept(np.array(better), np.array(worse), len(kept)).tolist() == kept
 
 
 # --- datasets
-def test_copies_are_found_and_the_largest_stays(images: Path, tmp_path: Path) -> None:
-    keys, table = tmp_path / "copies.txt", tmp_path / "copies.parquet"
-    before = tree(images)
-    found = wdsprep.duplicates(images, output=keys, table=table, workers=1)
+def test_copies_are_found_and_the_largest_stays(images: Path) -> None:
+    before, names = tree(images), sources(images)
+    found, gone, rows = find_copies(images)
     assert tree(images) == before
     assert (found.samples, found.equal, found.near, found.groups, found.flat) == (16, 1, 3, 2, 2)
-    names = sources(images)
-    gone = sorted(names[key] for key in keys.read_text().splitlines())
-    assert gone == ["1.jpg", "a0.jpg", "a1.jpg", "b1.png"]
+    assert sorted(gone) == ["1.jpg", "a0.jpg", "a1.jpg", "b1.png"]
     group = found.largest[0]
     assert (names[group.stays.key], group.count) == ("c1.jpg", 3)
     assert (group.stays.width, group.stays.height) == (512, 2 * SIDE)
     assert [one.is_equal for one in found.largest[1].copies] == [True]
-    rows = {names[row["key"]]: row for row in pq.read_table(table).to_pylist()}
     assert len(rows) == 16
     assert {name for name, row in rows.items() if row["duplicate"]} == set(gone)
     assert [rows[name]["duplicate"] for name in ("0.jpg", "a0.jpg", "a1.jpg")] == [0, 2, 1]
     assert rows["c1.jpg"]["group"] == rows["a1.jpg"]["group"] != rows["a0.jpg"]["group"] > 0
     assert rows["2.jpg"]["group"] == rows["white.png"]["hash"] == 0
     assert repr(found) == f"<Duplicates {str(images)!r}: 1 equal and 3 near of 16 samples>"
+    same = wdsprep.duplicates(images, distance=0, workers=1)
+    assert same.equal == 1
+    assert {copy.distance for group in same.largest for copy in group.copies} == {0}
 
 
 def test_of_copies_the_one_with_the_highest_value_in_a_column_stays(
@@ -261,20 +269,13 @@ def test_of_copies_the_one_with_the_highest_value_in_a_column_stays(
     values = {"b1.png": 7.0, "1.jpg": 6.5, "c1.jpg": -1.0, "a0.jpg": 0.5, "2.jpg": 9.0}
     rows = [{"key": k, "aesthetic": values[n]} for k, n in names.items() if n in values]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "scores.parquet")
-    given: dict[str, Any] = {"join": tmp_path / "scores.parquet", "workers": 1}
-    found = wdsprep.duplicates(
-        images,
-        keep="aesthetic",
-        output=tmp_path / "copies.txt",
-        table=tmp_path / "t.parquet",
-        **given,
-    )
-    keys = (tmp_path / "copies.txt").read_text().splitlines()
-    assert {names[key] for key in keys} == {"1.jpg", "a1.jpg", "c1.jpg", "0.jpg"}
+    scores = tmp_path / "scores.parquet"
+    found, gone, table = find_copies(images, keep="aesthetic", join=scores)
+    assert {*gone} == {"1.jpg", "a1.jpg", "c1.jpg", "0.jpg"}
     assert names[found.largest[0].stays.key] == "b1.png"
-    assert len(pq.read_table(tmp_path / "t.parquet")) == len(names)
+    assert len(table) == len(names)
     with pytest.raises(UsageError, match=r"no column of numbers beauty for .*, only aesthetic:"):
-        wdsprep.duplicates(images, keep="beauty", hashes=tmp_path / "kept", **given)
+        wdsprep.duplicates(images, keep="beauty", join=scores, hashes=tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 
@@ -299,9 +300,7 @@ def test_numbers_by_which_copies_are_kept_are_compared_exactly(
         else:
             columns["other"] = pa.array([2**64 - 1] * len(values), pa.uint64())
             pq.write_table(pa.table(columns), table)
-        output = tmp_path / "copies.txt"
-        wdsprep.duplicates(images, join=table, keep="rank", output=output, workers=1)
-        return keys[name] not in output.read_text().split()
+        return name not in find_copies(images, join=table, keep="rank")[1]
 
     large = {"c1.jpg": 2**53, "a1.jpg": 2**53 + 1, "b1.png": 2**53}
     assert stays("a1.jpg", large)
@@ -309,27 +308,11 @@ def test_numbers_by_which_copies_are_kept_are_compared_exactly(
     assert stays("b1.png", {"b1.png": -np.inf})
 
 
-def test_samples_that_do_not_meet_a_condition_are_not_compared(
-    images: Path, tmp_path: Path
-) -> None:
-    names = sources(images)
-    files: dict[str, Any] = {"output": tmp_path / "c.txt", "table": tmp_path / "t.parquet"}
-    found = wdsprep.duplicates(images, where="width <= 256 and height > 100", workers=1, **files)
-    assert {names[key] for key in (tmp_path / "c.txt").read_text().splitlines()} == {
-        "a1.jpg",
-        max("0.jpg", "a0.jpg"),
-    }
-    rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
-    assert {names[row["key"]] for row in rows} == {*names.values()} - {"b1.png", "c1.jpg"}
-    assert found.samples == len(rows)
-    assert (found.flat, found.damaged) == (2, 0)
-
-
-def test_at_no_distance_only_what_looks_just_the_same_is_a_copy(images: Path) -> None:
-    found = wdsprep.duplicates(images, distance=0, workers=1)
-    assert found.equal == 1
-    copies = [one for group in found.largest for one in group.copies]
-    assert {one.distance for one in copies} == {0}
+def test_samples_that_do_not_meet_a_condition_are_not_compared(images: Path) -> None:
+    found, gone, rows = find_copies(images, where="width <= 256 and height > 100")
+    assert {*gone} == {"a1.jpg", max("0.jpg", "a0.jpg")}
+    assert rows.keys() == {*sources(images).values()} - {"b1.png", "c1.jpg"}
+    assert (found.samples, found.flat, found.damaged) == (len(rows), 2, 0)
 
 
 def test_no_thread_of_arrow_outlives_the_search(images: Path, tmp_path: Path) -> None:
@@ -411,22 +394,13 @@ def test_a_damaged_image_is_a_copy_only_of_the_same_bytes(tmp_path: Path) -> Non
     assert (found.damaged, found.equal, found.near) == (2, 1, 0)
 
 
-def test_a_lost_manifest_is_named_with_what_makes_it_again(images: Path, tmp_path: Path) -> None:
-    (images / "wdsprep.json").unlink()
-    for call in (
-        lambda: wdsprep.duplicates(images, workers=1),
-        lambda: wdsprep.encode(images, tmp_path / "latents", resolution=64, model="tiny"),
-    ):
-        with pytest.raises(UsageError, match=r'lost its wdsprep.json: run "wdsprep rebuild .*"'):
-            call()
-
-
-def test_a_shard_that_is_not_what_it_was_is_refused(images: Path) -> None:
-    shard = images / manifest_of(images).shards[0].name
-    data = bytearray(shard.read_bytes())
-    data[2000] ^= 1
-    shard.write_bytes(data)
+def test_a_dataset_that_is_not_what_it_was_is_refused(images: Path) -> None:
+    """With what makes it whole again."""
+    flip(images / manifest_of(images).shards[0].name, 16_000)
     with pytest.raises(TarError, match=f'run "wdsprep repair {images}", then the same command'):
+        wdsprep.duplicates(images, workers=1)
+    (images / "wdsprep.json").unlink()
+    with pytest.raises(UsageError, match=r'lost its wdsprep.json: run "wdsprep rebuild .*"'):
         wdsprep.duplicates(images, workers=1)
 
 
@@ -454,21 +428,19 @@ def test_what_cannot_be_meant_is_refused(
 
 def test_places_that_are_no_images_are_refused_in_one_line(images: Path, tmp_path: Path) -> None:
     latents = write_latents(str(tmp_path / "latents"), [3])
-    write_files(tmp_path / "other", {"images/a.jpg": b""})
-    for places, said in (
-        ([], "give a dataset"),
-        ([tmp_path / "none"], "holds no dataset"),
-        ([latents], "give the images that it was made of"),
-        ([images, images], "given twice"),
-    ):
-        with pytest.raises(WdsprepError, match=said):
-            wdsprep.duplicates(*places)
     write_files(tmp_path / "more", {"x5.jpg": encoded(picture(5))})
     more = pack(tmp_path / "more", tmp_path / "others/images")
-    with pytest.raises(UsageError, match="same last name"):
-        wdsprep.duplicates(images, more, hashes=tmp_path / "kept")
-    with pytest.raises(UsageError, match=r"put \{number\} into the name"):
-        wdsprep.duplicates(images, more, output=tmp_path / "copies.txt")
+    cases: list[tuple[list[Any], dict[str, Any], str]] = [
+        ([], {}, "give a dataset"),
+        ([tmp_path / "none"], {}, "holds no dataset"),
+        ([latents], {}, "give the images that it was made of"),
+        ([images, images], {}, "given twice"),
+        ([images, more], {"hashes": tmp_path / "kept"}, "same last name"),
+        ([images, more], {"output": tmp_path / "copies.txt"}, r"put \{number\} into the name"),
+    ]
+    for places, options, said in cases:
+        with pytest.raises(WdsprepError, match=said):
+            wdsprep.duplicates(*places, **options)
 
 
 def test_the_command_shows_groups_and_what_to_do_next(images: Path) -> None:

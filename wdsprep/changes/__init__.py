@@ -1,8 +1,8 @@
 """Change finished datasets, make new ones of them, and find copies in them.
 
-- `remove` removes samples: `find_samples` finds those that a user lists, and `rewrite_units` writes
-  a unit of work again without them. `forgotten_latents` finds latents beside the images, and what
-  they have to lose later.
+- `remove` removes samples: `find_samples` finds those that a user lists, and latents beside the
+  images, which may have to lose them later. `rewrite_units` writes a unit of work again without
+  them.
 - `select` copies samples into new datasets, by a run for each: `merged_datasets` says which
   datasets become one and what is joined to them, and `selected_samples` which samples, in which
   shards. `copy_samples` is the work on a shard.

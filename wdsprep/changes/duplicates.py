@@ -26,7 +26,6 @@ that is done at once: 5 GB in all for 100 million samples. Values of a column ar
 further images of whole samples 25 each.
 """
 
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -46,7 +45,6 @@ from wdsprep.changes.image_hashes import (
     find_compared,
     hash_shard,
     hashes_folder,
-    open_images,
 )
 from wdsprep.changes.near_duplicates import Hashes, bits_set, choose_kept, find_near_pairs
 from wdsprep.changes.options import DuplicatesOptions
@@ -58,7 +56,7 @@ from wdsprep.runners.base import FunctionWork
 from wdsprep.runners.job import JobStatus, check_all_done
 from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import split_url
-from wdsprep.store.base import Sink, absolute, absolute_places
+from wdsprep.store.base import Sink, SinkFile, absolute, absolute_places
 from wdsprep.store.schemes import place_scheme
 from wdsprep.text import Counting, NotebookTable
 
@@ -154,18 +152,18 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
     with files.open():
         is_compared, ranks = find_compared(images, join, options.where, options.keep)
         _look(images, options)
-        search = CopySearch(images, is_compared, ranks)
-        copies = search.copies(options.distance, listener.on_comparison)
-        files.write(copies, is_compared)
+        copies = Copies(images, is_compared, ranks)
+        copies.find(options.distance, listener.on_comparison)
+        files.write(copies)
     return Duplicates(
         datasets=tuple(dataset.shown for dataset in images),
         distance=options.distance,
-        samples=search.samples,
+        samples=copies.samples,
         equal=int(copies.equal.sum()),
         near=int((~copies.equal).sum()),
         groups=len(copies.stays),
-        flat=search.flat,
-        damaged=search.damaged,
+        flat=copies.flat,
+        damaged=copies.damaged,
         largest=tuple(largest_groups(images, copies)),
         output=files.lists,
         table=files.tables,
@@ -199,7 +197,7 @@ def _opened(shown: Sequence[str], hashes: str, role: str) -> list[ImagesLooked]:
                 f"the hashes would lie in {url}, which is inside a dataset: give another folder "
                 "with --hashes"
             )
-    return [open_images(*names, role) for names in zip(places, shown, kept, strict=True)]
+    return [ImagesLooked(*names, role) for names in zip(places, shown, kept, strict=True)]
 
 
 def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
@@ -225,32 +223,21 @@ def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
 
 
 # --- the search
-@dataclass(frozen=True, kw_only=True)
 class Copies:
-    """The rows of copies that may go, in rising order, each with the row that stays for it.
-
-    `bits` are the numbers of bits in which they differ, and `equal` whether they have the same
-    bytes. `stays` are all rows that stay for others.
-    """
-
-    rows: Rows
-    stay: Rows
-    bits: NDArray[numpy.int8]
-    equal: Mask
-    stays: Rows
-
-
-class CopySearch:
-    """The search for copies among the samples of some datasets of images.
+    """The copies among the samples of some datasets of images.
 
     `is_compared` says which samples are compared, or is None if all are. `ranks` decide first which
     of several copies stays, if there are any.
+
+    `rows` are the copies that may go, in rising order, and `stay` has the row that stays for each.
+    `bits` are the numbers of bits in which they differ, and `equal` whether they have the same
+    bytes. `stays` are all rows that stay for others.
     """
 
     def __init__(
         self, images: Sequence[ImagesLooked], is_compared: Mask | None, ranks: Rows | None
     ) -> None:
-        self._images, self._is_compared, self._ranks = images, is_compared, ranks
+        self._images, self.is_compared, self._ranks = images, is_compared, ranks
         names = ("hash", "content", "width", "height")
         tables = [table for dataset in images for table in dataset.each(*names)]
         self._pixels = numpy.concatenate(list(map(_pixels, tables)))
@@ -267,15 +254,15 @@ class CopySearch:
         self.samples, self.damaged = len(pixels), int((pixels == 0).sum())
         self.flat = int(self._is_flat[0][chosen].sum()) - self.damaged
 
-    def copies(self, distance: int, on_count: Counting) -> Copies:
-        """Return the samples that may go, each with the sample that stays for it.
+    def find(self, distance: int, on_count: Counting) -> None:
+        """Find the samples that may go, each with the sample that stays for it.
 
         `distance` is the most bits in which two hashes of copies differ, and `on_count` gets the
         number of sorts done and of all. This can be called only once, as it frees the hashes.
         """
         order = numpy.lexsort((*self._sort_keys(), *reversed(self._hashes)))
-        if self._is_compared is not None:
-            order = order[self._is_compared[order]]
+        if self.is_compared is not None:
+            order = order[self.is_compared[order]]
         starts = _run_starts(*(hashes[order] for hashes in self._hashes))
         best = order[starts]
         distinct = [hashes[best] for hashes in self._hashes]
@@ -288,18 +275,12 @@ class CopySearch:
             numpy.maximum(bits, bits_set(hashes[at] ^ hashes[stays[at]]), out=bits)
         del order, starts, best, distinct, stays, at
         by_row = numpy.argsort(rows)
-        rows, stay, bits = rows[by_row], stay[by_row], bits[by_row]
+        self.rows, self.stay = rows[by_row], stay[by_row]
+        self.bits, self.stays = bits[by_row].astype(numpy.int8), numpy.unique(stay)
         tables = [table for dataset in self._images for table in dataset.each("content")]
-        equal = numpy.ones(len(rows), bool)
+        self.equal = numpy.ones(len(rows), bool)
         for content in _by_image(tables, "content"):
-            equal &= content[rows] == content[stay]
-        return Copies(
-            rows=rows,
-            stay=stay,
-            bits=bits.astype(numpy.int8),
-            equal=equal,
-            stays=numpy.unique(stay),
-        )
+            self.equal &= content[self.rows] == content[self.stay]
 
     def _choose_things(
         self, distinct: Sequence[Hashes], best: Rows, distance: int, on_count: Counting
@@ -454,25 +435,6 @@ def largest_groups(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[D
 
 
 # --- files
-class _SinkFile(io.RawIOBase):
-    """A sink with the interface of a file, for the Parquet writer."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink, self._nbytes = sink, 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._nbytes
-
-    def write(self, data: object, /) -> int:
-        piece = bytes(memoryview(data))  # type: ignore[arg-type]
-        self._sink.write(piece)
-        self._nbytes += len(piece)
-        return len(piece)
-
-
 class CopyFiles:
     """The files with the results of a search: lists of keys, and tables, one for each dataset."""
 
@@ -513,10 +475,10 @@ class CopyFiles:
                 self._sinks.append(stack.enter_context(store.write(name)))
             yield
 
-    def write(self, copies: Copies, is_compared: Mask | None) -> None:
+    def write(self, copies: Copies) -> None:
         lists, tables = self._sinks[: len(self.lists)], self._sinks[len(self.lists) :]
         with ExitStack() as stack:
-            files = [stack.enter_context(pq.ParquetWriter(_SinkFile(t), _TABLE)) for t in tables]
+            files = [stack.enter_context(pq.ParquetWriter(SinkFile(t), _TABLE)) for t in tables]
             for number, unit, start, end in _spans(self._images):
                 columns = partial(self._images[number].columns, unit)
                 rows = copies.rows[slice(*numpy.searchsorted(copies.rows, [start, end]))]
@@ -525,8 +487,8 @@ class CopyFiles:
                     lists[number].write("".join(f"{key}\n" for key in keys).encode())
                 if files:
                     table = _table_of_copies(columns("key", "hash"), start, end, copies)
-                    if is_compared is not None:
-                        table = table.filter(pa.array(is_compared[start:end]))
+                    if copies.is_compared is not None:
+                        table = table.filter(pa.array(copies.is_compared[start:end]))
                     files[number].write_table(table)
 
 

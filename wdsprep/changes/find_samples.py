@@ -12,12 +12,20 @@ in roles are found by their URLs and digests as targets are, and the whole sampl
 keep no other sample away: many samples may have one reference.
 
 There may be any number of keys, URLs, digests and sources.
+
+Whoever removes samples from images has to name the latents made of them, and may forget some. So
+`find_neighbours` looks for these beside the images, in the same parent folder or prefix. Those that
+were forgotten follow later (`find_lost`): the images keep what became of each shard
+(`Removed.successors`), and the keys of removed samples among their rejects.
 """
 
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,18 +34,26 @@ import pyarrow.compute as pc
 
 from wdsprep.changes.options import NameList, RemoveOptions, is_file, read_lines
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
-from wdsprep.dataset.file_names import latent_unit
-from wdsprep.dataset.manifest import Receipt, Shard, image_shard_digest
+from wdsprep.dataset.file_names import MANIFEST, latent_shard, latent_unit, unit_of_file
+from wdsprep.dataset.manifest import Manifest, Receipt, Shard, image_shard_digest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
-from wdsprep.dataset.removed_samples import ShardRemoval, UnitRemoval, mark_of
+from wdsprep.dataset.removed_samples import (
+    ShardRemoval,
+    ShardSuccessor,
+    UnitRemoval,
+    mark_of,
+    removed_from,
+)
 from wdsprep.dataset.sample_table import KEY, REST
 from wdsprep.dataset.samples import META, roles_of
 from wdsprep.dataset.shard_reader import ShardReader
+from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import open_tape, scan
-from wdsprep.errors import DamageError, UsageError
+from wdsprep.errors import DamageError, NotFoundError, UsageError, WdsprepError
 from wdsprep.images.headers import IMAGES
+from wdsprep.store import open_store
 from wdsprep.store.base import Store, local_path
 from wdsprep.tables.query import WantedTexts, texts_in
 from wdsprep.tables.stored_tables import read_sound_columns
@@ -48,6 +64,8 @@ NAMES = (KEY, "source", "url")
 JSON = (META, REST)
 IN_JSON = frozenset({"url", "sha256"})
 """What JSON of these columns may say of a sample whose own column for it is empty."""
+MOST_LISTED = 20_000
+"""The most names that are listed of a prefix in a bucket, which lists all files below it."""
 Rows = dict[int, dict[str, Any]]
 """Rows of the table of a shard, by their numbers, which rise."""
 FoundInUnit = tuple[UnitRemoval | None, set[bytes], set[str]]
@@ -295,3 +313,90 @@ def image_digests(fields: Mapping[str, bytes], facts: Mapping[str, Any]) -> Iter
 def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:
     """Return the image shards that lose samples, by the units of the latents made of them."""
     return {latent_unit(shard.name): shard for unit in units for shard in unit.shards}
+
+
+# --- latents that were forgotten
+def find_neighbours(
+    urls: Sequence[str],
+) -> tuple[tuple[str, ...], dict[str, Mapping[str, ShardSuccessor]]]:
+    """Return the latents beside some datasets that were made of images among these.
+
+    Also return what became of the shards of the images beside them from which samples were removed,
+    by the URL of the images. A dataset that cannot be read is passed over.
+    """
+    wanted: set[str] = set()
+    for url in urls:
+        if (manifest := _read_manifest(url)) and manifest.dataset == "images":
+            wanted |= manifest.image_digests() | _successors(url).keys()
+    latents: list[str] = []
+    successors: dict[str, Mapping[str, ShardSuccessor]] = {}
+    parents = dict.fromkeys(url.rstrip("/").rpartition("/")[0] for url in urls)
+    for url in (place for parent in parents for place in _list_datasets(parent)):
+        manifest = None if url in urls else _read_manifest(url)
+        if manifest is None:
+            continue
+        if manifest.dataset == "images" and (lost := _successors(url)):
+            successors[url] = lost
+        if manifest.dataset == "latents" and not wanted.isdisjoint(manifest.image_digests()):
+            latents.append(url)
+    return tuple(sorted(latents)), successors
+
+
+def _list_datasets(parent: str) -> Iterator[str]:
+    """Yield the datasets in a folder or below a prefix; in a bucket only some names are listed."""
+    if (path := local_path(parent)) is not None:
+        with suppress(OSError):
+            for place in sorted(Path(path or "/").iterdir()):
+                if (place / MANIFEST).is_file():
+                    yield str(place)
+        return
+    with suppress(WdsprepError):
+        for entry in islice(open_store(parent).list(), MOST_LISTED):
+            folder, _, name = entry.name.rpartition("/")
+            if name == MANIFEST and folder and "/" not in folder:
+                yield f"{parent}/{folder}"
+
+
+def _read_manifest(url: str) -> Manifest | None:
+    with suppress(WdsprepError):
+        return read_manifest(open_store(url))
+    return None
+
+
+def _successors(url: str) -> Mapping[str, ShardSuccessor]:
+    with suppress(WdsprepError):
+        return removed_from(open_store(url)).successors
+    return {}
+
+
+def find_lost(
+    images: str, receipts: Sequence[Receipt], now: Mapping[str, ShardRemoval]
+) -> dict[str, ShardRemoval]:
+    """Return by units of latents what the image shards that they were made of lose or have lost.
+
+    They have lost it if these latents were forgotten when samples were removed from the images.
+    `now` has what the shards lose, by units of latents.
+    """
+    store, lost_by_unit = open_store(images), dict(now)
+    removed = removed_from(store)
+    losing = {lost.digest: ShardSuccessor(digest="", rows=lost.rows) for lost in now.values()}
+    all_removed = replace(removed, successors={**removed.successors, **losing})
+    for receipt in receipts:
+        digest = image_shard_digest(receipt.input)
+        successor = all_removed.follow(digest)
+        if successor is None or digest in losing:
+            continue
+        name = latent_shard(receipt.unit)
+        keys = {*now[receipt.unit].keys} if receipt.unit in now else set[str]()
+        with suppress(NotFoundError):
+            rejects = rejects_in(store, unit_of_file(name, "images"))
+            keys |= {reject.key for reject in rejects if reject.code is Code.REMOVED}
+        lost_by_unit[receipt.unit] = ShardRemoval(
+            name=name,
+            samples=0,  # of the shard there was, nothing else is known
+            nbytes=0,
+            digest=digest,
+            rows=successor.rows,
+            keys=tuple(sorted(keys)),
+        )
+    return lost_by_unit

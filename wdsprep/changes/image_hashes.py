@@ -32,7 +32,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from wdsprep.changes.merged_datasets import match_places, select_samples
-from wdsprep.dataset.manifest import Manifest, Shard
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed_samples import ShardRemoval
 from wdsprep.dataset.samples import ROLE_IMAGE, roles_of
@@ -47,7 +47,7 @@ from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.loading.subsets import Subset
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.store import open_store, shared_store
-from wdsprep.store.base import Store, is_hidden, write_bytes
+from wdsprep.store.base import is_hidden, write_bytes
 from wdsprep.text import command, examples
 
 _KEPT_AS = ("jpg", "png", "webp")
@@ -165,22 +165,29 @@ def _look(image: bytes) -> _Look:
     return hashed - (hashed >> 63 << 64), width, height, content
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImagesLooked:
     """A dataset of images, with the hashes that are kept of its shards."""
 
-    shown: str
-    kept: Store
-    manifest: Manifest
-    units: tuple[HashUnit, ...]
+    def __init__(self, url: str, shown: str, kept: str, role: str) -> None:
+        """Open the images at `url`, whose hashes are kept at `kept`.
 
-    @property
-    def place(self) -> str:
-        return self.units[0].images
-
-    @property
-    def role(self) -> str:
-        return self.units[0].role
+        `role` says which image counts. Raise UsageError if the dataset is not one of images, or has
+        no shard or no such image.
+        """
+        store, self.manifest = open_current_dataset(url, shown)
+        if self.manifest.dataset == "latents":
+            what = f"{shown} is a dataset of {self.manifest.kind}"
+            raise UsageError(f"{what}: give the images that it was made of")
+        check_kind(store, self.manifest.dataset, "images")
+        if not self.manifest.shards:
+            raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
+        if role != WHOLE:
+            check_has_image(shown, roles_of(self.manifest.settings), role)
+        self.place, self.shown, self.role, self.kept = store.url, shown, role, open_store(kept)
+        self.units = tuple(
+            HashUnit(images=store.url, shard=shard, kept=kept, role=role)
+            for shard in self.manifest.shards
+        )
 
     @property
     def may_lack_image(self) -> bool:
@@ -214,26 +221,6 @@ class ImagesLooked:
     def each(self, *names: str) -> list[pa.Table]:
         """Return the columns `names` of the table of each shard, in order. Read them in threads."""
         return read_each(lambda unit: self.columns(unit, *names), self.units, self.kept.readers)
-
-
-def open_images(url: str, shown: str, kept: str, role: str) -> ImagesLooked:
-    """Open the images at `url`, whose hashes are kept at `kept`; `role` says which image counts.
-
-    Raise UsageError if the dataset is not one of images, or has no shard or no such image.
-    """
-    store, manifest = open_current_dataset(url, shown)
-    if manifest.dataset == "latents":
-        what = f"{shown} is a dataset of {manifest.kind}"
-        raise UsageError(f"{what}: give the images that it was made of")
-    check_kind(store, manifest.dataset, "images")
-    if not manifest.shards:
-        raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
-    if role != WHOLE:
-        check_has_image(shown, roles_of(manifest.settings), role)
-    units = tuple(
-        HashUnit(images=store.url, shard=shard, kept=kept, role=role) for shard in manifest.shards
-    )
-    return ImagesLooked(shown=shown, kept=open_store(kept), manifest=manifest, units=units)
 
 
 def find_compared(

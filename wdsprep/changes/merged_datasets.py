@@ -30,6 +30,7 @@ from wdsprep.loading.join import join_datasets
 from wdsprep.loading.open_datasets import open_stream
 from wdsprep.loading.options import Stream
 from wdsprep.loading.subsets import Subset, find_subset
+from wdsprep.options import Place
 from wdsprep.sources.patterns import is_table
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store, absolute, absolute_places
@@ -38,13 +39,19 @@ from wdsprep.tables.stored_tables import StoredTables
 NAME, SPLIT = "{name}", "{split}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Origin:
     """A dataset to select from, with its manifest."""
 
-    url: str
-    shown: str
-    manifest: Manifest
+    def __init__(self, place: Place) -> None:
+        """Open a dataset. Raise UsageError if it is not complete."""
+        self.url, self.shown = absolute(place), os.fspath(place).rstrip("/")
+        _, self.manifest = open_current_dataset(self.url, self.shown)
+        if not self.manifest.complete:
+            maker = maker_of(self.manifest.dataset, self.manifest.settings)
+            raise UsageError(
+                f'{self.shown} is not complete: run the same "{maker}" again, to its end, and then '
+                "select"
+            )
 
     @property
     def store(self) -> Store:
@@ -92,6 +99,10 @@ class Group:
         return self.origins[0].manifest.dataset
 
     @property
+    def shown(self) -> str:
+        return " and ".join(origin.shown for origin in self.origins)
+
+    @property
     def settings(self) -> Settings:
         return self.origins[0].manifest.settings
 
@@ -137,19 +148,7 @@ class Group:
         return map_ahead(read, selection.per_shard(), self.readers)
 
 
-def open_origin(place: "str | os.PathLike[str]") -> Origin:
-    """Open a dataset to select from. Raise UsageError if it is not complete."""
-    url, shown = absolute(place), os.fspath(place).rstrip("/")
-    _store, manifest = open_current_dataset(url, shown)
-    if not manifest.complete:
-        maker = maker_of(manifest.dataset, manifest.settings)
-        raise UsageError(
-            f'{shown} is not complete: run the same "{maker}" again, to its end, and then select'
-        )
-    return Origin(url=url, shown=shown, manifest=manifest)
-
-
-def group_datasets(datasets: "Sequence[str | os.PathLike[str]]", out: str) -> list[Group]:
+def group_datasets(datasets: Sequence[Place], out: str) -> list[Group]:
     """Return the groups of the given datasets, images first.
 
     A group has the datasets with the same place in `out`. Raise UsageError if the datasets cannot
@@ -158,7 +157,7 @@ def group_datasets(datasets: "Sequence[str | os.PathLike[str]]", out: str) -> li
     if not datasets:
         raise UsageError("nothing to select from: give the path or URL of a dataset")
     by_place: dict[str, list[Origin]] = {}
-    for origin in map(open_origin, datasets):
+    for origin in map(Origin, datasets):
         name = origin.url.rstrip("/").rpartition("/")[2]
         by_place.setdefault(out.replace(NAME, name), []).append(origin)
     absolute_places([origin.url for origins in by_place.values() for origin in origins])
@@ -257,7 +256,7 @@ def find_joined(
         for at, places in enumerate(named)
     ]
     distinct = dict.fromkeys(chain.from_iterable(joined))
-    contents = [open_origin(place).content for place in distinct if not is_table(place)]
+    contents = [Origin(place).content for place in distinct if not is_table(place)]
     if len(contents) < len(distinct):
         subsets = subsets_of(origins, joined, condition)
         tables = chain.from_iterable(subset.tables for subset in subsets)
@@ -275,7 +274,7 @@ def match_places(
     UsageError for scores that belong to none of them.
     """
     tables = [place for place in join if is_table(place)]
-    scores = [open_origin(place) for place in join if not is_table(place)]
+    scores = [Origin(place) for place in join if not is_table(place)]
     if len(datasets) == 1:
         return [(*(origin.url for origin in scores), *tables)]
     made_of = [manifest.image_digests() for _, manifest in datasets]

@@ -25,7 +25,7 @@ A removed sample is recognised by its source, its URL, or the SHA-256 of its ima
 append, a retry, after a repair, and also after --overwrite, since people who asked to be left out
 have not changed their minds over an option; deleting the file `removed` forgets all. What became
 of each image shard is kept there too, so that latents that were not given can follow their images
-later (`forgotten_latents`).
+later (`find_lost`).
 
 Latents get their samples from the images. So a sample that was removed from latents alone is a
 reject `removed` there, and comes back only if an encode makes that shard again while the images
@@ -40,8 +40,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from wdsprep.changes.find_samples import FoundInUnit, SampleFinder, by_latent_unit
-from wdsprep.changes.forgotten_latents import find_lost, find_neighbours
+from wdsprep.changes.find_samples import (
+    FoundInUnit,
+    SampleFinder,
+    by_latent_unit,
+    find_lost,
+    find_neighbours,
+)
 from wdsprep.changes.image_hashes import delete_hashes
 from wdsprep.changes.options import RemoveOptions
 from wdsprep.changes.rewrite_units import UnitChange
@@ -355,39 +360,16 @@ def _finish_begun(
     begun = {url: removed for url in urls if (removed := removed_from(open_store(url))).units}
     if not begun:
         return (), frozenset()
-    for url, removed in tuple(begun.items()):
-        if removed.images and removed.images not in urls:
-            if images := _moved_images(removed, urls):
-                begun[url] = replace(removed, images=images)
-                continue
+    for removed in tuple(begun.values()):
+        if removed.images and removed.images not in begun:
             with suppress(NotFoundError, UsageError):  # they are gone
                 open_dataset(removed.images)
                 begun[removed.images] = removed_from(open_store(removed.images))
-    for removed in tuple(begun.values()):
-        if removed.images in urls and removed.images not in begun:
-            begun[removed.images] = removed_from(open_store(removed.images))
     listener.on_message(f"finishing a removal that was begun in {', '.join(sorted(begun))}")
     job = _RemovalJob([_Dataset(url, url) for url in begun], listener)
     only_marked = job.resume(begun)
     job.change()
     return tuple(begun), only_marked
-
-
-def _moved_images(latents: Removed, urls: Sequence[str]) -> str:
-    """Return the one of `urls` to which the images of latents have moved, or "" if there is none.
-
-    It is the first with a shard that latents were made of, by the digest that the shard has, or
-    had before it lost samples.
-    """
-    wanted = {unit.made_of for unit in latents.units}
-    for url in urls:
-        store, manifest = open_dataset(url)
-        if manifest.dataset == "images":
-            removed = removed_from(store)
-            before = {shard.digest for unit in removed.units for shard in unit.shards}
-            if not wanted.isdisjoint(before | removed.successors.keys() | manifest.image_digests()):
-                return url
-    return ""
 
 
 class _RemovalJob:
@@ -403,15 +385,15 @@ class _RemovalJob:
         finder: SampleFinder | None = None,
         successors: Mapping[str, Mapping[str, ShardSuccessor]] | None = None,
     ) -> None:
-        self._images = [dataset for dataset in datasets if dataset.has_images]
-        self._latents = [dataset for dataset in datasets if not dataset.has_images]
+        self._datasets = sorted(datasets, key=lambda dataset: not dataset.has_images)
+        """Images, then what was made of them."""
         self._by_url = {dataset.url: dataset for dataset in datasets}
         self._listener, self._finder, self._successors = listener, finder, successors or {}
 
     # --- find
     def find(self) -> None:
         """Find the samples to remove, in images first."""
-        for dataset in (*self._images, *self._latents):
+        for dataset in self._datasets:
             if not dataset.has_images:
                 dataset.images = self._images_of(dataset)
             self._search(dataset, list(dataset.manifest.receipts))
@@ -459,7 +441,8 @@ class _RemovalJob:
         inputs = latents.manifest.image_digests()
         chosen = {
             images.url: images.manifest.image_digests() | images.removed.successors.keys()
-            for images in self._images
+            for images in self._datasets
+            if images.has_images
         }
         beside = {url: shards.keys() for url, shards in self._successors.items()}
         for known in (chosen, beside):
@@ -470,7 +453,7 @@ class _RemovalJob:
 
     def removal(self) -> Removal:
         """Return what was found, for the user."""
-        datasets, finder = (*self._images, *self._latents), self._finder
+        datasets, finder = self._datasets, self._finder
         removals = [removal for dataset in datasets for removal in dataset.units.values()]
         known = {key for dataset in datasets for key in dataset.known}
         known -= {key for removal in removals for key in removal.keys}
@@ -489,14 +472,14 @@ class _RemovalJob:
 
         Raise BusyError if another removal has begun there.
         """
-        for dataset in (*self._latents, *self._images):
+        for dataset in reversed(self._datasets):
             dataset.mark(self._finder)
-        for dataset in (*self._latents, *self._images):
+        for dataset in reversed(self._datasets):
             wait_for_holders(dataset.store)
 
     def catch_up(self) -> None:
         """Search the units that other runs have finished since `find`, and mark what is found."""
-        for dataset in (*self._images, *self._latents):
+        for dataset in self._datasets:
             before = dict(dataset.manifest.ledger.named_lines())
             dataset.manifest = refresh_manifest(dataset.store, dataset.manifest)
             lines = dataset.manifest.ledger.named_lines()
@@ -525,8 +508,8 @@ class _RemovalJob:
                 )
             if not dataset.is_only_marked:
                 dataset.units = {unit.unit: unit for unit in removed.units}
-        only_marked = {dataset.url for dataset in self._latents if dataset.is_only_marked}
-        self._latents = [dataset for dataset in self._latents if dataset.url not in only_marked]
+        only_marked = [dataset.url for dataset in self._datasets if dataset.is_only_marked]
+        self._datasets = [dataset for dataset in self._datasets if not dataset.is_only_marked]
         return frozenset(only_marked)
 
     def change(self) -> None:
@@ -534,16 +517,15 @@ class _RemovalJob:
 
         Columns of texts that were joined to samples are deleted on this machine.
         """
-        datasets = (*self._images, *self._latents)
-        count = sum(len(dataset.units) for dataset in datasets)
+        count = sum(len(dataset.units) for dataset in self._datasets)
         done = 0
-        for dataset in datasets:
+        for dataset in self._datasets:
             units = list(dataset.units.values())
             rewrite = partial(dataset.rewrite, self._new_images(dataset, units))
             for _ in map_ahead(rewrite, units, UNITS_AT_ONCE):
                 done += 1
                 self._listener.on_change(done, count)
-        for dataset in (*self._latents, *self._images):
+        for dataset in reversed(self._datasets):
             dataset.finish()
         delete_texts()
 
@@ -565,7 +547,7 @@ class _RemovalJob:
 
     def drop_marks(self) -> None:
         """Drop the marks of latents in which an earlier removal has changed nothing."""
-        for dataset in self._latents:
+        for dataset in self._datasets:
             if dataset.is_only_marked:
                 with dataset.edition.holding_manifest():
                     forget_removal(dataset.store)

@@ -30,12 +30,10 @@
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,21 +61,21 @@ from wdsprep.changes.selected_samples import (
 )
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
-from wdsprep.dataset.manifest import Manifest, Shard
+from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import canonical_json, hex_digest
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import dated_manifest, find_claim, refresh_manifest
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.errors import ExistsError, FingerprintError, FullError, NotFoundError, UsageError
+from wdsprep.errors import ExistsError, FingerprintError, NotFoundError, UsageError
 from wdsprep.options import as_places, takes_options
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.runners.options import with_runner
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.store import open_store
-from wdsprep.store.base import Store, absolute, check_apart, local_path, write_bytes
-from wdsprep.text import NotebookTable, human_bytes, plural
+from wdsprep.store.base import Store, absolute, check_apart, write_bytes
+from wdsprep.text import NotebookTable, plural
 
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -168,10 +166,9 @@ class _Selection:
             for origin in (origin for group in self._groups for origin in group.origins):
                 check_apart(origin.url, out.place)
             out.check()
-        if all(out.is_done for out in outs) and not self.options.overwrite:
+        if all(out.is_done for out in outs):
             return Selected(outcomes={out.shown: out.write([], None, None) for out in outs})
         cuts = self.plan_shards()
-        _check_room(outs, cuts)
         options = with_runner(self.options, listener.on_message)
         outcomes: dict[str, Outcome] = {}
         of = sum(origin.manifest.samples for origin in self._groups[0].origins)
@@ -228,9 +225,9 @@ class _Selection:
             subsets = subsets_of(group.origins, self._joined, options.where)
             samples = select_where(samples, group, subsets)
         if not samples.samples:
-            shown = " and ".join(origin.shown for origin in group.origins)
             raise UsageError(
-                f"nothing is selected, as no sample of {shown} meets all conditions: give fewer"
+                f"nothing is selected, as no sample of {group.shown} meets all conditions: give "
+                "fewer"
             )
         if options.count:
             samples = draw_samples(samples, group, options.count, options.seed)
@@ -247,22 +244,6 @@ class _Selection:
             name: [*cut_into_shards(part, group, options, prefixes=prefixes)]
             for name, part in parts.items()
         }
-
-
-def _check_room(outs: "Sequence[_SelectedDataset]", cuts: Mapping[str, Sequence[CopyUnit]]) -> None:
-    """Raise FullError, before anything is written, if local disks lack room for the selection."""
-    wanted: dict[str, int] = {}
-    for out in outs:
-        if (path := local_path(out.place)) is not None:
-            while not Path(path).exists():
-                path = str(Path(path).parent)
-            wanted[path] = wanted.get(path, 0) + out.nbytes_left(cuts[out.part])
-    for path, nbytes in wanted.items():
-        if nbytes > (free := shutil.disk_usage(path).free):
-            raise FullError(
-                f"{path} has {human_bytes(free)} free, and {human_bytes(nbytes)} are selected: "
-                "free some space, choose another place, or select less"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,32 +299,12 @@ class _SelectedDataset:
             "or start over with --overwrite"
         )
 
-    @cached_property
-    def _present(self) -> Manifest | None:
-        """Return the manifest in the place, or None if there is none or it is overwritten."""
-        store = open_store(self.place)
-        stored = None if self.selection.options.overwrite else dated_manifest(store)
-        return refresh_manifest(store, stored) if stored else None
-
     @property
     def is_done(self) -> bool:
-        there = self._present
+        store = open_store(self.place)
+        stored = None if self.selection.options.overwrite else dated_manifest(store)
+        there = refresh_manifest(store, stored) if stored else None
         return bool(there and there.extra.get("selection") == self.digest and there.complete)
-
-    def nbytes_left(self, cuts: Sequence[CopyUnit]) -> int:
-        """Return about how many bytes are left to write.
-
-        For latents that follow images, this is the size of their datasets times the share of
-        samples that are left to write.
-        """
-        done = set(self._present.ledger.units()) if self._present else set()
-        if not self.group.follows:
-            return sum(unit.nbytes for unit in cuts if unit.name not in done)
-        manifests = [origin.manifest for origin in self.group.origins]
-        of = sum(manifest.inputs for manifest in manifests)
-        left = (unit for unit in cuts if latent_unit(unit.shard) not in done)
-        samples = sum(unit.samples for unit in left if unit.bucket in self._buckets)
-        return int(sum(manifest.nbytes for manifest in manifests) * samples / max(1, of))
 
     @cached_property
     def _buckets(self) -> frozenset[int]:
@@ -450,10 +411,9 @@ class _SelectedDataset:
                         digests_of.setdefault(name, set()).add(digest)
         for name, digests in digests_of.items():
             if len(digests) > 1:
-                shown = " and ".join(origin.shown for origin in self.group.origins)
                 raise UsageError(
-                    f"{shown} have different {name}, so they cannot become one dataset: give each "
-                    f"a place, such as OUT/{NAME}"
+                    f"{self.group.shown} have different {name}, so they cannot become one "
+                    f"dataset: give each a place, such as OUT/{NAME}"
                 )
             try:
                 edition.store.read(name, nbytes=0)

@@ -253,14 +253,10 @@ def _check_apart(selection: SampleSelection, group: Group) -> None:
 
     Only the hashes of all keys are held at a time.
     """
-    hashes: list[list[NDArray[np.int64]]] = [[] for _ in group.origins]
-    for samples, keys in group.read_keys(selection):
-        key_hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
-        hashes[group.shards[samples.shard][0]].append(key_hashes)
-    unique = [
-        np.unique(np.concatenate([np.empty(0, np.int64), *key_hashes])) for key_hashes in hashes
-    ]
-    values, counts = np.unique(np.concatenate(unique), return_counts=True)
+    hashes = [np.empty(0, np.int64)]
+    for _, keys in group.read_keys(selection):
+        hashes.append(np.fromiter(map(hash, keys), np.int64, len(keys)))
+    values, counts = np.unique(np.concatenate(hashes), return_counts=True)
     twice = {*values[counts > 1][:MOST_TWICE].tolist()}
     first_origins: dict[str, int] = {}
     for samples, keys in group.read_keys(selection) if twice else ():
