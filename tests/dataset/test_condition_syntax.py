@@ -146,21 +146,8 @@ WIDE = [2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 + 1, 10**30, 10**400]
 INTS = st.integers(-9, 9) | st.sampled_from([*WIDE, *(-wide for wide in WIDE)])
 FLOATS = st.sampled_from([0.5, -1.0, 2.0**53, 1e300, 5e-324, math.inf, -math.inf, math.nan])
 NUMBERS = INTS | FLOATS | st.booleans()
-TEXTS = st.sampled_from(
-    [
-        "",
-        "car",
-        "a red car",
-        "7",
-        " 7.0",
-        "1e3",
-        "nan",
-        "9007199254740993",
-        "\u00fc",
-        "\u65e5\u672c",
-        "1_0",
-    ]
-)
+NUMERALS = ["7", " 7.0", "1e3", "nan", "9007199254740993", "1_0"]
+TEXTS = st.sampled_from(["", "car", "a red car", "\u00fc", "\u65e5\u672c", *NUMERALS])
 SCALARS = NUMBERS | TEXTS
 VALUES = st.recursive(
     SCALARS | st.none(),
@@ -305,36 +292,6 @@ def test_any_condition_means_what_the_language_says(part: Part, facts: dict[str,
     assert Filter(Filter(text).plain)(facts) is bool(means(facts))
 
 
-EXACT = st.sampled_from(NAMES) | (INTS | st.booleans()).map(lambda value: constant(value)[0])
-SIDES = st.one_of(
-    EXACT,
-    st.builds(
-        lambda one, sign, other: f"({one} {sign} {other})", EXACT, st.sampled_from("+-*"), EXACT
-    ),
-    st.sampled_from(["nan", "0.1", "1e999", "-1e999", "9007199254740992.0"]),
-)
-LINKED = st.builds(
-    lambda first, links: " ".join([first, *(f"{sign} {part}" for sign, part in links)]),
-    *(SIDES, st.lists(st.tuples(st.sampled_from([*COMPARED]), SIDES), min_size=1, max_size=4)),
-)
-JOINED = st.builds(
-    lambda one, join, other, more: f"({one} {join} not ({other})) {more}",
-    *(LINKED, st.sampled_from(["and", "or"]), LINKED),
-    LINKED.map("or {}".format) | st.just(""),
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(JOINED, st.fixed_dictionaries(dict.fromkeys(NAMES, INTS | st.booleans() | st.just(0.5))))
-def test_conditions_on_numbers_are_those_of_python(text: str, facts: dict[str, Any]) -> None:
-    facts["nan"] = math.nan
-    try:
-        right = eval(text, {}, facts)
-    except OverflowError:  # 10 ** 400 beside a fraction: what cannot be reckoned is lacking here
-        return
-    assert Filter(text)(facts) is right
-
-
 # --- what it costs
 def nested(depth: int) -> str:
     text = "width > 3"
@@ -368,34 +325,33 @@ def test_a_condition_takes_time_by_its_length_alone(text: str, right: bool) -> N
     assert time.thread_time() - begun < 5  # by 2 to the depth it would be hours
 
 
+TOO_DEEP = [
+    nested(DEEPEST),
+    "not " * DEEPEST + "x",
+    "not " * 20_000 + "x",
+    "-" * 90_000 + "x",
+    " + ".join(["x"] * (DEEPEST + 1)),
+    "+".join(["x"] * 40_000),
+    "x" + "[0]" * 30_000,
+    "x" + ".x" * 40_000,
+]
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        nested(DEEPEST),
-        "not " * DEEPEST + "x",
-        "not " * 20_000 + "x",
-        "-" * 90_000 + "x",
-        " + ".join(["x"] * (DEEPEST + 1)),
-        "+".join(["x"] * 40_000),
-        "x" + "[0]" * 30_000,
-        "x" + ".x" * 40_000,
+        *((text, f"it has more than {DEEPEST} levels of sums") for text in TOO_DEEP),
+        (" or ".join(["x"] * 100_000), "it has 499,996 characters, more than the 100,000 allowed"),
+        ("x " * 10 + " " * (LONGEST - 20), "invalid syntax"),
+        ("width >", '"width >": invalid syntax at its end: compare names'),
     ],
 )
-def test_what_is_too_deep_is_one_line(text: str) -> None:
-    with pytest.raises(UsageError, match=f"it has more than {DEEPEST} levels of sums") as caught:
+def test_what_is_too_deep_too_long_or_not_at_its_end_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
         Filter(text)
+    assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 300
-
-
-def test_what_is_too_long_is_one_line() -> None:
-    text = " or ".join(["x"] * 100_000)
-    with pytest.raises(
-        UsageError, match=r"it has 499,996 characters, more than the 100,000 allowed"
-    ):
-        Where(text)
-    with pytest.raises(UsageError, match="invalid syntax"):
-        Where("x " * 10 + " " * (LONGEST - 20))
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(
@@ -457,11 +413,6 @@ def test_all_else_is_refused_by_the_part_that_is_wrong(
         assert "compare names with" in message or "leave it out" in message
     if part:
         assert f"{part!r} cannot be used: compare names with numbers" in message
-
-
-def test_a_condition_that_ends_too_early_says_so() -> None:
-    with pytest.raises(UsageError, match='"width >": invalid syntax at its end: compare names'):
-        Filter("width >")
 
 
 def test_a_condition_travels_to_workers() -> None:

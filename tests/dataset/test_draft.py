@@ -7,6 +7,7 @@ import pytest
 
 from tests.kit.packs import temporaries
 from tests.kit.sealed_files import receipt_of_images
+from wdsprep.dataset import stored_dataset
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import (
     FIRST_RETRY,
@@ -30,8 +31,11 @@ from wdsprep.dataset.file_names import (
     unit_of_receipt,
 )
 from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.stored_dataset import find_claim, take_claim
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.dataset.unit_locks import Edition
+from wdsprep.errors import FingerprintError
+from wdsprep.store.base import Store
 from wdsprep.store.local import LocalStore
 
 
@@ -71,6 +75,23 @@ def test_who_comes_second_drops_its_files_and_says_once_that_the_work_was_done_t
     (record,) = caplog.records
     assert "another run or worker has finished 000000 first" in record.getMessage()
     assert not temporaries(tmp_path)
+
+
+def test_a_dataset_that_another_run_has_just_begun_is_no_other_thing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, settings = LocalStore(tmp_path), {"buckets": [64]}
+
+    def begin_another(_store: Store) -> None:
+        monkeypatch.undo()
+        take_claim(find_claim(store, "images", settings, overwrite=False))
+
+    monkeypatch.setattr(stored_dataset, "rebuild", begin_another)  # where there was no manifest
+    claim = find_claim(store, "images", settings, overwrite=False)
+    assert not claim.is_there
+    assert take_claim(claim).is_there
+    with pytest.raises(FingerprintError, match="made with other settings: buckets: 64, now 32"):
+        take_claim(replace(claim, manifest=replace(claim.manifest, settings={"buckets": [32]})))
 
 
 IMAGES = [image_shard(256, "000007", 0), image_shard(256, "000007", 12), inputs_name("000007")]

@@ -8,11 +8,7 @@ from tests.kit.sealed_files import receipt_of_images, resealed, sealed, unsealed
 from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.removed_samples import Marks, Removed
-from wdsprep.dataset.sealed_json import (
-    ValueRule,
-    check_record,
-    read_record,
-)
+from wdsprep.dataset.sealed_json import ValueRule, check_record, read_record
 from wdsprep.dataset.settings import checked_settings
 from wdsprep.errors import FormatError
 
@@ -55,18 +51,8 @@ def receipt(**changed: Any) -> Receipt:
 
 def changes() -> list[dict[str, Any]]:
     shard = {"name": "256/000000.tar", "samples": 3, "nbytes": 10_240, "blake3": DIGEST}
-    shards = [
-        {"name": name}
-        for name in (
-            "../../x.tar",
-            "/256/000000.tar",
-            "256/000001.tar",
-            "x/000000.tar",
-            "",
-            1,
-            None,
-        )
-    ]
+    names = ("../../x.tar", "/256/000000.tar", "256/000001.tar", "x/000000.tar", "", 1, None)
+    shards: list[dict[str, Any]] = [{"name": name} for name in names]
     shards += [{"samples": value} for value in (-1, 1.5, "3", True, 10**18, 21)]
     shards += [{"nbytes": value} for value in (-1, None, 10**30, 100)]
     shards += [{"blake3": value} for value in ("", "xy", "../..", 5)]
@@ -156,9 +142,5 @@ def test_a_line_that_is_no_reject_is_refused(line: bytes) -> None:
 
 
 def test_a_list_of_what_was_removed_keeps_folders_that_are_no_utf8() -> None:
-    there = Removed.from_bytes(Removed.from_bytes(_removed("/a\udcff"), "r").to_bytes(), "r")
-    assert there.images == "/a\udcff"
-
-
-def _removed(images: str) -> bytes:
-    return Removed(marks=Marks(), images=images).to_bytes()
+    removed = Removed(marks=Marks(), images="/a\udcff")
+    assert Removed.from_bytes(removed.to_bytes(), "r") == removed

@@ -36,8 +36,8 @@ def numbers(count: int) -> Callable[[KeptWriter, Path], None]:
     return make
 
 
-def keep(cache: Path, what: str, *, count: int = 1000, **options: int) -> KeptFile:
-    return open_or_make(cache, [what], numbers(count), **options)
+def keep(cache: Path, what: str, *, count: int = 1000) -> KeptFile:
+    return open_or_make(cache, [what], numbers(count))
 
 
 def age(file: Path) -> None:
@@ -66,11 +66,15 @@ def test_what_a_killed_process_began_months_ago_is_deleted(tmp_path: Path) -> No
     assert not begun.exists()
 
 
-def test_the_files_opened_longest_ago_give_way_where_all_take_too_much(tmp_path: Path) -> None:
+def test_the_files_opened_longest_ago_give_way_where_all_take_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = [keep(tmp_path, str(number)).path for number in range(4)]
     for days, path in enumerate(paths):
         os.utime(path, (time.time() - 3600 * days,) * 2)
-    made = keep(tmp_path, "new", most_nbytes=3 * paths[0].stat().st_size + 100).path
+    room = 3 * paths[0].stat().st_size + 100
+    monkeypatch.setattr("wdsprep.dataset.kept_file.MOST_NBYTES", room)
+    made = keep(tmp_path, "new").path
     assert [path.exists() for path in [made, *paths]] == [True, True, True, False, False]
 
 

@@ -30,9 +30,9 @@ GOLDEN: Samples = [
 GOLDEN_SHA256 = "1ca746dc59a3af950d8543eb2ca703c06c959dc1ff7b3e39d0585f894b1c8e3e"
 
 
-def write_tar(samples: Samples, **options: int) -> tuple[bytes, TarWriter]:
+def write_tar(samples: Samples) -> tuple[bytes, TarWriter]:
     sink = io.BytesIO()
-    with TarWriter(sink, **options) as tar:
+    with TarWriter(sink) as tar:
         for key, fields in samples:
             tar.add(key, fields.items())
         tar.finish()
@@ -75,8 +75,11 @@ def test_large_members_are_written_and_hashed_where_they_lie() -> None:
 
 
 @pytest.mark.parametrize("flush_nbytes", [1, 512, 1000, 5000, 1 << 30])
-def test_bytes_do_not_depend_on_block_boundaries(flush_nbytes: int) -> None:
-    data, written = write_tar(GOLDEN, flush_nbytes=flush_nbytes)
+def test_bytes_do_not_depend_on_block_boundaries(
+    flush_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.dataset.tar.write.FLUSH_NBYTES", flush_nbytes)
+    data, written = write_tar(GOLDEN)
     assert hashlib.sha256(data).hexdigest() == GOLDEN_SHA256
     assert written.digest == blake3(data).hexdigest()
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.kit.webserver import Connection, Request, WebServer, response
 from wdsprep.dataset.file_names import EDITION, MANIFEST, REMOVED
-from wdsprep.dataset.manifest import Manifest, Receipt, Receipts, Shard
+from wdsprep.dataset.manifest import Manifest, Receipt, Receipts, Shard, line_of
 from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import NotFoundError
@@ -83,7 +83,8 @@ def receipt_of(unit: ImageShard) -> Receipt:
 
 def manifest_of(count: int) -> Manifest:
     made = map(receipt_of, map(unit_of, map(shard_of, range(count))))
-    receipts = Receipts.from_list("latents", SETTINGS, made)
+    lines = [*map(line_of, made)]
+    receipts = Receipts(dataset="latents", settings=SETTINGS, lines=lines)
     return Manifest(dataset="latents", settings=SETTINGS, receipts=receipts)
 
 

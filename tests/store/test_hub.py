@@ -94,15 +94,6 @@ def test_a_range_that_is_not_the_one_asked_for_is_an_error(
         hf_store.read("a.tar", start=5, nbytes=3)
 
 
-def test_a_forked_child_reads_what_its_parent_has_read(
-    hub: Hub, hub_dataset: str, hf_store: HubStore
-) -> None:
-    hub.repositories[hub_dataset].commit({"data/a.tar": DATA})
-    assert hf_store.read("a.tar") == DATA
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply_async(hf_store.read, ("a.tar",)).get(20) == DATA
-
-
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_children_forked_while_other_threads_read_wait_for_nobody(

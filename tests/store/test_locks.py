@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.kit.stores import names
 from wdsprep.errors import BusyError
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.object_locks import FRESH_S, Holder, this_process
@@ -50,10 +51,6 @@ def holder(store: Store, fresh_s: float = 60) -> Iterator["subprocess.Popen[str]
     finally:
         child.kill()
         child.communicate()
-
-
-def names(store: Store) -> list[str]:
-    return [entry.name for entry in store.list()]
 
 
 def test_of_many_threads_one_is_in_the_block_at_a_time(store: Store) -> None:

@@ -57,19 +57,7 @@ def test_same_tree_gives_the_same_list(store: Store) -> None:
         write_bytes(store, name, name.encode())
     assert names(store) == sorted(tree, key=str.encode)
     assert [e.nbytes for e in store.list()] == [len(n.encode()) for n in names(store)]
-    for prefix in (
-        "a",
-        "a/",
-        "a/b",
-        "a/b.",
-        "a/b/",
-        "b/",
-        "b/é",
-        "c",
-        "a-",
-        "none/such/",
-        "a b/c+",
-    ):
+    for prefix in ("a b/c+", *"a a/ a/b a/b. a/b/ b/ b/é c a- none/such/".split()):
         expected = [name for name in sorted(tree, key=str.encode) if name.startswith(prefix)]
         assert names(store, prefix) == expected, prefix
     assert all(store.read(name) == name.encode() for name in tree)
@@ -179,11 +167,8 @@ def test_url_or_pickle_opens_the_same_store(store: Store) -> None:
     write_bytes(store, "a/f", b"x")
     copy: Store = pickle.loads(pickle.dumps(store))
     assert copy.url == store.url
-    for other, name in (
-        (copy, "a/f"),
-        (open_store(store.url), "a/f"),
-        split_url(f"{store.url}/a/f"),
-    ):
+    opened = open_store(store.url)
+    for other, name in ((copy, "a/f"), (opened, "a/f"), split_url(f"{store.url}/a/f")):
         try:
             assert other.read(name) == b"x"
         finally:

@@ -32,15 +32,16 @@ from wdsprep.dataset.file_names import (
     unit_of_file,
     unit_of_receipt,
 )
-from wdsprep.dataset.manifest import RETRIED, Manifest, Receipt, sorted_receipts
+from wdsprep.dataset.manifest import RETRIED, Manifest, Receipt
 from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.reindex import can_make_table
 from wdsprep.dataset.rejects import UNSETTLED
 from wdsprep.dataset.removed_samples import NONE_REMOVED, UnitRemoval, removed_from
+from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.stored_dataset import no_dataset_error
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotAFileError, NotFoundError, StoreError
-from wdsprep.store import did_you_mean_place
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.store.local import TEMPORARY
 from wdsprep.text import human_bytes, plural
@@ -123,10 +124,8 @@ def survey_dataset(
     manifest, complaint = _read_manifest(store)
     sound, broken = _read_receipts(store, files, manifest, lambda n: on_listing(shown, n, 0))
     if manifest is None and not sound:
-        raise NotFoundError(
-            f"{shown} holds no dataset, since it has neither a sound {MANIFEST} nor a sound "
-            f"receipt: give the folder or URL that pack or encode wrote{did_you_mean_place(shown)}"
-        )
+        lacking = f"neither a sound {MANIFEST} nor a sound receipt"
+        raise no_dataset_error(shown, f"holds no dataset, since it has {lacking}")
     known = manifest or sound[0]
     removed, broken_list = NONE_REMOVED, ""
     try:
@@ -140,7 +139,7 @@ def survey_dataset(
         maker=maker_of(known.dataset, known.settings),
         edition=edition,
         files=files,
-        receipts=sorted_receipts(sound),
+        receipts=tuple(sorted(sound, key=lambda receipt: key_order(receipt.unit))),
         manifest=manifest,
         removing={unit.unit: unit for unit in removed.units},
         begun=frozenset(
@@ -239,11 +238,8 @@ def _check_manifest(survey: DatasetSurvey, broken: Mapping[str, str]) -> None:
     elif manifest.complete and not all(_is_of_a_retry(sound[unit]) for unit in lacking):
         survey.add_finding(MANIFEST, Kind.MANIFEST, f"it lacks {plural(len(lacking), 'receipt')}")
     elif changed or (manifest.complete and lacking):
-        survey.add_finding(
-            MANIFEST,
-            Kind.UNSETTLED,
-            "it lacks the changes of a retry that is running, or was killed",
-        )
+        what = "it lacks the changes of a retry that is running, or was killed"
+        survey.add_finding(MANIFEST, Kind.UNSETTLED, what)
     if not manifest.complete:
         count = plural(len(sound), "unit")
         survey.add_finding("", Kind.UNFINISHED, f"it is not complete: {count} finished so far")
@@ -277,14 +273,11 @@ def expected_files(receipt: Receipt) -> Iterator[tuple[str, Kind, int]]:
 
 def _is_obstructed(store: Store, name: str) -> bool:
     """Return whether something that no listing shows, such as a folder, has the name of a file."""
-    if store.root is None:
-        return False
     try:
-        store.read(name, nbytes=0)
-    except NotAFileError:
-        return True
-    except StoreError:
-        return False
+        if store.root:
+            store.read(name, nbytes=0)
+    except StoreError as error:
+        return isinstance(error, NotAFileError)
     return False
 
 
@@ -307,9 +300,8 @@ def _check_presence(survey: DatasetSurvey) -> None:
         if survey.has_run_finished:
             survey.add_finding(name, Kind.MISSING, "it is missing", smallest_unit(survey))
         else:
-            survey.add_finding(
-                name, Kind.UNFINISHED, "it is missing, and the next worker writes it"
-            )
+            what = "it is missing, and the next worker writes it"
+            survey.add_finding(name, Kind.UNFINISHED, what)
 
 
 def _other_size(expected: int, nbytes: int) -> str:

@@ -36,11 +36,11 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, is_moved, read_rejects, rejects_file
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.stored_dataset import read_receipt, rewrite_manifest, write_manifest
-from wdsprep.dataset.tar.read import read_samples, stream_tape
+from wdsprep.dataset.tar.read import open_tape, read_samples
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import takes_options
 from wdsprep.packing.retry_rejected import read_retries
-from wdsprep.store.base import Chunks, Store, write_bytes
+from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import NotebookTable, plural
 
 MOST_MENDED = 1_000_000
@@ -311,8 +311,8 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     left = [r for r in _read_sound_rejects(store, receipt.unit) if not is_moved(r, gone)]
     taken: set[str] = set()
     for shard in receipt.shards:
-        with Chunks(store, shard.name).as_stream() as tar:
-            taken.update(sample.key for sample in read_samples(stream_tape(tar), shard.name))
+        with open_tape(store, shard.name) as tape:
+            taken.update(sample.key for sample in read_samples(tape, shard.name))
     known = {reject.key: reject for reject in left if reject.key not in taken}
     lost = receipt.inputs - len(taken) - len(known)
     free = (sample_key(receipt.unit, number) for number in count())

@@ -164,14 +164,14 @@ class _UnitCheck:
     def _find(self, name: str, kind: Kind, what: str) -> None:
         self.findings.append((name, kind, what))
 
-    def _note_unreadable(self, name: str, error: StoreError) -> None:
+    def _note_unreadable(self, name: str, error: StoreError, missing: Kind) -> None:
         """Note that a file cannot be read, or raise the error.
 
-        A file that was removed is damage, and so is a file that a disk has lost. Any other error is
-        trouble with the store, and is raised.
+        A file that was removed is damage, of the kind `missing`, and so is a file that a disk has
+        lost. Any other error is trouble with the store, and is raised.
         """
         if isinstance(error, NotFoundError):
-            self._find(name, Kind.MISSING, "it is missing")
+            self._find(name, missing, "it is missing")
         elif isinstance(error, AccessError) or self._store.root is None:
             raise error
         else:
@@ -192,7 +192,7 @@ class _UnitCheck:
                 yield from tape.rest()
                 digest = tape.digest()
         except StoreError as error:
-            self._note_unreadable(shard.name, error)
+            self._note_unreadable(shard.name, error, Kind.MISSING)
             return
         also = f" ({check.problem})" if check.problem else ""
         if digest != shard.digest:
@@ -220,10 +220,8 @@ class _UnitCheck:
     def _read(self, name: str, missing: Kind = Kind.MISSING) -> bytes | None:
         try:
             return self._store.read(name)
-        except NotFoundError:
-            self._find(name, missing, "it is missing")
         except StoreError as error:
-            self._note_unreadable(name, error)
+            self._note_unreadable(name, error, missing)
         return None
 
     def check_small_files(self) -> None:
@@ -237,9 +235,7 @@ class _UnitCheck:
         name = rejects_name(receipt.unit)
         wanted = (receipt.files.get(name, ""), receipt.files.get(UNSETTLED, ""))
         data = self._read_checked(name, *wanted)
-        is_settled = (
-            UNSETTLED not in receipt.files
-        )  # otherwise rows are moving, and nobody knows which have moved
+        is_settled = UNSETTLED not in receipt.files  # else nobody knows which rows have moved
         if data is not None and is_settled:
             self._check_rejects(name, data)
         if (captions := captions_name(receipt.unit)) in receipt.files:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.file_names import (
@@ -46,42 +45,35 @@ class Draft:
     """The files that a unit of work is writing. They are dropped unless `finish` is called."""
 
     def __init__(self, edition: Edition, unit: str) -> None:
-        self.unit, self._edition, self._writers = unit, edition, ExitStack()
+        self.unit, self._edition, self.writers = unit, edition, ExitStack()
         self._files: list[FileSink] = []
         self._named, self._receipt = ExitStack(), ExitStack()
-        self._beside: dict[str, bytes] = {}
+        self.beside: dict[str, bytes] = {}
+        """The indexes and tables of shards that are complete."""
 
     def __enter__(self) -> "Draft":
         self.removed = removed_from(self._edition.store)
-        self.rejects = RejectsFile(self._open(rejects_name(self.unit)))
+        self.rejects = RejectsFile(self.open(rejects_name(self.unit)))
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        error = error or RuntimeError("what was not finished gets no name")
-        why = (type(error), error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        error = raised[1] or RuntimeError("what was not finished gets no name")
         try:
-            self._writers.close()  # waits for threads, where SIGTERM may find us
+            self.writers.close()  # waits for threads, where SIGTERM may find us
         finally:
-            self._receipt.__exit__(*why)
-            self._named.__exit__(*why)
+            for names in (self._receipt, self._named):
+                names.__exit__(type(error), error, raised[2])
 
     def shard(self, name: str, columns: Columns | None = None) -> "DraftShard":
         """Begin a tar with its index and, if that has columns, its table; or a table alone.
 
         The name tells which.
         """
-        allow_files(len(self._beside) + OTHER_FILES)  # each stays open until all are whole
-        sink = self._open(name)
-        writer = None if is_table(name) else TarWriter(sink)
-        table = TableWriter(columns) if columns else None
-        return DraftShard(sink, writer, name, self._writers, self._beside, table)
+        allow_files(len(self.beside) + OTHER_FILES)  # each stays open until all are whole
+        return DraftShard(self, name, columns)
 
-    def _open(self, name: str) -> FileSink:
+    def open(self, name: str) -> FileSink:
+        """Begin a file that gets its name with all others."""
         self._files.append(self._named.enter_context(self._edition.store.write(name)))
         return self._files[-1]
 
@@ -100,8 +92,8 @@ class Draft:
         samples were removed from the dataset meanwhile, or if the unit was locked for too long.
         """
         digests: dict[str, str] = {}
-        for name, data in {**self._beside, **beside}.items():
-            self._open(name).write(data)
+        for name, data in {**self.beside, **beside}.items():
+            self.open(name).write(data)
             if not is_index(name) and name != inputs_name(self.unit):
                 digests[name] = hex_digest(data)
         receipt = replace(receipt, files={**receipt.files, **digests})
@@ -146,19 +138,14 @@ _warned = set[str]()
 class DraftShard:
     """A shard that is being written: a tar, its index and its table, or a table alone."""
 
-    def __init__(
-        self,
-        sink: FileSink,
-        writer: TarWriter | None,
-        name: str,
-        writers: ExitStack,
-        beside: dict[str, bytes],
-        table: TableWriter | None,
-    ) -> None:
-        self.name, self._sink, self._beside, self._table = name, sink, beside, table
-        self._closing = writers.enter_context(ExitStack())  # ends the tar's thread
-        self._writer = self._closing.enter_context(writer) if writer else None
-        self.samples = 0
+    def __init__(self, draft: Draft, name: str, columns: Columns | None) -> None:
+        self.name, self.samples, self._beside = name, 0, draft.beside
+        self._sink = draft.open(name)
+        self._table = TableWriter(columns) if columns else None
+        self._closing = draft.writers.enter_context(ExitStack())  # ends the tar's thread
+        self._writer: TarWriter | None = None
+        if not is_table(name):
+            self._writer = self._closing.enter_context(TarWriter(self._sink))
 
     @property
     def nbytes(self) -> int:

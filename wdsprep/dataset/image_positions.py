@@ -7,7 +7,7 @@ Of images that pack packed, keys tell the positions as well, since they rise in 
 others nothing else tells them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -83,15 +83,11 @@ def positions_from_keys(
     """
     both = [*keys, *rejected]
     numbers = {key: number for number, key in enumerate(sorted(both, key=key_order))}
-    if len(numbers) != receipt.inputs or not are_pack_keys(receipt, both):
+    stem = receipt.unit.partition("/")[2].partition("_")[0]
+    are_of_pack = all(key.isdecimal() and key.startswith(stem) for key in both)
+    if len(numbers) != receipt.inputs or not (keys_may_tell(receipt) and are_of_pack):
         return None
     positions = [numbers[key] for key in keys]
     runs = shape_ranges(receipt.settings, receipt.counts).values() or [range(len(keys))]
     rises = (a < b for run in runs for a, b in pairwise(positions[run.start : run.stop]))
     return np.fromiter(positions, DTYPE) if all(rises) else None
-
-
-def are_pack_keys(receipt: Receipt, keys: Iterable[str]) -> bool:
-    """Return whether all keys look like keys that pack gives in the slice of the unit."""
-    stem = receipt.unit.partition("/")[2].partition("_")[0]
-    return keys_may_tell(receipt) and all(key.isdecimal() and key.startswith(stem) for key in keys)

@@ -68,17 +68,20 @@ class KeptWriter:
         self.facts: dict[str, Any] = {}
         """Values that are to stand beside the arrays."""
 
-    def add(self, name: str, dtype: str, parts: Iterable[NDArray[Any]]) -> None:
+    def _align(self) -> int:
+        """Return where the next array begins."""
         self._write(bytes(-self._at % ALIGNED))
-        start = self._at
+        return self._at
+
+    def add(self, name: str, dtype: str, parts: Iterable[NDArray[Any]]) -> None:
+        start = self._align()
         for part in parts:
             self._write(np.ascontiguousarray(part, dtype).tobytes())
         self._arrays[name] = start, self._at - start, dtype
 
     def reserve(self, name: str, dtype: str, count: int) -> NDArray[Any]:
         """Return an array of zeros in the file, to be written to."""
-        self._write(bytes(-self._at % ALIGNED))
-        start, nbytes = self._at, count * np.dtype(dtype).itemsize
+        start, nbytes = self._align(), count * np.dtype(dtype).itemsize
         self._arrays[name] = start, nbytes, dtype
         if not count:
             return np.empty(0, dtype)
@@ -90,7 +93,8 @@ class KeptWriter:
         self._at += nbytes
         return np.frombuffer(data, dtype, count, start)
 
-    def finish(self) -> None:
+    def finish(self) -> bytes:
+        """Write what is left, and return the digest of the file."""
         facts = json.dumps({"arrays": self._arrays, "facts": self.facts}).encode()
         self._write(facts)
         self._write(len(facts).to_bytes(8, "little"))
@@ -102,6 +106,7 @@ class KeptWriter:
             self._file.write(digest.digest())
             self._file.flush()
             os.fsync(self._file.fileno())
+        return digest.digest()
 
     def _write(self, data: bytes) -> None:
         with _store_errors(self._path):
@@ -129,13 +134,12 @@ def open_or_make(
     make: Callable[[KeptWriter, Path], None],
     *,
     has_texts: bool = False,
-    most_nbytes: int = MOST_NBYTES,
 ) -> KeptFile:
     """Return the cached file whose content depends on `what`. Make it if it is missing or damaged.
 
     `make` gets a writer, and the path at which the file will be. After the file is made, other
     files of the folder are deleted: those unused for `UNUSED_S`, and more, the longest unused
-    first, until all take `most_nbytes` at most. Files in use stay. One that `has_texts` has a name
+    first, until all take `MOST_NBYTES` at most. Files in use stay. One that `has_texts` has a name
     by which `delete_texts` finds it.
     """
     folder = kept_folder(cache)
@@ -151,7 +155,7 @@ def open_or_make(
         if file is None:
             file = _make_file(path, make)
             with _store_errors(folder):
-                _delete_unused(folder, name, most_nbytes)
+                _delete_unused(folder, name)
         return file
 
 
@@ -194,8 +198,8 @@ def _is_there(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _delete_unused(folder: Path, newest: str, most_nbytes: int) -> None:
-    """Delete cached files unused for `UNUSED_S`, and others until all take `most_nbytes` at most.
+def _delete_unused(folder: Path, newest: str) -> None:
+    """Delete cached files unused for `UNUSED_S`, and others until all take `MOST_NBYTES` at most.
 
     The longest unused go first. The file named `newest` stays. A file that cannot be deleted, as it
     is in use or belongs to another user, stays without an error.
@@ -208,7 +212,7 @@ def _delete_unused(folder: Path, newest: str, most_nbytes: int) -> None:
                 files.append((path.stem, path.stat()))
     left = sum(status.st_size for _, status in files)
     for name, status in sorted(files, key=lambda file: file[1].st_mtime):
-        if name != newest and (status.st_mtime < oldest or left > most_nbytes):
+        if name != newest and (status.st_mtime < oldest or left > MOST_NBYTES):
             with suppress(OSError):
                 _delete_unless_used(folder, name)
                 left -= status.st_size
@@ -254,18 +258,14 @@ def _make_file(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile
         with _open_file("w+b", begun) as file:
             writer = KeptWriter(file, path)
             make(writer, path)
-            writer.finish()
+            digest = writer.finish()
         with _store_errors(path):
             begun.replace(path)
     except BaseException:
         with suppress(OSError):
             begun.unlink()
         raise
-    with _store_errors(path):
-        kept = _open(path)
-    if kept is None:
-        raise StoreError(f"{path} does not hold what was written to it: check the disk")
-    return kept
+    return _map_again(path, digest)
 
 
 def _open(path: Path, digest: bytes = b"") -> KeptFile | None:

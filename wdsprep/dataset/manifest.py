@@ -11,11 +11,11 @@ mostly wants to know of its shards alone.
 import gc
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from operator import eq, itemgetter
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints, overload
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints, overload
 
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import MANIFEST, is_table, latent_unit, table_name
@@ -60,7 +60,6 @@ from wdsprep.text import (
     shown,
 )
 
-Part = TypeVar("Part")
 LINES_AT_ONCE = 400
 SHARD_FIELDS = ("name", "samples", "nbytes", "blake3")
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
@@ -153,12 +152,8 @@ class Receipt:
 
     def body(self) -> dict[str, Any]:
         """Return the fields of a receipt without dataset and settings, which all receipts share."""
-        return {name: getattr(self, name) for name in FIELDS} | {
-            "counts": dict(self.counts),
-            "files": dict(self.files),
-            "rejects": dict(self.rejects),
-            "shards": [dict(zip(SHARD_FIELDS, shard, strict=True)) for shard in self.shards],
-        }
+        shards = [dict(zip(SHARD_FIELDS, shard, strict=True)) for shard in self.shards]
+        return {name: getattr(self, name) for name in FIELDS} | {"shards": shards}
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], dataset: str, settings: Settings) -> "Receipt":
@@ -214,46 +209,34 @@ def _have_names(dataset: str, bodies: Sequence[Mapping[str, Any]]) -> bool:
     return True
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Receipts(Sequence[Receipt]):
     """The receipts of one dataset, in the order given.
 
-    They are parsed and checked at each access.
+    They are parsed and checked at each access. A line is what stands between `START` and `END` in
+    the file `what`. `next_step` is what to do about a damaged one.
     """
 
-    __slots__ = ("_dataset", "_lines", "_next_step", "_settings", "_what")
-
-    def __init__(
-        self,
-        dataset: str,
-        settings: Settings,
-        lines: Sequence[bytes] = (),
-        what: str = "",
-        next_step: str = "",
-    ) -> None:
-        """Keep the lines of receipts.
-
-        A line is what stands between `START` and `END` in the file `what`. `next_step` is what to
-        do about a damaged one.
-        """
-        self._dataset, self._settings, self._lines = dataset, settings, lines
-        self._what, self._next_step = what, next_step
-
-    @classmethod
-    def from_list(cls, dataset: str, settings: Settings, receipts: Iterable[Receipt]) -> "Receipts":
-        if isinstance(receipts, cls):
-            return cls(dataset, settings, receipts._lines, receipts._what, receipts._next_step)
-        return cls(dataset, settings, [line_of(receipt) for receipt in receipts])
+    dataset: str
+    settings: Settings
+    lines: Sequence[bytes] = ()
+    what: str = "a receipt"
+    next_step: str = ""
 
     def to_json(self) -> Iterator[bytes]:
         """Yield the JSON list of receipts piece by piece, without its brackets."""
-        for number, lines in enumerate(_batches(self._lines)):
+        for number, lines in enumerate(self._batches()):
             yield (BETWEEN if number else START) + BETWEEN.join(lines)
-        if self._lines:
+        if self.lines:
             yield END
+
+    def _batches(self) -> Iterator[Sequence[bytes]]:
+        starts = range(0, len(self.lines), LINES_AT_ONCE)
+        return (self.lines[start : start + LINES_AT_ONCE] for start in starts)
 
     def with_lines(self, lines: Sequence[bytes]) -> "Receipts":
         """Return receipts of the same dataset that have these lines."""
-        return Receipts(self._dataset, self._settings, lines, self._what, self._next_step)
+        return replace(self, lines=lines)
 
     def check(self) -> None:
         """Parse and check all receipts now, and not only when one is asked for."""
@@ -261,7 +244,7 @@ class Receipts(Sequence[Receipt]):
             pass
 
     def named_lines(self) -> Iterator[tuple[str, bytes]]:
-        return zip(self.units(), self._lines, strict=True)
+        return zip(self.units(), self.lines, strict=True)
 
     def column(self, name: str) -> Iterator[Any]:
         """Yield one field of each receipt, in a fraction of the time of reading all of it."""
@@ -274,11 +257,11 @@ class Receipts(Sequence[Receipt]):
         return _parse_shards(chain.from_iterable(self.column("shards")))
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self.lines)
 
     def __iter__(self) -> Iterator[Receipt]:
         for body in chain.from_iterable(self._read()):
-            yield Receipt.from_body(body, self._dataset, self._settings)
+            yield Receipt.from_body(body, self.dataset, self.settings)
 
     @overload
     def __getitem__(self, index: int) -> Receipt: ...
@@ -288,8 +271,8 @@ class Receipts(Sequence[Receipt]):
 
     def __getitem__(self, index: int | slice) -> "Receipt | Receipts":
         if isinstance(index, slice):
-            return self.with_lines(self._lines[index])
-        return next(iter(self.with_lines([self._lines[index]])))
+            return self.with_lines(self.lines[index])
+        return next(iter(self.with_lines([self.lines[index]])))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -304,11 +287,11 @@ class Receipts(Sequence[Receipt]):
         Many receipts are parsed as one list: that takes half the time. Raise a DamageError about
         the first receipt that is damaged.
         """
-        if not self._lines:
+        if not self.lines:
             return
-        bodies = kind_of_bodies(self._dataset)
+        bodies = kind_of_bodies(self.dataset)
         kind = bodies.needed[name] if name else bodies
-        for lines in _batches(self._lines):
+        for lines in self._batches():
             try:
                 values = _read_lines(lines, name, kind)
             except ValueError:
@@ -325,7 +308,7 @@ class Receipts(Sequence[Receipt]):
                 unit = line.rpartition(b'"unit":')[2].strip(b'"').decode("utf-8", "replace")
                 why = f"{name or 'a field'} of unit {brief(unit)}: {error}"
                 break
-        return DamageError(self._what or "a receipt", why).with_next_step(self._next_step)
+        return DamageError(self.what, why).with_next_step(self.next_step)
 
 
 def image_shard_digest(made_of: str) -> str:
@@ -393,12 +376,6 @@ def _read_lines(lines: Sequence[bytes], name: str, kind: Any) -> list[Any]:
     return values
 
 
-def _batches(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    rest = iter(parts)
-    while batch := list(islice(rest, LINES_AT_ONCE)):
-        yield batch
-
-
 GPU = "gpu:"
 """The start of the name of a count that says on which GPU shards were made."""
 
@@ -457,7 +434,10 @@ class Manifest:
     @cached_property
     def ledger(self) -> Receipts:
         """Return the receipts as the lines of JSON that stand for them in a file."""
-        return Receipts.from_list(self.dataset, self.settings, self.receipts)
+        if isinstance(self.receipts, Receipts):
+            return replace(self.receipts, dataset=self.dataset, settings=self.settings)
+        lines = [*map(line_of, self.receipts)]
+        return Receipts(dataset=self.dataset, settings=self.settings, lines=lines)
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
@@ -542,10 +522,13 @@ class Manifest:
         check_record(list[kind_of_bodies(dataset)], units, what)  # type: ignore[misc]
         for unit in units:
             lines.append(line_of(Receipt.from_body(unit, dataset, settings)))
+        step = rebuild_hint(what)
         return cls(
             dataset=dataset,
             settings=settings,
-            receipts=Receipts(dataset, settings, lines, what, rebuild_hint(what)),
+            receipts=Receipts(
+                dataset=dataset, settings=settings, lines=lines, what=what, next_step=step
+            ),
             generations=tuple(body["generations"]),
             complete=body["complete"],
             extra=Stated(body["extra"], what),
@@ -568,11 +551,5 @@ def rebuild_hint(what: str) -> str:
     `what` is the path of the manifest. For any other file the step is empty.
     """
     url = what.removesuffix(f"/{MANIFEST}")
-    return (
-        "" if url == what else f"run {command('rebuild', url)} to make it again from the receipts"
-    )
-
-
-def sorted_receipts(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
-    """Sort receipts by unit, whatever order they were finished in."""
-    return tuple(sorted(receipts, key=lambda receipt: (len(receipt.unit), receipt.unit)))
+    step = f"run {command('rebuild', url)} to make it again from the receipts"
+    return "" if url == what else step

@@ -11,7 +11,6 @@ from wdsprep.dataset.file_names import (
     MANIFEST,
     foreign_table_name,
     index_name,
-    is_index,
     is_table,
     maker_of,
     receipt_name,
@@ -71,14 +70,8 @@ def index(
     tables. `on_message` gets a line about tables that cannot be made.
     """
     store = open_store(folder)
-    listed = {
-        entry.name: entry
-        for entry in store.list()
-        if entry.name.endswith(".tar")
-        or entry.name == MANIFEST
-        or is_index(entry.name)
-        or is_table(entry.name)
-    }
+    ours = (".tar", ".idx", ".parquet", MANIFEST)
+    listed = {entry.name: entry for entry in store.list() if entry.name.endswith(ours)}
     tars = sorted(name for name in listed if name.endswith(".tar"))
     if not tars and MANIFEST not in listed:
         raise SourceError(f"{folder} holds no .tar to index: give the folder that the tars are in")
@@ -178,9 +171,8 @@ def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt | None:
     """
     if not can_make_table(receipt):
         return None
-    columns = table_columns(receipt.dataset, receipt.settings)
-    positions = find_positions(store, receipt, tar) if ROW in columns else None
-    if ROW in columns and positions is None:
+    columns, positions = table_columns(receipt.dataset, receipt.settings), None
+    if ROW in columns and (positions := _find_positions(store, receipt, tar)) is None:
         return None
     name = table_name(tar)
     data, _ = make_table(store, tar, columns=columns, positions=positions)
@@ -202,16 +194,11 @@ def can_make_table(receipt: Receipt) -> bool:
     )
 
 
-def find_positions(store: Store, receipt: Receipt, tar: str) -> Positions | None:
-    """Return the positions of the samples of a tar, or None if neither receipt nor keys tell them.
-
-    Those of samples of tars that pack did not make are known only while they are encoded.
-    """
+def _find_positions(store: Store, receipt: Receipt, tar: str) -> Positions | None:
+    """Return the positions of the samples of a tar, or None if nothing tells them."""
     (shard,) = (shard for shard in receipt.shards if shard.name == tar)
     if not may_have_moved(receipt):
         return plain_positions(shard.samples)
-    if not keys_may_tell(receipt):
-        return None
     with ShardReader(store, shard) as reader:
         rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
         return positions_from_keys(receipt, [*reader.keys()], rejected)

@@ -15,7 +15,7 @@ from blake3 import blake3
 from wdsprep.dataset.file_names import rejects_name
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.removed_samples import mark_of
-from wdsprep.dataset.sealed_json import Fields, read_lines
+from wdsprep.dataset.sealed_json import Fields, make_record, read_lines
 from wdsprep.errors import WdsprepError
 from wdsprep.store.base import Sink, Store
 
@@ -144,16 +144,8 @@ def rejects_file(rejects: Iterable[Reject]) -> tuple[bytes, RejectsFile]:
 
 def read_rejects(data: bytes, what: str) -> list[Reject]:
     """Parse a file of rejects. Raise an error that names `what` if a line is none."""
-    return [
-        Reject(
-            key=line["key"],
-            source=line["source"],
-            code=Code.named(line["code"]),
-            detail=line["detail"],
-            url=line.get("url", ""),
-        )
-        for line in read_lines(_LINE, data, what)
-    ]
+    lines = read_lines(_LINE, data, what)
+    return [make_record(Reject, {**line, "code": Code.named(line["code"])}) for line in lines]
 
 
 def rejects_in(store: Store, unit: str) -> list[Reject]:

@@ -30,6 +30,7 @@ from wdsprep.dataset.sealed_json import (
     Text,
     canonical_json,
     check_format,
+    check_record,
     make_record,
     read_record,
 )
@@ -206,14 +207,8 @@ class Removed:
         return None
 
     def to_bytes(self) -> bytes:
-        units = [asdict(unit) for unit in self.units]
-        head = {
-            "changes": self.changes,
-            "format": FORMAT,
-            "images": self.images,
-            "successors": {name: asdict(successor) for name, successor in self.successors.items()},
-            "units": units,
-        }
+        head = {**asdict(replace(self, marks=Marks())), "format": FORMAT}
+        del head["marks"]
         body = canonical_json(head) + b"\n" + self.marks.data
         return blake3(body).hexdigest().encode() + b"\n" + body
 
@@ -223,26 +218,19 @@ class Removed:
         if digest != blake3(body).hexdigest().encode():
             raise DamageError(what, OTHER_DIGEST)
         head, _, marks = body.partition(b"\n")
-        check_format(read_record(_FORMAT, head, what)["format"], what)
-        body_fields = read_record(_HEAD, head, what)
+        fields = read_record(_FORMAT, head, what)
+        check_format(fields["format"], what)
+        check_record(_HEAD, fields, what)
         units = []
-        is_sound = not len(marks) % MARK_NBYTES
-        for unit in body_fields["units"]:
+        for unit in fields["units"]:
             shards = [make_record(ShardRemoval, shard) for shard in unit.get("shards", ())]
             units.append(make_record(UnitRemoval, {**unit, "shards": shards}))
-            is_sound = is_sound and all(shard.fits for shard in shards)
-        if not is_sound:
+        if len(marks) % MARK_NBYTES or not all(s.fits for unit in units for s in unit.shards):
             raise DamageError(what, "its marks or rows cannot be right")
-        successors = body_fields["successors"].items()
-        return cls(
-            marks=Marks(marks),
-            changes=body_fields["changes"],
-            units=tuple(units),
-            images=body_fields["images"],
-            successors={
-                name: make_record(ShardSuccessor, successor) for name, successor in successors
-            },
-        )
+        digests = fields["successors"].items()
+        successors = {old: make_record(ShardSuccessor, new) for old, new in digests}
+        known = {"marks": Marks(marks), "units": units, "successors": successors}
+        return make_record(cls, fields | known)
 
 
 def _numbers_before(lost: Sequence[int], rows: Iterable[int]) -> Iterator[int]:

@@ -196,10 +196,7 @@ def read_lines(kind: Any, data: bytes, what: str) -> list[Any]:
         values = [decode_json(line) for line in data.splitlines()]
     except ValueError as error:
         raise DamageError(what, f"a line of it is no JSON ({error})") from None
-    try:
-        check_values(kind, values)
-    except WrongValueError as error:
-        raise DamageError(what, str(error)) from None
+    check_record(list[kind], values, what)
     return values
 
 
@@ -352,15 +349,10 @@ def seal(
     """
     head = canonical_json({**body, "format": FORMAT, "kind": kind})[1 : -len("}")]
     digest = blake3(head)
-    for piece in _with_end(more()):
+    for piece in chain(more(), [_END]):
         digest.update(piece)
     yield _HEAD + digest.hexdigest().encode() + _MIDDLE + head
-    yield from _with_end(more())
-
-
-def _with_end(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    yield from pieces
-    yield _END
+    yield from chain(more(), [_END])
 
 
 def check_seal(data: bytes, what: str) -> None:

@@ -71,6 +71,7 @@ def _same_type(kind: Any, names: str) -> dict[str, Any]:
 
 
 Pixels = Annotated[int, between(1, 1 << 53, "a number of pixels")]
+RoleName = Annotated[str, matching(ROLE, "the name of a role")]
 ArrayName = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.npy", "the name of an array")]
 IMAGE_SETTINGS = Fields(
     {"buckets": Annotated[list[Length], ValueRule("rising sizes", are_rising)]},
@@ -86,7 +87,7 @@ IMAGE_SETTINGS = Fields(
         "max_aspect_ratio": float,
         "role_columns": dict[Text, Text],
         "role_limits": dict[Text, dict[Text, float]],
-        "roles": list[Annotated[str, matching(ROLE, "the name of a role")]],
+        "roles": list[RoleName],
         "of": list[Text] | Text,
         "seed": Whole,
         "split": list[list[Text]],
@@ -129,7 +130,7 @@ LATENT_SETTINGS = Fields(
         "resolution": Length,
         "role_shapes": dict[Text, list[tuple[Length, Length]]],
         "role_sizes": dict[Text, Text],
-        "roles": list[Annotated[str, matching(ROLE, "the name of a role")]],
+        "roles": list[RoleName],
         "scores": SCORE_SETTINGS,
         "seed": Whole,
         "shapes": Annotated[
@@ -140,7 +141,7 @@ LATENT_SETTINGS = Fields(
             ),
         ],
         "text_arguments": dict[Text, Any],
-        "text_roles": list[Annotated[str, matching(ROLE, "the name of a role")]],
+        "text_roles": list[RoleName],
         "upscale": Annotated[float, between(1, 17, "how much images are scaled up")],
     },
 )

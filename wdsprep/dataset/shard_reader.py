@@ -23,7 +23,7 @@ What is wrong is raised as a `DamageError` with its place; whoever reads adds wh
 
 import os
 import struct
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -52,7 +52,7 @@ from wdsprep.dataset.tar.members import (
     split_member,
     truncated,
 )
-from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, file_tape, scan
+from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, open_tape, scan
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
 from wdsprep.store.base import Chunks, Store, check_name
@@ -122,9 +122,6 @@ class ShardReader:
         """Return so many bytes of the tar, or fewer if it ends."""
         return self.store.read(self.shard.name, start=start, nbytes=nbytes)
 
-    def _read_from(self, start: int, at: int, nbytes: int) -> bytes:
-        return self._read(start + at, nbytes)
-
     # --- where they are
     @cached_property
     def offsets(self) -> Sequence[int]:
@@ -192,7 +189,7 @@ class ShardReader:
         """Return a sample with all of its members, or with `only` these."""
         start, end = self.span(number)
         held = [] if only else [(0, self._read(start, end - start))]
-        tape = _parts_tape(end - start, held, partial(self._read_from, start))
+        tape = self._tape(end - start, held, start=start)
         with naming_place(self.place):
             sample = _read_members(tape, only) if only else next(scan(tape), None)
             if isinstance(sample, BadSampleError):
@@ -237,8 +234,7 @@ class ShardReader:
         for start, nbytes, data in zip(offsets.tolist(), sizes.tolist(), ends, strict=False):
             facts = None if self._is_foreign else parse_sample_end(data)
             if facts is None and nbytes:  # by its headers
-                read = partial(self._read_from, start)
-                tape = _parts_tape(nbytes, [(nbytes - len(data), data)], read)
+                tape = self._tape(nbytes, [(nbytes - len(data), data)], start=start)
                 sample = next(scan(tape, wants=lambda name, *_: name == "json"), None)
                 if isinstance(sample, TarSample):
                     facts = sample.key, sample.fields.get("json", b"")
@@ -294,8 +290,7 @@ class ShardReader:
     @contextmanager
     def _tape_of_ends(self) -> Iterator[Tape]:
         if self.store.root:
-            self.store.read(self.shard.name, nbytes=0)  # says in words of ours why it cannot be
-            with file_tape(self.store.root / self.shard.name) as tape:
+            with open_tape(self.store, self.shard.name) as tape:
                 yield tape
             return
         ends = [(max(a, b - TAIL_NBYTES), b + BLOCK) for a, b in pairwise(self.offsets)]
@@ -307,7 +302,33 @@ class ShardReader:
 
         parts = map_ahead(bring, chain([(0, BLOCK)], ends, [last]), self.threads, most=self.threads)
         with closing(parts):
-            yield _parts_tape(last[1], parts, self._read)
+            yield self._tape(last[1], parts)
+
+    def _tape(self, nbytes: int, parts: Iterable[tuple[int, bytes]], *, start: int = 0) -> Tape:
+        """Return a tape, which reads by offsets, of so many bytes of the tar from `start` on.
+
+        Parts of these that follow one another are there already; each comes with where it begins.
+        What is in none of them is read, a little more than is asked for. Behind the last byte is
+        the end of a tar.
+        """
+        rest = iter(chain(parts, [(nbytes, END)]))
+        part = window = (0, b"")
+
+        def at(offset: int, wanted: int) -> bytes:
+            nonlocal part, window
+            while offset >= part[0] + len(part[1]):
+                if (following := next(rest, None)) is None:
+                    return b""
+                part = following
+            for begin, data in (part, window):
+                inside = offset - begin
+                if 0 <= inside <= len(data) - wanted:
+                    return data[inside : inside + wanted]
+            here = max(0, min(max(wanted, WINDOW_NBYTES), nbytes - offset))
+            window = offset, self._read(start + offset, here)
+            return window[1][:wanted]
+
+        return at
 
 
 def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:
@@ -404,34 +425,6 @@ def open_shard(store: Store, shard: Shard, settings: Settings) -> ShardReader:
     """Return a reader of a shard of a dataset with these settings."""
     is_of_scores = is_scored(settings)
     return ScoreReader(store, shard, settings) if is_of_scores else ShardReader(store, shard)
-
-
-def _parts_tape(
-    file_nbytes: int, parts: Iterable[tuple[int, bytes]], read: Callable[[int, int], bytes]
-) -> Tape:
-    """Return a tape, which reads a tar by offsets, over parts of a file that follow one another.
-
-    Each part comes with where it begins. What is in none of them is read, a little more than is
-    asked for; `read` takes start and length. Behind the last byte of the file is the end of a tar.
-    """
-    rest = iter(chain(parts, [(file_nbytes, END)]))
-    part = window = (0, b"")
-
-    def at(offset: int, nbytes: int) -> bytes:
-        nonlocal part, window
-        while offset >= part[0] + len(part[1]):
-            if (following := next(rest, None)) is None:
-                return b""
-            part = following
-        for start, data in (part, window):
-            inside = offset - start
-            if 0 <= inside <= len(data) - nbytes:
-                return data[inside : inside + nbytes]
-        here = max(0, min(max(nbytes, WINDOW_NBYTES), file_nbytes - offset))
-        window = offset, read(offset, here)
-        return window[1][:nbytes]
-
-    return at
 
 
 class HashedTape(ChunkTape):

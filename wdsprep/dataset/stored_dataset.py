@@ -73,7 +73,7 @@ from wdsprep.text import EXAMPLES, Counting, command, examples, ignore_count, sh
 
 LOOKED_AT = 10_000  # names, for what else a place may be
 SAME_MOMENT_S = 2.0  # S3 tells whole seconds
-NONE_WRITTEN = Receipts("", {})
+NONE_WRITTEN = Receipts(dataset="", settings={})
 Found = TypeVar("Found")
 
 
@@ -85,18 +85,14 @@ def file_filter(manifest: Manifest) -> Callable[[str], bool]:
     """
 
     @cache
-    def buckets() -> frozenset[str]:
-        if "buckets" in manifest.settings:
-            return frozenset(map(str, manifest.settings["buckets"]))
-        return frozenset(shard.name.partition("/")[0] for shard in manifest.shards)
+    def buckets() -> set[str]:
+        in_shards = (shard.name.partition("/")[0] for shard in manifest.shards)
+        return {*map(str, manifest.settings.get("buckets") or in_shards)}
 
     def is_part(name: str) -> bool:
-        if name != MANIFEST and not any(
-            pattern.fullmatch(name) for pattern in OURS[manifest.dataset]
-        ):
-            return False
+        is_ours = name == MANIFEST or any(p.fullmatch(name) for p in OURS[manifest.dataset])
         bucket = bucket_of(name)
-        return not bucket or bucket in buckets()
+        return is_ours and (not bucket or bucket in buckets())
 
     return is_part
 
@@ -133,7 +129,7 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetClaim:
-    """A dataset that a run is going to write, as it lies there before anything is written."""
+    """A dataset that a run is going to write, as it lies there before any unit is written."""
 
     edition: Edition
     manifest: Manifest
@@ -157,47 +153,34 @@ def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: boo
     return _check_claim(edition, dataset, settings)
 
 
-def take_claim(claim: DatasetClaim) -> Edition:
-    """Return the edition of a claimed dataset, and write its manifest if the dataset is new.
+def take_claim(claim: DatasetClaim) -> DatasetClaim:
+    """Return a claimed dataset once it is there: if it is new, its manifest is written.
 
-    If the claim starts over, the files that lie there are removed first. If another run has begun
-    the dataset meanwhile, that one is used; raise an error if its settings are others.
+    If the claim starts over, the files that lie there are removed first, and no others. If another
+    run has begun the dataset meanwhile, that one is used; raise an error if its settings are
+    others.
     """
     if claim.is_there:
-        return claim.edition
-    store, manifest = claim.edition.store, claim.manifest
+        return claim
+    edition, manifest = claim.edition, claim.manifest
+    store = edition.store
     with store.hold(MANIFEST_HOLD):
-        if claim.starts_over or all(e.name != MANIFEST for e in store.list(MANIFEST)):
-            return _begin(claim)
-        edition = Edition.from_store(store)  # of another run
-        return _check_claim(edition, manifest.dataset, manifest.settings).edition
+        if claim.starts_over:
+            edition = Edition.begun(store)
+            wait_for_holders(store)
+            names = [entry.name for entry in store.list()]
+            for pattern in OURS[manifest.dataset]:  # receipts first: then the rest never happened
+                for name in filter(pattern.fullmatch, names):
+                    store.delete(name)
+            forget_removal(store)
+        elif _has_manifest(store):
+            return _check_claim(Edition.from_store(store), manifest.dataset, manifest.settings)
+        write_manifest(store, manifest)
+    return DatasetClaim(edition=edition, manifest=manifest, is_there=True)
 
 
-def open_edition(
-    store: Store, dataset: str, settings: Settings, *, overwrite: bool
-) -> tuple[Edition, Manifest]:
-    """Begin a dataset, or continue it if it was made with the same settings.
-
-    With `overwrite`, begin it again.
-    """
-    with store.hold(MANIFEST_HOLD):
-        claim = find_claim(store, dataset, settings, overwrite=overwrite)
-        return claim.edition if claim.is_there else _begin(claim), claim.manifest
-
-
-def _begin(claim: DatasetClaim) -> Edition:
-    """Write the manifest of a new dataset. If it starts over, first remove the one there alone."""
-    edition, store, dataset = claim.edition, claim.edition.store, claim.manifest.dataset
-    if claim.starts_over:
-        edition = Edition.begun(store)
-        wait_for_holders(store)
-        names = [entry.name for entry in store.list()]
-        for pattern in OURS[dataset]:  # receipts first: without them the rest never happened
-            for name in filter(pattern.fullmatch, names):
-                store.delete(name)
-        forget_removal(store)
-    write_manifest(store, claim.manifest)
-    return edition
+def _has_manifest(store: Store) -> bool:
+    return any(entry.name == MANIFEST for entry in store.list(MANIFEST))
 
 
 def _check_claim(edition: Edition, dataset: str, settings: Settings) -> DatasetClaim:
@@ -210,11 +193,12 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> DatasetC
     manifest = stored or rebuild(store)
     if manifest is None:
         names = (entry.name for entry in store.list())
-        # A run that was killed before its manifest was written leaves the lock of that:
+        # A run that is to write its manifest, or was killed before, has the lock of that:
         free = (MANIFEST_HOLD, *HUB_FILES)
         others = (n for n in names if not is_hidden(n) and (held_name(n) or n) not in free)
         first = [shown(name) for name in islice(others, EXAMPLES + 1)]
-        if first and not edition.mark:  # one that was started over may have old files
+        # A dataset that was started over may have old files, and another run may just begin one.
+        if first and not edition.mark and not _has_manifest(store):
             raise UsageError(
                 f"{store.url} holds other things ({examples(first)}): give an empty or new folder "
                 "for the dataset"
@@ -415,9 +399,13 @@ def write_rebuilt(url: str, on_count: Counting = ignore_count) -> Manifest:
         with Edition.from_store(store).holding_manifest():
             if manifest := rewrite_manifest(store, on_count):
                 return manifest
-    raise NotFoundError(
-        f"{url} has no receipts, so it holds no dataset: give the folder or URL that pack or "
-        f"encode wrote{did_you_mean_place(url)}"
+    raise no_dataset_error(url, "has no receipts, so it holds no dataset")
+
+
+def no_dataset_error(url: str, what: str) -> NotFoundError:
+    """Return the error that there is no dataset at a place, as `what` says of it."""
+    return NotFoundError(
+        f"{url} {what}: give the folder or URL that pack or encode wrote{did_you_mean_place(url)}"
     )
 
 
@@ -509,10 +497,7 @@ def open_dataset(url: str) -> tuple[Store, Manifest]:
     if manifest is None:
         names = (entry.name for prefix in (RECEIPTS, "") for entry in store.list(prefix))
         check_place(url, list(islice(names, LOOKED_AT)))
-        raise NotFoundError(
-            f"{url} holds no dataset, as it has no {MANIFEST}: give the folder or URL that pack or "
-            f"encode wrote{did_you_mean_place(url)}"
-        )
+        raise no_dataset_error(url, f"holds no dataset, as it has no {MANIFEST}")
     return store, manifest
 
 

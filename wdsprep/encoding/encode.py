@@ -130,7 +130,7 @@ def begin_datasets(plan: RunPlan) -> list[Edition]:
     No earlier step of a run writes to the datasets. The captions of a table are stored here, and
     stale units are removed, with what killed writers left behind.
     """
-    editions = [take_claim(dataset.claim) for dataset in plan.datasets]
+    editions = [take_claim(dataset.claim).edition for dataset in plan.datasets]
     for dataset, edition in zip(plan.datasets, editions, strict=True):
         sweep_to_begin(edition.store, dataset.claim.manifest)
         remove_stale_units(edition, dataset.stale)

@@ -19,9 +19,10 @@ from wdsprep.dataset.reject_codes import ENDS_A_TAR
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import (
     file_filter,
-    open_edition,
+    find_claim,
     read_manifest,
     refresh_manifest,
+    take_claim,
     tidy,
     write_manifest,
 )
@@ -469,9 +470,9 @@ def open_dataset_to_write(
     the receipts that are in the store.
     """
     store = open_store(url)
-    edition, manifest = open_edition(store, dataset, settings, overwrite=overwrite)
-    sweep_to_begin(store, manifest)
-    return edition, refresh_manifest(store, manifest)
+    claim = take_claim(find_claim(store, dataset, settings, overwrite=overwrite))
+    sweep_to_begin(store, claim.manifest)
+    return claim.edition, refresh_manifest(store, claim.manifest)
 
 
 def sweep_to_begin(store: Store, manifest: Manifest) -> None:

@@ -38,13 +38,14 @@ from wdsprep.store.remote import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     NOT_SUPPORTED,
+    PART_NBYTES,
+    PARTS_IN_FLIGHT,
     Failures,
     PartSink,
     PerProcess,
 )
+from wdsprep.store.schemes import place_scheme
 
-PART_NBYTES = 8 << 20  # GCS takes 10,000 parts: 80 GB
-PARTS_IN_FLIGHT = 3
 WRITER = "wdsprepwriter"  # Azure takes no dashes there, and Ceph gives no underscores back
 STORES = {"gs": "GCSStore", "az": "AzureStore"}
 HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}
@@ -154,18 +155,8 @@ class ObjectStore(MarkedStore):
     def __init__(
         self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
     ) -> None:
-        scheme, _, place = url.partition("://")
-        self._scheme = scheme.lower()
-        self._bucket, _, prefix = place.partition("/")
-        if not self._bucket:
-            raise UsageError(f"{url} has no bucket: give {self._scheme}://BUCKET/PREFIX")
-        super().__init__(f"{self._scheme}://{self._bucket}", prefix, first_pause_s)
-        self.part_nbytes = part_nbytes
+        super().__init__(url, part_nbytes, first_pause_s)
         self._clients = PerProcess(self._new_clients)
-
-    def __reduce__(self) -> tuple[Callable[..., "ObjectStore"], tuple[str]]:
-        options = {"part_nbytes": self.part_nbytes, "first_pause_s": self.first_pause_s}
-        return partial(ObjectStore, **options), (self.url,)  # type: ignore[arg-type]
 
     def _new_clients(self) -> tuple[Any, Any, Any]:
         """Return the library and the clients for this process.
@@ -174,7 +165,7 @@ class ObjectStore(MarkedStore):
         page of a listing.
         """
         loaded = own_library()
-        make = partial(getattr(loaded._store, STORES[self._scheme]), self._bucket)
+        make = partial(getattr(loaded._store, STORES[place_scheme(self.place)]), self.bucket)
         pause, most = (datetime.timedelta(seconds=s) for s in (self.first_pause_s, LONGEST_PAUSE_S))
         backoff = {"init_backoff": pause, "max_backoff": most, "base": 2}
         patience = {"max_retries": ATTEMPTS - 1, "backoff": backoff}
@@ -261,17 +252,8 @@ class ObjectStore(MarkedStore):
             head = self._ask(lambda loaded, client: loaded.head(client, key))
         return f"{head['e_tag']} {head['version']} {head['last_modified'].isoformat()}"
 
-    @contextlib.contextmanager
-    def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["ObjectSink"]:
-        with self.store_errors(name):
-            check_name(name)
-            sink = ObjectSink(self, name, exclusive=exclusive)
-            try:
-                yield sink
-                sink.finish()
-            except BaseException:
-                sink.abort()
-                raise
+    def new_sink(self, name: str, *, exclusive: bool) -> "ObjectSink":
+        return ObjectSink(self, check_name(name), exclusive=exclusive)
 
     def put_whole(self, name: str, facts: Mapping[str, str], data: bytes, mode: str) -> None:
         """Make an object with one request. With the mode `create`, there must be none."""
@@ -293,11 +275,8 @@ class ObjectStore(MarkedStore):
             answer = self._ask(lambda loaded, client: loaded.get(client, key, options=head))
             return str(answer.attributes.get(WRITER, ""))
 
-    def delete(self, name: str, /) -> None:
-        self.delete_mark(self.key(name))
-
     def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self._key_errors(prefix):
+        with self.key_errors(prefix):
             return {entry.name: entry.stamp for entry in self._entries(prefix)}
 
     def read_mark(self, key: str, /) -> Mark:
@@ -307,20 +286,17 @@ class ObjectStore(MarkedStore):
             age = datetime.datetime.now(datetime.timezone.utc) - written
             return data, _tag(answer.meta), age.total_seconds()
 
-        with self._key_errors(key):
+        with self.key_errors(key):
             return self._ask(act)
 
     def make_mark(self, key: str, data: bytes, /) -> str:
         create = {"mode": "create", "use_multipart": False}
-        with self._key_errors(key):
+        with self.key_errors(key):
             return self._ask(lambda loaded, client: _tag(loaded.put(client, key, data, **create)))
 
     def delete_mark(self, key: str, /) -> None:
-        with self._key_errors(key), contextlib.suppress(FileNotFoundError):
+        with self.key_errors(key), contextlib.suppress(FileNotFoundError):
             self._ask(lambda loaded, client: loaded.delete(client, key))
-
-    def _key_errors(self, key: str) -> contextlib.AbstractContextManager[None]:
-        return FAILURES.explained(f"{self.place}/{key}", self.place)
 
     def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
         """Remove nothing: the library does not tell of unfinished uploads."""
@@ -412,13 +388,6 @@ class ObjectSink(PartSink):
             self._thread.join(0.01)
 
     def finish(self) -> None:
-        """Finish the upload, so that the file appears.
-
-        Raise the error of an earlier write, if there was one. A repeated request may be refused
-        because an earlier one, whose answer was lost, has made the file. If the object there is
-        by this writer, the upload counts as a success.
-        """
-        self.check()
         try:
             if self._thread is None:
                 mode = "create" if self._is_exclusive else "overwrite"

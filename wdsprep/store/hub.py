@@ -13,6 +13,7 @@ import importlib
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -47,7 +48,7 @@ class HubStore(ReadOnly, OverNetwork):
     """A store in a dataset of the Hugging Face hub, or in a folder of it, which is only read."""
 
     def __init__(self, url: str, *, commit: str = "", first_pause_s: float = FIRST_PAUSE_S) -> None:
-        from huggingface_hub import get_token
+        from huggingface_hub import HfApi, get_token
 
         match = URL.fullmatch(url.rstrip("/"))
         if match is None:
@@ -59,7 +60,8 @@ class HubStore(ReadOnly, OverNetwork):
         super().__init__(place, folder, first_pause_s)
         self._revision, self._commit = revision.replace("%2F", "/") or "main", commit
         self._endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        self._apis = PerProcess(self._new_api)
+        self._api: Any = HfApi(endpoint=self._endpoint)
+        self._locks = PerProcess(threading.RLock)
         token = get_token()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}  # for the hub alone
         self._addresses: dict[str, tuple[str, float]] = {}
@@ -70,29 +72,17 @@ class HubStore(ReadOnly, OverNetwork):
         make = partial(HubStore, commit=self._commit, first_pause_s=self.first_pause_s)
         return make, (self.url,)
 
-    def _new_api(self) -> Any:
-        from huggingface_hub import HfApi
-
-        return HfApi(endpoint=self._endpoint)
-
     def _current_commit(self) -> str:
         """Return the commit that is read: the one given, or the latest when it was first needed."""
-        if not self._commit:
-            with self._apis.lock:
-                if not self._commit:
-                    about = self.retrying(
-                        lambda: self._apis.get().repo_info(
-                            self._repository, repo_type="dataset", revision=self._revision
-                        )
-                    )
-                    self._commit = str(about.sha)
+        ask = partial(self._api.dataset_info, self._repository, revision=self._revision)
+        with self._locks.get():
+            if not self._commit:
+                self._commit = str(self.retrying(ask).sha)
         return self._commit
 
     def _files_below(self, folder: str) -> Mapping[str, Entry]:
         """Return all files below a folder in the commit. The folder may be the whole dataset."""
-        if (known := self._listings.get(folder)) is not None:
-            return known
-        with self._apis.lock:
+        with self._locks.get():
             if folder not in self._listings:
                 files = self.retrying(partial(self._list_tree, folder, self._current_commit()))
                 if len(self._listings) >= LISTINGS:
@@ -103,7 +93,7 @@ class HubStore(ReadOnly, OverNetwork):
     def _list_tree(self, folder: str, commit: str) -> dict[str, Entry]:
         from huggingface_hub.errors import EntryNotFoundError
 
-        files = self._apis.get().list_repo_tree(
+        files = self._api.list_repo_tree(
             self._repository, folder or None, recursive=True, revision=commit, repo_type="dataset"
         )
         try:
@@ -126,7 +116,7 @@ class HubStore(ReadOnly, OverNetwork):
         path, what = self.key(name), f"{self.url}/{name}"
         wanted = Range(start=start, nbytes=nbytes)
         with self.store_errors(name):
-            commit = self._current_commit()
+            commit = self._commit or self._current_commit()
             return self.retrying(lambda: self._read_range(commit, path, wanted, what)[:nbytes])
 
     def _read_range(self, commit: str, path: str, wanted: Range, what: str) -> bytes:
@@ -170,9 +160,8 @@ class HubStore(ReadOnly, OverNetwork):
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the file does."""
-        for entry in self.list(name):
-            if entry.name == name:
-                return entry.stamp
+        if (entry := next(self.list(name), None)) and entry.name == name:  # the first of its names
+            return entry.stamp
         raise NotFoundError(f"{self.url}/{name}: no such file")
 
     def write_error(self) -> UsageError:

@@ -134,7 +134,7 @@ class LocalStore:
             for name in names:
                 if match := TEMPORARY.fullmatch(name):
                     path = Path(folder) / name
-                    is_removed = _remove_if_dead(path, host=match[1])
+                    is_removed = remove_if_dead(path, host=match[1])
                     removed += is_removed
                     unfinished += not is_removed and _is_fresh(path, host=match[1])
         return removed, unfinished
@@ -155,7 +155,7 @@ class LocalStore:
             os.close(fd)
 
     def let_go(self, name: str, /) -> None:
-        _remove_if_dead(self.root / check_name(name), host=HOST)
+        remove_if_dead(self.root / check_name(name))
 
 
 def _first_pieces(left: Iterable[memoryview]) -> list[memoryview]:
@@ -382,7 +382,11 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def _remove_if_dead(path: Path, *, host: str) -> bool:
+def remove_if_dead(path: Path, *, host: str = HOST) -> bool:
+    """Remove a file on which its writer has a lock as long as it lives, if that writer is dead.
+
+    Return whether it is removed. The file of another host is removed only if it is old.
+    """
     with contextlib.suppress(OSError):
         if host != HOST and _age_s(path) < FOREIGN_LEFTOVER_S:
             return False

@@ -33,14 +33,24 @@ import socket
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from wdsprep.errors import AccessError, BusyError, ExistsError, NotFoundError, StoreError
+from wdsprep.errors import (
+    AccessError,
+    BusyError,
+    ExistsError,
+    NotFoundError,
+    StoreError,
+    UsageError,
+)
 from wdsprep.store.base import FileSink
-from wdsprep.store.remote import OverNetwork
+from wdsprep.store.remote import OverNetwork, PartSink
+from wdsprep.store.schemes import root_and_name
 from wdsprep.text import human_time
 
 LONGEST_PAUSE_S = 1.0
@@ -173,17 +183,49 @@ Mark = tuple[bytes, str, float]
 
 
 class MarkedStore(OverNetwork):
-    """A store over a network whose locks are marks.
+    """A store over a network that can be written to, whose locks are marks.
 
     It makes the four requests about marks by the keys of objects; their errors are StoreErrors.
     Before any request it calls `refresh_locks`, and `check_locks` when the request is about to be
     sent.
     """
 
-    def __init__(self, place: str, folder: str, first_pause_s: float) -> None:
+    def __init__(self, url: str, part_nbytes: int, first_pause_s: float) -> None:
+        place, folder = root_and_name(url)
+        scheme, _, self.bucket = place.partition("://")
+        if not self.bucket:
+            raise UsageError(f"{url} has no bucket: give {scheme}://BUCKET/PREFIX")
         super().__init__(place, folder, first_pause_s)
+        self.part_nbytes = part_nbytes
         self._held = threading.local()
         """The locks that a thread has, or is about to take, as `locks`."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        options: Any = {"part_nbytes": self.part_nbytes, "first_pause_s": self.first_pause_s}
+        return partial(type(self), **options), (self.url,)
+
+    @abstractmethod
+    def new_sink(self, name: str, *, exclusive: bool) -> PartSink:
+        """Return what uploads a file. Nothing is sent before bytes are written to it."""
+
+    @contextmanager
+    def write(self, name: str, /, *, exclusive: bool = False) -> Iterator[PartSink]:
+        with self.store_errors(name):
+            sink = self.new_sink(name, exclusive=exclusive)
+            try:
+                yield sink
+                sink.check()
+                sink.finish()
+            except BaseException:
+                sink.abort()
+                raise
+
+    def delete(self, name: str, /) -> None:
+        self.delete_mark(self.key(name))
+
+    def key_errors(self, key: str) -> AbstractContextManager[None]:
+        """Explain the errors of the block, which are about the object of this key."""
+        return self.failures.explained(f"{self.place}/{key}", self.place)
 
     @abstractmethod
     def mark_tags(self, prefix: str, /) -> Mapping[str, str]:

@@ -13,10 +13,9 @@ that matters.
 import importlib
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,61 +25,34 @@ from wdsprep.store.remote import PerProcess
 NAME = "obstore._obstore"
 
 
-def own_library() -> Any:
-    """Return the extension module of obstore, loaded for this process alone."""
-    return _LIBRARY.get()
+def _load() -> Any:
+    """Load the extension module, or where it has been loaded before a copy of it.
 
-
-def _load() -> ModuleType:
-    return _copy() if NAME in sys.modules else importlib.import_module(NAME)
-
-
-_LIBRARY = PerProcess(_load)
-
-
-def _copy() -> ModuleType:
-    """Load the extension module once more.
-
-    The system loads a file once in a process, so this loads a copy of the file. Names that the
-    copy sets in `sys.modules` are given back to their modules.
+    The system loads a file once in a process, so the copy is a file in memory: the folder for
+    temporary files may forbid programs. Names that it sets in `sys.modules` are given back to their
+    modules.
     """
-    spec = importlib.util.find_spec(NAME)
-    assert spec is not None  # noqa: S101  for mypy: who opens a store has looked
-    data = Path(str(spec.origin)).read_bytes()
+    if NAME not in sys.modules:
+        return importlib.import_module(NAME)
     before = _modules()
-    try:
-        return _from_bytes(data)
-    finally:
-        for name in _modules():
-            del sys.modules[name]
-        sys.modules.update(before)
+    with os.fdopen(os.memfd_create("obstore"), "wb") as file:
+        file.write(Path(str(before[NAME].__file__)).read_bytes())
+        file.flush()
+        path = f"/proc/self/fd/{file.fileno()}"
+        loader = ExtensionFileLoader(NAME, path)
+        try:
+            module = module_from_spec(ModuleSpec(NAME, loader, origin=path))
+            loader.exec_module(module)
+        finally:
+            for name in _modules():
+                del sys.modules[name]
+            sys.modules.update(before)
+    return module
 
 
 def _modules() -> Mapping[str, ModuleType]:
     return {name: module for name, module in sys.modules.items() if name.startswith("obstore")}
 
 
-def _from_bytes(data: bytes) -> ModuleType:
-    """Load the extension module from its bytes, without a file if the system can.
-
-    The folder for temporary files may forbid programs.
-    """
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("obstore")
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            return _from_file(f"/proc/self/fd/{fd}")
-    with tempfile.NamedTemporaryFile(suffix=".so") as temporary:
-        temporary.write(data)
-        temporary.flush()
-        return _from_file(temporary.name)
-
-
-def _from_file(path: str) -> ModuleType:
-    spec = spec_from_loader(NAME, ExtensionFileLoader(NAME, path))
-    assert spec is not None  # noqa: S101  for mypy
-    assert spec.loader is not None  # noqa: S101  for mypy
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+own_library = PerProcess(_load).get
+"""Returns the extension module of obstore, loaded for this process alone."""

@@ -21,21 +21,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NoReturn, TypeVar
 
 from wdsprep.errors import StoreError, UsageError
-from wdsprep.store.base import (
-    CONTENT_TYPES,
-    READERS,
-    FileSink,
-    Ours,
-    check_name,
-    none_of_ours,
-)
+from wdsprep.store.base import CONTENT_TYPES, READERS, Ours, check_name, none_of_ours
 
 ATTEMPTS = 8
 FIRST_PAUSE_S = 0.4  # before the second attempt; eight attempts take about 40 s
 LONGEST_PAUSE_S = 20.0
+PART_NBYTES = 8 << 20  # GCS takes 10,000 parts: 80 GB
+PARTS_IN_FLIGHT = 3
 NOT_SUPPORTED = (400, 501)  # statuses of a server that does not know what a header asks for
 T = TypeVar("T")
 
@@ -153,6 +148,8 @@ def length_of(said: str) -> int:
 class PartSink(ABC):
     """A file that is sent in parts, each when it is full."""
 
+    waiting = ""
+
     def __init__(self, name: str) -> None:
         self.writer = secrets.token_hex(8)
         """Tells this writer from others of the same file."""
@@ -161,10 +158,6 @@ class PartSink(ABC):
         self._pending_nbytes = 0
         self._failure: BaseException | None = None
 
-    @property
-    def waiting(self) -> str:
-        return ""
-
     @abstractmethod
     def part_nbytes(self) -> int:
         """Return the size of the next part."""
@@ -172,6 +165,22 @@ class PartSink(ABC):
     @abstractmethod
     def send_part(self) -> None:
         """Send the bytes that are pending as a part."""
+
+    @abstractmethod
+    def end(self, *, waits: bool = False) -> None:
+        """Take no more bytes, as `FileSink.end` says."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Let the file appear under its name.
+
+        A repeated request may be refused because an earlier one, whose answer was lost, has made
+        the file. If the object there is by this writer, that is a success.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give the file up. Raise nothing: the first failure is the news."""
 
     def writelines(self, pieces: Sequence[bytes | memoryview], /) -> None:
         for piece in pieces:
@@ -279,24 +288,11 @@ class ReadOnly(ABC):
     def write_error(self) -> UsageError:
         """Return the error for an attempt to change a file."""
 
-    def write(self, name: str, /, *, exclusive: bool = False) -> AbstractContextManager[FileSink]:
-        del name, exclusive
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise self.write_error()
 
-    def delete(self, name: str, /) -> None:
-        del name
-        raise self.write_error()
+    write = delete = hold = let_go = _refuse
 
     def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
         del ours
         return 0, 0
-
-    def hold(
-        self, name: str, /, *, giving: Sequence[FileSink] = ()
-    ) -> AbstractContextManager[None]:
-        del name, giving
-        raise self.write_error()
-
-    def let_go(self, name: str, /) -> None:
-        del name
-        raise self.write_error()

@@ -18,7 +18,7 @@ from wdsprep.store.remote import Range, ReadOnly
 from wdsprep.store.schemes import WRITABLE_PLACE
 
 if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse, PoolManager
+    from urllib3 import BaseHTTPResponse
 
 
 TIMEOUT_S = 30.0
@@ -38,12 +38,20 @@ class WebStore(ReadOnly):
     readers = READERS
 
     def __init__(self, url: str, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        from urllib3 import PoolManager, Retry
+
         self.url, self._first_pause_s = url, first_pause_s
         self.name = unquote(urlsplit(url).path.rpartition("/")[2])
         self._shown = url.partition("?")[0]  # what follows may be a secret
         self._lock = threading.Lock()
-        self._pool: PoolManager | None = None
         self._version: Entry | None = None
+        retry = Retry(
+            ATTEMPTS - 1,
+            backoff_factor=first_pause_s,
+            status_forcelist=BUSY,  # or where an answer breaks off
+            raise_on_status=False,
+        )
+        self._pool = PoolManager(retries=retry, timeout=TIMEOUT_S, maxsize=4)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         """List the one file if its name begins with `prefix`.
@@ -82,7 +90,7 @@ class WebStore(ReadOnly):
         for pause_s in (*(self._first_pause_s * 2**n for n in range(ATTEMPTS - 1)), 0):
             try:
                 headers = {"Range": wanted.header, "Accept-Encoding": "identity"}
-                answer = self._open().request(
+                answer = self._pool.request(
                     "GET", self.url, headers=headers, preload_content=False, decode_content=False
                 )
                 with closing(answer):
@@ -140,21 +148,3 @@ class WebStore(ReadOnly):
             f"{self._shown}: the server does not serve ranges of bytes: download the file and "
             "give its path"
         )
-
-    def _open(self) -> "PoolManager":
-        """Return the pool of connections, which stay open.
-
-        A request over them is tried again if the server is busy or breaks off.
-        """
-        from urllib3 import PoolManager, Retry
-
-        with self._lock:
-            if self._pool is None:
-                retry = Retry(
-                    ATTEMPTS - 1,
-                    backoff_factor=self._first_pause_s,
-                    status_forcelist=BUSY,
-                    raise_on_status=False,
-                )
-                self._pool = PoolManager(retries=retry, timeout=TIMEOUT_S, maxsize=4)
-            return self._pool

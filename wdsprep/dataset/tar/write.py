@@ -82,14 +82,9 @@ class TarWriter:
     the tar without end.
     """
 
-    def __init__(
-        self, sink: Sink, *, hashed: bool = True, flush_nbytes: int = FLUSH_NBYTES
-    ) -> None:
-        """Write the tar to this sink, so many bytes at a time.
-
-        If it is not `hashed`, its digest stays empty.
-        """
-        self._sink, self._flush_nbytes = sink, flush_nbytes
+    def __init__(self, sink: Sink, *, hashed: bool = True) -> None:
+        """Write the tar to this sink. If it is not `hashed`, its digest stays empty."""
+        self._sink = sink
         self._hash = blake3() if hashed else None
         self._blocks: list[Buffer] = []
         self._offsets = array("Q", [0])
@@ -139,7 +134,7 @@ class TarWriter:
         self._blocks += blocks
         self._offsets.append(nbytes)
         self.nbytes = nbytes
-        if nbytes - self._flushed_at >= self._flush_nbytes:
+        if nbytes - self._flushed_at >= FLUSH_NBYTES:
             self._flush()
 
     def add_tarred(
@@ -155,7 +150,7 @@ class TarWriter:
             self.nbytes += size
             self._offsets.append(self.nbytes)
         self._blocks += blocks
-        if self.nbytes - self._flushed_at >= self._flush_nbytes:
+        if self.nbytes - self._flushed_at >= FLUSH_NBYTES:
             self._flush()
 
     def reserve(self, key: str, names: Sequence[str]) -> None:

@@ -6,24 +6,22 @@ what the network bent. A failure aborts the upload. A killed writer leaves at mo
 nobody sees; `sweep` aborts it where that writer is known to be dead, or else after a day.
 """
 
-import contextlib
 import datetime
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from wdsprep.errors import ShortReadError, UsageError
+from wdsprep.errors import ShortReadError
 from wdsprep.store.base import Entry, Ours, check_prefix, none_of_ours
 from wdsprep.store.object_locks import Mark, MarkedStore
-from wdsprep.store.remote import FIRST_PAUSE_S, PerProcess, Range
+from wdsprep.store.remote import FIRST_PAUSE_S, PART_NBYTES, PerProcess, Range
 from wdsprep.store.s3.failures import FAILURES, settings_error
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.reads import BROKE_OFF, Reads
 from wdsprep.store.s3.uploads import (
-    PART_NBYTES,
     BodyChecks,
     S3Sink,
     abort_upload,
@@ -70,16 +68,8 @@ class S3Store(MarkedStore):
     def __init__(
         self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
     ) -> None:
-        self._bucket, _, prefix = url[len("s3://") :].partition("/")
-        if not self._bucket:
-            raise UsageError(f"{url} has no bucket: give s3://BUCKET/PREFIX")
-        super().__init__(f"s3://{self._bucket}", prefix, first_pause_s)
-        self._part_nbytes = part_nbytes
+        super().__init__(url, part_nbytes, first_pause_s)
         self._clients = PerProcess(self._new_clients)
-
-    def __reduce__(self) -> tuple[Callable[..., "S3Store"], tuple[str]]:
-        make = partial(S3Store, part_nbytes=self._part_nbytes, first_pause_s=self.first_pause_s)
-        return make, (self.url,)
 
     @property
     def client(self) -> Any:
@@ -104,7 +94,7 @@ class S3Store(MarkedStore):
             raise settings_error(error, self.url) from error
         quicken_listings(client)
         client.meta.events.register("before-send.s3", self.check_locks)
-        return _Client(client=client, reads=Reads(client, self._bucket), checks=_checks_of(client))
+        return _Client(client=client, reads=Reads(client, self.bucket), checks=_checks_of(client))
 
     def close(self) -> None:
         """Close the connections of this process to the server. The next call opens new ones."""
@@ -116,7 +106,7 @@ class S3Store(MarkedStore):
 
         def act() -> Any:
             self.refresh_locks()
-            answer = call(Bucket=self._bucket, **what)
+            answer = call(Bucket=self.bucket, **what)
             if ANSWERS.get(operation, "ResponseMetadata") not in answer:
                 raise ShortReadError(f"{self.url}: {BROKE_OFF}")
             return answer
@@ -161,27 +151,16 @@ class S3Store(MarkedStore):
             head = self._ask("head_object", Key=self.key(name))
         return f"{head['ETag']} {head['LastModified'].isoformat()}"
 
-    @contextlib.contextmanager
-    def write(self, name: str, /, *, exclusive: bool = False) -> Iterator["S3Sink"]:
+    def new_sink(self, name: str, *, exclusive: bool) -> S3Sink:
+        key = self.key(name)
+        condition = {"IfNoneMatch": "*"} if exclusive else {}
         # Not every server checks the condition when it completes a multipart upload.
-        part_nbytes = sys.maxsize if exclusive else self._part_nbytes
-        with self.store_errors(name):
-            key = self.key(name)
-            ask, place = partial(self._ask, Key=key), f"{self._bucket}/{key}"
-            sink = S3Sink(ask, place, part_nbytes, self._clients.get().checks)
-            try:
-                yield sink
-                sink.finish({"IfNoneMatch": "*"} if exclusive else {})
-            except BaseException:
-                sink.abort()
-                raise
-
-    def delete(self, name: str, /) -> None:
-        with self.store_errors(name):
-            self._ask("delete_object", Key=self.key(name))
+        part_nbytes = sys.maxsize if exclusive else self.part_nbytes
+        checks, place = self._clients.get().checks, f"{self.bucket}/{key}"
+        return S3Sink(partial(self._ask, Key=key), place, part_nbytes, checks, condition)
 
     def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self.store_errors():
+        with self.key_errors(prefix):
             answer = self._ask("list_objects_v2", Prefix=prefix)
         return {entry["Key"]: _tag(entry) for entry in answer.get("Contents", ())}
 
@@ -190,19 +169,19 @@ class S3Store(MarkedStore):
             answer = self._ask("get_object", Key=key)
             return answer["Body"].read(), answer
 
-        with self.store_errors():
+        with self.key_errors(key):
             data, answer = FAILURES.retrying(read)
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         age_s = (now - answer["LastModified"]).total_seconds()
         return data, _tag(answer), age_s
 
     def make_mark(self, key: str, data: bytes, /) -> str:
-        with self.store_errors():
+        with self.key_errors(key):
             sums = self._clients.get().checks.headers_for(data)
             return _tag(self._ask("put_object", Key=key, Body=data, IfNoneMatch="*", **sums))
 
     def delete_mark(self, key: str, /) -> None:
-        with self.store_errors():
+        with self.key_errors(key):
             self._ask("delete_object", Key=key)
 
     def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
@@ -229,7 +208,7 @@ class S3Store(MarkedStore):
         That is told by its writer's note, or of one that is ours by its age.
         """
         key, age = upload["Key"], datetime.datetime.now(datetime.timezone.utc) - upload["Initiated"]
-        is_alive = has_living_writer(f"{self._bucket}/{key}/{upload['UploadId']}")
+        is_alive = has_living_writer(f"{self.bucket}/{key}/{upload['UploadId']}")
         if is_alive is not None or not ours(key[len(self.prefix) :]):
             return is_alive
         if age > ABANDONED_UPLOAD:

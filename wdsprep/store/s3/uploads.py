@@ -18,20 +18,19 @@ import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wdsprep.store.local import remove_if_dead
 from wdsprep.store.object_locks import boot
-from wdsprep.store.remote import NOT_SUPPORTED, PartSink
+from wdsprep.store.remote import NOT_SUPPORTED, PARTS_IN_FLIGHT, PartSink
 from wdsprep.store.s3.failures import status_of
 
-PART_NBYTES = 8 << 20
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
-PARTS_IN_FLIGHT = 3
 KEPT_S = 2 * 86_400  # a note that nobody has asked for; uploads of that age need none
 Note = tuple[Path, int]
 """A note of an upload that this process has begun: its path, and the open file that is locked."""
@@ -93,13 +92,11 @@ class S3Sink(PartSink):
         place: str,
         part_nbytes: int,
         checks: BodyChecks,
-        *,
-        parts_in_flight: int = PARTS_IN_FLIGHT,
+        condition: Mapping[str, str],
     ) -> None:
         super().__init__(place)
-        self._parts_in_flight = parts_in_flight
         self._ask, self._place, self._first_part_nbytes = ask, place, part_nbytes
-        self._checks, self._has_crc = checks, False
+        self._checks, self._condition, self._has_crc = checks, condition, False
         self._note: Note | None = None
         self._facts = {
             "Metadata": {WRITER: self.writer},
@@ -119,9 +116,9 @@ class S3Sink(PartSink):
             self._upload = {"UploadId": answer["UploadId"]}
             self._note = write_note(f"{self._place}/{answer['UploadId']}")
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._parts_in_flight)
-        if len(self._parts) >= self._parts_in_flight:
-            self._parts[-self._parts_in_flight].result()
+            self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT)
+        if len(self._parts) >= PARTS_IN_FLIGHT:
+            self._parts[-PARTS_IN_FLIGHT].result()
         number = len(self._parts) + 1
         self._parts.append(self._pool.submit(self._put_part, number, self.take_pending()))
 
@@ -154,11 +151,10 @@ class S3Sink(PartSink):
                 return self._put_part(number, data)
         return part
 
-    def finish(self, condition: dict[str, str]) -> None:
-        self.check()
+    def finish(self) -> None:
         if not self._upload:
             data = self.take_pending()
-            whole = {**self._facts, **self._checks.headers_for(data), **condition}
+            whole = {**self._facts, **self._checks.headers_for(data), **self._condition}
             self._make_visible("put_object", Body=data, **whole)
             return
         self.end()
@@ -176,11 +172,7 @@ class S3Sink(PartSink):
         self._close_pool()
 
     def _make_visible(self, operation: str, **what: Any) -> None:
-        """Send the request that gives the file its name: a method of boto3 with its arguments.
-
-        A repeated request may be refused because an earlier one, whose answer was lost, has made
-        the file. If the object there is by this writer, the request counts as a success.
-        """
+        """Send the request that gives the file its name: a method of boto3 with its arguments."""
         from botocore.exceptions import ClientError
 
         try:
@@ -253,10 +245,10 @@ def has_living_writer(upload: str) -> bool | None:
 
     A dead writer's note is deleted.
     """
-    try:
-        return _is_held(_folder() / _name(upload))
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        path = _folder() / _name(upload)
+        return not remove_if_dead(path) if path.exists() else None
+    return None
 
 
 def remove_old_notes() -> None:
@@ -268,20 +260,7 @@ def remove_old_notes() -> None:
     with contextlib.suppress(OSError):
         for path in _folder().iterdir():
             if path.stat().st_mtime < time.time() - KEPT_S:
-                _is_held(path)
-
-
-def _is_held(path: Path) -> bool:
-    """Return whether the writer of a note lives. Delete the note if it does not."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+                remove_if_dead(path)
 
 
 def _folder() -> Path:
