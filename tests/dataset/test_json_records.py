@@ -16,19 +16,10 @@ SETTINGS = {"buckets": [256, 512], "max_area": 10**8, "source": "folder"}
 DIGEST = "ab" * 32
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{",
-        b"[" * 200_000,
-        b"\xff",
-        b'{"x":NaN}',
-        b'{"x":1e999}',
-        b'{"x":' + b"9" * 9999,
-        b"1",
-    ],
-)
+NO_OBJECTS = [b"", b"{", b"[" * 200_000, b"\xff", b'{"x":NaN}', b'{"x":1e999}', b"1"]
+
+
+@pytest.mark.parametrize("data", [*NO_OBJECTS, b'{"x":' + b"9" * 9999])
 def test_what_is_no_object_of_json_is_refused(data: bytes) -> None:
     with pytest.raises(FormatError, match=r"^the file is damaged: .{1,200}$"):
         read_record(dict[str, Any], data, "the file")
