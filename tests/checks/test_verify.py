@@ -11,16 +11,23 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from tests.kit.damaged import check, findings, flip, pack_here, restore, source_of_photos
+from tests.kit.damaged import (
+    check,
+    findings,
+    flip,
+    pack_here,
+    restore,
+    rewrite,
+    source_of_photos,
+    state,
+)
 from tests.kit.packs import photos, tree
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import MANIFEST
-from wdsprep.dataset.manifest import Manifest, Receipt, Shard
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.stored_dataset import rewrite_manifest
-from wdsprep.dataset.tar.read import file_tape, read_samples
-from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 
@@ -71,11 +78,9 @@ TABLE = "32/000001.parquet"
 def put_table(images: Path, table: pa.Table, **options: Any) -> None:
     """Write a table, and its digest where the dataset states it."""
     pq.write_table(table, images / TABLE, **options)
-    path = images / "receipts/000001.json"
-    receipt = Receipt.from_bytes(path.read_bytes(), "receipt")
+    receipt = read_receipt(open_store(str(images)), "000001")
     files = {**receipt.files, TABLE: hex_digest((images / TABLE).read_bytes())}
-    path.write_bytes(replace(receipt, files=files).to_bytes())
-    rewrite_manifest(open_store(str(images)))
+    state(images, replace(receipt, files=files))
 
 
 def test_a_table_of_other_rows_is_found_though_its_receipt_states_it(images: Path) -> None:
@@ -203,11 +208,11 @@ def test_what_is_no_dataset_is_an_error_and_no_finding(
 
 # --- shards that are what they were written as, and yet not as the format has it
 
-Fields = list[tuple[str, bytes]]
+Members = list[tuple[str, bytes]]
 
 
-def facts_with(**changed: object) -> Callable[[Fields], Fields]:
-    def change(fields: Fields) -> Fields:
+def facts_with(**changed: object) -> Callable[[Members], Members]:
+    def change(fields: Members) -> Members:
         facts = json.loads(fields[1][1]) | changed
         facts = {name: value for name, value in facts.items() if value != "left out"}
         return [fields[0], ("json", json.dumps(facts).encode()), fields[2]]
@@ -238,36 +243,16 @@ def facts_with(**changed: object) -> Callable[[Fields], Fields]:
     ],
 )
 def test_a_sample_that_breaks_the_format_is_found_although_its_hash_is_right(
-    images: Path, change: Callable[[Fields], Fields], problem: str
+    images: Path, change: Callable[[Members], Members], problem: str
 ) -> None:
-    rewrite(images, "000000", lambda _number, key, fields: (key, change(fields)))
+    rewrite(images, "000000", lambda samples: [(k, dict(change([*f.items()]))) for k, f in samples])
     found = check(images).findings
     assert [finding.name for finding in found] == ["32/000000.tar"]
     assert problem in found[0].what
 
 
 def test_keys_that_do_not_rise_or_miss_an_input_are_found(images: Path) -> None:
-    rewrite(images, "000000", lambda number, _key, fields: (f"{9 - number:012d}", fields))
+    rewrite(
+        images, "000000", lambda samples: [(f"{9 - n:012d}", f) for n, (_, f) in enumerate(samples)]
+    )
     assert "json states the key" in check(images).findings[0].what
-
-
-def rewrite(
-    images: Path, unit: str, change: Callable[[int, str, Fields], tuple[str, Fields]]
-) -> None:
-    """Write the first shard of a slice again with other samples, and all that speaks of it."""
-    store = open_store(str(images))
-    receipt = Receipt.from_bytes(store.read(f"receipts/{unit}.json"), unit)
-    old, *others = receipt.shards
-    with file_tape(images / old.name) as tape:
-        samples = list(read_samples(tape, old.name))
-    with store.write(old.name) as sink, TarWriter(sink) as tar:
-        for number, sample in enumerate(samples):
-            tar.add(*change(number, sample.key, list(sample.fields.items())))
-        tar.finish()
-    write_bytes(store, f"{old.name}.idx", tar.index)
-    shard = Shard(name=old.name, samples=tar.samples, nbytes=tar.nbytes, digest=tar.digest)
-    made = replace(receipt, shards=(shard, *others))
-    write_bytes(store, f"receipts/{unit}.json", made.to_bytes())
-    manifest = Manifest.from_bytes(store.read(MANIFEST), MANIFEST)
-    receipts = tuple(made if one.unit == unit else one for one in manifest.receipts)
-    write_bytes(store, MANIFEST, replace(manifest, receipts=receipts).to_bytes())

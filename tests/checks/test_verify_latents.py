@@ -10,23 +10,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.kit.damaged import check, findings, flip, restore
+from tests.kit.damaged import Fields, check, findings, flip, restore, rewrite
 from tests.kit.encode_work import Making
-from tests.kit.encodes import encode_here, packed, pictures, positions_in
+from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.latent_sets import field, npy
 from tests.kit.packs import manifest_of, tree
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.checks.shard_check import array_problem
-from wdsprep.dataset.file_names import MANIFEST, table_name
-from wdsprep.dataset.manifest import Receipt, Shard
-from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
-from wdsprep.dataset.samples import parse_object
-from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.tar.read import file_tape, read_samples
-from wdsprep.dataset.tar.write import TarWriter
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.errors import FormatError
-from wdsprep.store import open_store
-from wdsprep.store.base import write_bytes
 
 FLIPS = 60
 EMPTY = "empty.emb.npy"
@@ -143,9 +135,6 @@ def test_image_shards_without_latents_are_found(pair: Pair) -> None:
     assert [str(finding.what) for finding in found] == [f"nothing was made of {unit}.tar"]
 
 
-Fields = dict[str, bytes]
-
-
 def array(value: float, shape: tuple[int, ...] = (4, 8, 8), dtype: str = "<f2") -> bytes:
     return npy(np.full(shape, value, dtype))
 
@@ -207,29 +196,3 @@ def test_a_dataset_is_named_once_and_each_in_any_place(pair: Pair, tmp_path: Pat
     moved = shutil.copytree(latents, tmp_path / "moved")
     assert findings(images, latents, moved) == []
     assert tree(moved) == whole
-
-
-Samples = list[tuple[str, Fields]]
-
-
-def rewrite(latents: Path, unit: str, change: Callable[[Samples], Samples]) -> None:
-    """Write a shard again with other samples, and all that speaks of it. Positions stay."""
-    store, name = open_store(str(latents)), f"{unit}.tar"
-    rows, table = positions_in(latents, name), TableWriter(LATENT_COLUMNS)
-    with file_tape(latents / name) as tape:
-        samples = [(sample.key, sample.fields) for sample in read_samples(tape, name)]
-    with store.write(name) as sink, TarWriter(sink) as tar:
-        for row, (key, fields) in zip(rows, change(samples), strict=False):
-            tar.add(key, fields.items())
-            table.add(key, {**(parse_object(fields.get("json", b"")) or {}), "row": row})
-        tar.finish()
-    write_bytes(store, f"{name}.idx", tar.index)
-    write_bytes(store, table_name(name), data := table.finish())
-    shard = Shard(name=name, samples=tar.samples, nbytes=tar.nbytes, digest=tar.digest)
-    receipt = Receipt.from_bytes(store.read(f"receipts/{unit}.json"), unit)
-    files = {**receipt.files, table_name(name): hex_digest(data)}
-    made = replace(receipt, shards=(shard,), files=files)
-    write_bytes(store, f"receipts/{unit}.json", made.to_bytes())
-    manifest = manifest_of(latents)
-    receipts = tuple(made if one.unit == unit else one for one in manifest.receipts)
-    write_bytes(store, MANIFEST, replace(manifest, receipts=receipts).to_bytes())

@@ -9,14 +9,12 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.checks.test_verify_latents import Samples, rewrite
-from tests.kit.damaged import check, findings, restore
+from tests.kit.damaged import Samples, check, findings, restore, rewrite, state
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.cli import main
-from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError
@@ -105,17 +103,13 @@ def test_keys_out_of_order_within_a_shape_are_found(pair: Pair) -> None:
 
 def test_a_receipt_that_counts_other_shapes_is_found(pair: Pair) -> None:
     _images, latents, _whole = pair
-    manifest = manifest_of(latents)
-    first = manifest.receipts[0]
+    first = manifest_of(latents).receipts[0]
     shapes = [name for name in first.counts if "x" in name]
     for counts in (
         {name: count for name, count in first.counts.items() if name != shapes[-1]},
         {**first.counts, shapes[0]: first.counts[shapes[0]] + 1},
     ):
-        made = replace(first, counts=counts)
-        (latents / f"receipts/{made.unit}.json").write_bytes(made.to_bytes())
-        receipts = (made, *manifest.receipts[1:])
-        (latents / MANIFEST).write_bytes(replace(manifest, receipts=receipts).to_bytes())
+        state(latents, replace(first, counts=counts))
         assert findings(latents) == [f"{UNIT}.tar wrong"]
 
 

@@ -2,7 +2,7 @@
 
 import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -38,6 +38,13 @@ class Made(NamedTuple):
 
     def copied(self, to: Path) -> "Made":
         return self._replace(root=Path(shutil.copytree(self.root, to)))
+
+
+def readers(of: Made, **options: bool) -> Iterator[ShardReader]:
+    """A reader from the disk, and one over a network."""
+    for store in of.stores():
+        with ShardReader(store, of.shard, **options) as shard:
+            yield shard
 
 
 def key(number: int) -> str:
@@ -83,21 +90,17 @@ def asked(store: Any, shard: Shard) -> list[int]:
 def test_each_level_brings_the_same_from_a_disk_and_over_a_network(made: Made) -> None:
     keys = [sample.key for sample in made.samples]
     json = [sample.fields["json"] for sample in made.samples]
-    for store in made.stores():
-        with ShardReader(store, made.shard) as shard:
-            assert shard.offsets[:-1] == tuple(sample.start for sample in made.samples)
-            assert list(shard.keys()) == keys
-            assert list(shard.keys([5, 3])) == [keys[5], keys[3]]
-            assert list(shard.json()) == list(zip(keys, json, strict=True))
-            assert [one.fields for one in shard.samples([9, 0])] == [
-                made.samples[9].fields,
-                made.samples[0].fields,
-            ]
-            walked = list(shard.walk(lambda name, *_: name != "jpg"))
-            assert [one.fields for one in walked] == [
-                {name: one.fields[name] for name in ("json", "txt")} for one in made.samples
-            ]
-            assert [one.start for one in walked] == [one.start for one in made.samples]
+    for shard in readers(made):
+        assert shard.offsets[:-1] == tuple(sample.start for sample in made.samples)
+        assert list(shard.keys()) == keys
+        assert list(shard.keys([5, 3])) == [keys[5], keys[3]]
+        assert list(shard.json()) == list(zip(keys, json, strict=True))
+        picked = [made.samples[number].fields for number in (9, 0)]
+        assert [sample.fields for sample in shard.samples([9, 0])] == picked
+        walked = [(s.start, s.fields) for s in shard.walk(lambda name, *_: name != "jpg")]
+        assert walked == [
+            (s.start, {name: s.fields[name] for name in ("json", "txt")}) for s in made.samples
+        ]
 
 
 def test_json_is_read_of_many_samples_at_a_time(made: Made) -> None:
@@ -105,10 +108,8 @@ def test_json_is_read_of_many_samples_at_a_time(made: Made) -> None:
         patch.object(shard_reader, "SAMPLES_AT_ONCE", 7),
         patch.object(shard_reader, "PIECE_NBYTES", 50_000),
     ):
-        for store in made.stores():
-            with ShardReader(store, made.shard) as shard:
-                keys = [key for key, _ in shard.json()]
-            assert keys == [key(number) for number in range(COUNT)]
+        for shard in readers(made):
+            assert [key for key, _ in shard.json()] == [key(number) for number in range(COUNT)]
 
 
 def test_a_json_before_others_is_found_from_header_to_header(tmp_path: Path) -> None:
@@ -123,10 +124,8 @@ def test_a_json_before_others_is_found_from_header_to_header(tmp_path: Path) -> 
     (tmp_path / "a.tar").write_bytes(out.getvalue())
     (tmp_path / index_name("a.tar")).write_bytes(index)
     for is_foreign in (False, True):
-        for store in (open_store(str(tmp_path)), Far(tmp_path)):
-            shard: Any = Shard("a.tar", 5)
-            with ShardReader(store, shard, is_foreign=is_foreign) as reader:  # type: ignore[arg-type]
-                found = list(reader.json())
+        for shard in readers(Made(tmp_path, Shard("a.tar", 5), []), is_foreign=is_foreign):
+            found = list(shard.json())
             assert found == [(key(n), b"" if n == 3 else b'{"number":%d}' % n) for n in range(5)]
 
 
@@ -143,15 +142,11 @@ def test_offsets_take_one_request_and_of_one_sample_16_bytes(made: Made) -> None
 
 
 def test_some_members_take_no_others_bytes(made: Made) -> None:
-    for store in made.stores():
-        with ShardReader(store, made.shard) as shard:
-            found = shard.sample(30, only=("json",))
-        assert found.fields == {"json": made.samples[30].fields["json"]}
-        with ShardReader(store, made.shard) as shard:
-            assert shard.sample(30, only=("txt", "no")).fields == {
-                "txt": made.samples[30].fields["txt"]
-            }
-    assert sum(asked(store, made.shard)) < 20_000
+    for shard in readers(made):
+        for wanted, only in (("json", ("json",)), ("txt", ("txt", "no"))):
+            fields = shard.sample(30, only=only).fields
+            assert fields == {wanted: made.samples[30].fields[wanted]}
+    assert sum(asked(shard.store, made.shard)) < 20_000
 
 
 def test_small_samples_come_whole_and_of_large_ones_the_ends(tmp_path: Path) -> None:
@@ -186,11 +181,8 @@ def test_an_index_that_cannot_be_that_of_the_shard_is_refused(made: Made, tmp_pa
             index.unlink()
         else:
             index.write_bytes(bad)
-        for store in own.stores():
-            with (
-                ShardReader(store, own.shard) as shard,
-                pytest.raises(DamageError, match=r"000000\.tar is damaged: .* is not its index"),
-            ):
+        for shard in readers(own):
+            with pytest.raises(DamageError, match=r"000000\.tar is damaged: .* is not its index"):
                 _ = shard.offsets
     index.write_bytes(whole)
     shorter = own.shard._replace(nbytes=512)
@@ -211,11 +203,8 @@ def test_what_is_damaged_is_told_with_its_place(made: Made, tmp_path: Path) -> N
         r"at byte [\d,]+ stands": lambda shard: list(shard.walk(lambda *_: False)),
     }
     for wrong, look in looks.items():
-        for store in own.stores():
-            with (
-                ShardReader(store, own.shard) as shard,
-                pytest.raises(DamageError, match=rf"/000000\.tar is damaged.*: {wrong}"),
-            ):
+        for shard in readers(own):
+            with pytest.raises(DamageError, match=rf"/000000\.tar is damaged.*: {wrong}"):
                 look(shard)
 
 
@@ -224,11 +213,8 @@ def test_a_walk_finds_an_index_of_other_samples(made: Made, tmp_path: Path) -> N
     offsets = np.fromfile(own.root / index_name(own.shard.name), "<u8")
     offsets[3] += BLOCK
     offsets.tofile(own.root / index_name(own.shard.name))
-    for store in own.stores():
-        with (
-            ShardReader(store, own.shard) as shard,
-            pytest.raises(DamageError, match=f"its index has {key(3)} at another place"),
-        ):
+    for shard in readers(own):
+        with pytest.raises(DamageError, match=f"its index has {key(3)} at another place"):
             list(shard.walk(lambda *_: False))
     np.delete(offsets, 3).tofile(own.root / index_name(own.shard.name))
     with (
@@ -252,8 +238,8 @@ def test_what_a_cut_tar_lacks_is_none_of_its_samples(made: Made, tmp_path: Path)
         list(shard.json())
     own.tar.unlink()
     for look in (ShardReader.json, ShardReader.keys, lambda shard: shard.walk(lambda *_: True)):
-        for store in own.stores():
-            with ShardReader(store, own.shard) as shard, pytest.raises(NotFoundError):
+        for shard in readers(own):
+            with pytest.raises(NotFoundError):
                 list(look(shard))
 
 

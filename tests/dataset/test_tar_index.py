@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsprep.dataset.tar.members import BadSampleError, decode_index, encode_index, split_member
-from wdsprep.dataset.tar.read import file_tape, index_tar, scan, stream_tape
+from wdsprep.dataset.tar.read import file_tape, index_tar, read_samples, stream_tape
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
 
@@ -95,8 +95,11 @@ def test_each_range_is_a_tar_of_exactly_that_sample(maker: str, tmp_path: Path) 
         found = {name[1]: file.read() for name, file in files.items() if name and file}
         assert found == {f: payload(i, f) for f in FIELDS}
         assert len({name[0] for name in files if name}) == 1
+    assert (b"mtime=" in data) == (maker == "shardwriter")  # in a PAX header
     with file_tape(path) as tape:
-        assert [getattr(s, "start", None) for s in scan(tape)] == list(offsets[:-1])
+        samples = [*read_samples(tape, "it")]
+    assert [sample.start for sample in samples] == [*offsets[:-1]]
+    assert [s.fields for s in samples] == [{f: payload(i, f) for f in FIELDS} for i in range(20)]
 
 
 def test_tar_cut_in_its_last_member_is_not_indexed_as_sound(tmp_path: Path) -> None:

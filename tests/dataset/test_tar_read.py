@@ -8,7 +8,6 @@ import random
 import subprocess
 import tarfile
 import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -90,7 +89,6 @@ def sound_tar(count: int = 3) -> bytes:
 
 SOUND = sound_tar()
 
-
 # Sound tars of others.
 
 PLAIN: Files = [("00000.jpg", b"image" * 300), ("00000.json", b"{}"), ("00001.jpg", b"")]
@@ -115,20 +113,6 @@ def test_tars_of_python(files: Files, form: int) -> None:
         wanted.setdefault(key, {})[field] = data
     assert contents(made(files, form)) == wanted
     assert contents(made(files, form, mtime=1.5, uname="ü" * 20)) == wanted
-
-
-def test_tar_of_shardwriter(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import webdataset
-
-        with webdataset.ShardWriter(str(tmp_path / "%d.tar"), verbose=0) as tar:
-            for i in range(3):
-                tar.write({"__key__": f"d/{i}", "jpg": bytes(600), "json": {"i": i}, "txt": "ü"})
-    data = (tmp_path / "0.tar").read_bytes()
-    assert b"mtime=" in data  # in a PAX header
-    fields = [{"jpg": bytes(600), "json": b'{"i": %d}' % i, "txt": "ü".encode()} for i in range(3)]
-    assert contents(data) == {f"d/{i}": found for i, found in enumerate(fields)}
 
 
 @pytest.mark.parametrize("form", ["ustar", "gnu", "pax", "v7", "oldgnu"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from wdsprep.dataset.tar.members import decode_index
 from wdsprep.dataset.tar.read import read_samples, stream_tape
-from wdsprep.dataset.tar.write import MAX_MEMBER_NBYTES, TarWriter, header, pieces_of
+from wdsprep.dataset.tar.write import FLUSH_NBYTES, MAX_MEMBER_NBYTES, TarWriter, header, pieces_of
 from wdsprep.errors import StoreError, TarError
 
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -41,13 +41,6 @@ def write_tar(samples: Samples) -> tuple[bytes, TarWriter]:
 
 def tar_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("tar-writer")]
-
-
-def test_bytes_are_frozen() -> None:
-    data, written = write_tar(GOLDEN)
-    assert hashlib.sha256(data).hexdigest() == GOLDEN_SHA256
-    assert written.digest == blake3(data).hexdigest()
-    assert (written.samples, written.nbytes) == (3, len(data))
 
 
 def test_large_members_are_written_and_hashed_where_they_lie() -> None:
@@ -74,14 +67,15 @@ def test_large_members_are_written_and_hashed_where_they_lie() -> None:
     assert len(parts) == 5
 
 
-@pytest.mark.parametrize("flush_nbytes", [1, 512, 1000, 5000, 1 << 30])
-def test_bytes_do_not_depend_on_block_boundaries(
+@pytest.mark.parametrize("flush_nbytes", [FLUSH_NBYTES, 1, 512, 1000, 5000, 1 << 30])
+def test_bytes_are_frozen_and_do_not_depend_on_block_boundaries(
     flush_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wdsprep.dataset.tar.write.FLUSH_NBYTES", flush_nbytes)
     data, written = write_tar(GOLDEN)
     assert hashlib.sha256(data).hexdigest() == GOLDEN_SHA256
     assert written.digest == blake3(data).hexdigest()
+    assert (written.samples, written.nbytes) == (3, len(data))
 
 
 # Names: what is encoded comes back from other readers, the rest is refused.

@@ -1,11 +1,13 @@
 """Streams read several chunks ahead; what waits is on a disk unless the user says otherwise."""
 
+import io
 import os
 import random
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,13 @@ DATA = random.Random(0).randbytes(20 * CHUNK + 7)
 class Seen(LocalStore):
     """Tells of each read before it is done."""
 
-    def __init__(self, root: Path, tell: Callable[[int], object]) -> None:
+    def __init__(self, root: Path, tell: Callable[[int], object] = lambda _start: None) -> None:
         super().__init__(str(root))
         write_bytes(self, "f", DATA)
         self.tell = tell
+
+    def stream(self, **options: Any) -> io.BufferedReader:
+        return Chunks(self, "f", chunk_nbytes=CHUNK, ahead=AHEAD, **options).as_stream()
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         self.tell(start)
@@ -41,7 +46,7 @@ def test_several_chunks_are_on_their_way_at_once_and_no_more(tmp_path: Path) -> 
         if CHUNK <= start <= AHEAD * CHUNK:
             together.wait()
 
-    with Chunks(Seen(tmp_path, tell), "f", chunk_nbytes=CHUNK, ahead=AHEAD).as_stream() as file:
+    with Seen(tmp_path, tell).stream() as file:
         assert file.read(CHUNK // 2) == DATA[: CHUNK // 2]
         assert asked == [0]  # who wants no more than the beginning gets no more
         for start in range(CHUNK // 2, len(DATA), CHUNK // 2):
@@ -52,8 +57,7 @@ def test_several_chunks_are_on_their_way_at_once_and_no_more(tmp_path: Path) -> 
 
 def test_nothing_is_asked_for_ahead_behind_the_end_that_is_known(tmp_path: Path) -> None:
     asked: list[int] = []
-    options = {"chunk_nbytes": CHUNK, "ahead": AHEAD, "expected": len(DATA)}
-    with Chunks(Seen(tmp_path, asked.append), "f", **options).as_stream() as file:
+    with Seen(tmp_path, asked.append).stream(expected=len(DATA)) as file:
         assert file.read() == DATA
     assert sorted(asked) == list(range(0, len(DATA) + 1, CHUNK))
 
@@ -67,8 +71,7 @@ def test_a_chunk_that_failed_is_raised_in_its_turn_and_asked_for_anew(tmp_path: 
             raise ShortReadError("it broke off")
 
     seen: list[bytes] = []
-    store = Seen(tmp_path, tell)
-    with Chunks(store, "f", chunk_nbytes=CHUNK, watch=seen.append, ahead=AHEAD).as_stream() as file:
+    with Seen(tmp_path, tell).stream(watch=seen.append) as file:
         assert file.read(5 * CHUNK) == DATA[: 5 * CHUNK]
         with pytest.raises(ShortReadError):
             file.read(1)
@@ -85,9 +88,7 @@ def test_all_that_was_read_has_been_watched_in_order_when_the_stream_is_closed(
         slow.wait(0.02)
         seen.append(data)
 
-    with Chunks(
-        Seen(tmp_path, lambda _: None), "f", chunk_nbytes=CHUNK, watch=watch, ahead=AHEAD
-    ).as_stream() as file:
+    with Seen(tmp_path).stream(watch=watch) as file:
         for n in range(1, 20):
             file.read(CHUNK)
             assert len(seen) >= n - WATCHED_BEHIND - 1  # of the one that is at hand
@@ -99,10 +100,7 @@ def test_what_goes_wrong_in_watching_is_raised(tmp_path: Path) -> None:
         if data == DATA[2 * CHUNK : 3 * CHUNK]:
             raise ZeroDivisionError
 
-    file = Chunks(
-        Seen(tmp_path, lambda _: None), "f", chunk_nbytes=CHUNK, watch=watch, ahead=AHEAD
-    ).as_stream()
-    with pytest.raises(ZeroDivisionError), file:
+    with pytest.raises(ZeroDivisionError), Seen(tmp_path).stream(watch=watch) as file:
         file.read(3 * CHUNK)
 
 
@@ -113,8 +111,7 @@ def stream_threads() -> set[threading.Thread]:
 
 def test_a_stream_that_is_left_early_leaves_no_thread(tmp_path: Path) -> None:
     before = stream_threads()
-    store = Seen(tmp_path, lambda _: None)
-    with Chunks(store, "f", chunk_nbytes=CHUNK, watch=len, ahead=AHEAD).as_stream() as file:
+    with Seen(tmp_path).stream(watch=len) as file:
         file.read(3 * CHUNK)
         assert {t.name.split("_")[0] for t in stream_threads() - before} == {"read-ahead", "watch"}
     assert not stream_threads() - before
@@ -122,7 +119,7 @@ def test_a_stream_that_is_left_early_leaves_no_thread(tmp_path: Path) -> None:
 
 def test_a_file_of_one_chunk_takes_no_thread(tmp_path: Path) -> None:
     before, seen = stream_threads(), list[bytes]()
-    with Chunks(Seen(tmp_path, lambda _: None), "f", watch=seen.append).as_stream() as file:
+    with Chunks(Seen(tmp_path), "f", watch=seen.append).as_stream() as file:
         assert file.read() == DATA
         assert seen == [DATA]
         assert not stream_threads() - before
