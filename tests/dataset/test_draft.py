@@ -17,16 +17,11 @@ from wdsprep.dataset.file_names import (
     empty_name,
     held_name,
     hold_name,
-    image_shard,
-    index_name,
     inputs_name,
-    latent_shard,
-    latent_unit,
     receipt_name,
     rejects_name,
     retry_of_inputs,
     slice_name,
-    table_name,
     unit_of_file,
     unit_of_receipt,
 )
@@ -94,9 +89,6 @@ def test_a_dataset_that_another_run_has_just_begun_is_no_other_thing(
         take_claim(replace(claim, manifest=replace(claim.manifest, settings={"buckets": [32]})))
 
 
-IMAGES = [image_shard(256, "000007", 0), image_shard(256, "000007", 12), inputs_name("000007")]
-
-
 @pytest.mark.parametrize("unit", ["000007", slice_name(FIRST_RETRY), "256/000007_01", "256/a b"])
 def test_a_receipt_leads_back_to_its_unit_and_a_hold_is_no_receipt(unit):
     assert unit_of_receipt(receipt_name(unit)) == unit
@@ -105,26 +97,34 @@ def test_a_receipt_leads_back_to_its_unit_and_a_hold_is_no_receipt(unit):
     assert held_name(receipt_name(unit)) == ""
 
 
-@pytest.mark.parametrize("name", [*IMAGES, index_name(IMAGES[1]), rejects_name("000007")])
-def test_what_a_slice_writes_is_its_own_and_of_a_dataset_of_images(name):
-    receipt, rest = OURS["images"]
-    assert rest.fullmatch(name)
-    assert receipt.fullmatch(receipt_name("000007"))
-    assert unit_of_file(name, "images") == "000007"
+IN_BUCKET = ("{}.tar", "{}.tar.idx", "{}.parquet")
+OF_SLICE = ("256/000007.tar", "256/000007_12.tar.idx", "256/000007_12.parquet")
 
 
-@pytest.mark.parametrize("shard", IMAGES[:2])
-def test_what_is_made_of_an_image_shard_is_its_own_and_of_a_dataset_of_latents(shard):
-    unit = latent_unit(shard)
-    receipt, rest = OURS["latents"]
-    assert latent_shard(unit) == shard
+@pytest.mark.parametrize(
+    ("dataset", "unit", "names"),
+    [
+        ("images", "000007", (*OF_SLICE, "inputs/000007.jsonl", "rejects/000007.jsonl")),
+        ("latents", "256/000007", (*IN_BUCKET, "rejects/{}.jsonl")),
+        ("latents", "256/000007_12", (*IN_BUCKET, "rejects/{}.jsonl", "captions/{}.parquet")),
+    ],
+)
+def test_what_a_unit_writes_is_its_own_and_of_its_kind_of_dataset(
+    dataset: str, unit: str, names: tuple[str, ...]
+) -> None:
+    receipt, rest = OURS[dataset]
     assert receipt.fullmatch(receipt_name(unit))
-    for name in (shard, index_name(shard), table_name(shard), rejects_name(unit)):
+    for name in (name.format(unit) for name in names):
         assert rest.fullmatch(name)
-        assert unit_of_file(name, "latents") == unit
-        assert bucket_of(name) == bucket_of(receipt_name(unit)) == "256"
+        assert unit_of_file(name, dataset) == unit
+        if dataset == "latents":
+            assert bucket_of(name) == bucket_of(receipt_name(unit)) == "256"
+
+
+def test_latents_have_a_file_for_the_empty_caption_and_no_inputs() -> None:
+    _, rest = OURS["latents"]
     assert rest.fullmatch(empty_name("emb.npy"))
-    assert not rest.fullmatch(inputs_name(unit))
+    assert not rest.fullmatch(inputs_name("256/000007"))
 
 
 def test_inputs_of_retries_are_told_from_those_of_other_slices():

@@ -38,6 +38,7 @@ from wdsprep.dataset.reindex import can_make_table
 from wdsprep.dataset.rejects import UNSETTLED
 from wdsprep.dataset.removed_samples import NONE_REMOVED, UnitRemoval, removed_from
 from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import no_dataset_error
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition
@@ -51,13 +52,13 @@ from wdsprep.text import human_bytes, plural
 class DatasetSurvey:
     """A dataset as its receipts describe it, with what is wrong.
 
-    The user calls it `shown`, and `maker` is the command that continues it. `files` is the listing
-    of the store, by name. `manifest` is None if it cannot be read.
+    The user calls it `shown`. `files` is the listing of the store, by name. `manifest` is None if
+    it cannot be read.
     """
 
     shown: str
     dataset: str
-    maker: str
+    settings: Settings
     edition: Edition
     files: Mapping[str, Entry]
     receipts: tuple[Receipt, ...]
@@ -71,6 +72,11 @@ class DatasetSurvey:
     @property
     def url(self) -> str:
         return self.edition.store.url
+
+    @property
+    def maker(self) -> str:
+        """Return the command that continues the dataset."""
+        return maker_of(self.dataset, self.settings)
 
     @property
     def is_complete(self) -> bool:
@@ -136,7 +142,7 @@ def survey_dataset(
     survey = DatasetSurvey(
         shown=shown,
         dataset=known.dataset,
-        maker=maker_of(known.dataset, known.settings),
+        settings=known.settings,
         edition=edition,
         files=files,
         receipts=tuple(sorted(sound, key=lambda receipt: key_order(receipt.unit))),
@@ -316,7 +322,7 @@ def empty_names(survey: DatasetSurvey) -> list[str]:
     """Return the names of the files for the empty caption. Latents have one for each text array."""
     if survey.dataset == "images" or not survey.receipts:
         return []
-    return [empty_name(item.name) for item in empty_fields(survey.receipts[0].settings)]
+    return [empty_name(item.name) for item in empty_fields(survey.settings)]
 
 
 def smallest_unit(survey: DatasetSurvey) -> str:
@@ -335,7 +341,7 @@ def _check_unexpected(survey: DatasetSurvey, broken: Iterable[str]) -> None:
     store = survey.edition.store
     known = {MANIFEST, EDITION, REMOVED, *HUB_FILES}
     known |= {*empty_names(survey), *map(receipt_name, broken)}
-    if (survey.manifest or survey.receipts[0]).settings.get("captions"):
+    if survey.settings.get("captions"):
         waits = () if survey.is_complete else survey.files  # captions that encode has laid out
         known |= {CAPTION_TABLE, *(name for name in waits if name.startswith(CAPTIONS))}
     known.update(name for receipt in survey.receipts for name, *_ in expected_files(receipt))

@@ -4,28 +4,50 @@ import shlex
 from dataclasses import dataclass
 from enum import Enum
 
-from wdsprep.dataset.damage import repair_step
+REPAIR = 'run "wdsprep repair {url}"'
+REDO = f'{REPAIR}, then the same "{{maker}}" again'
 
 
 class Kind(Enum):
     """The kind of a finding, which decides what can be done about it."""
 
-    MANIFEST = "manifest"  # damaged, or unlike the receipts, from which it can be made
-    INDEX = "index"  # can be made from its tar
-    MISSING = "missing"
-    DAMAGED = "damaged"
-    WRONG = "wrong"  # what was written breaks the format
-    CHANGED = "changed"  # latents of images that have gone or changed since
-    BEHIND = "behind"  # latents of images that have lost samples since
-    UNMATCHED = "unmatched"  # latents that do not fit their images
-    UNREADABLE = "unreadable"
-    UNCHECKED = "unchecked"
-    REMOVING = "removing"  # a removal has not removed all of its samples
-    REMOVED = "removed"  # the list of removed samples is damaged, so they might come back
-    FOREIGN = "foreign"
-    UNFINISHED = "unfinished"  # notes from here on
-    UNSETTLED = "unsettled"  # a step that the next run does again
-    LEFTOVER = "leftover"
+    next_step: str
+
+    def __new__(cls, value: str, next_step: str) -> "Kind":
+        kind = object.__new__(cls)
+        kind._value_ = value
+        kind.next_step = next_step
+        return kind
+
+    MANIFEST = ("manifest", REPAIR)  # damaged, or unlike the receipts, from which it can be made
+    INDEX = ("index", REPAIR)  # can be made from its tar
+    MISSING = ("missing", REDO)
+    DAMAGED = ("damaged", REDO)
+    WRONG = ("wrong", REDO)  # what was written breaks the format
+    # Latents of images that have gone or changed since.
+    CHANGED = ("changed", 'run the same "{maker}" again with --redo-changed')
+    # Latents of images that have lost samples since.
+    BEHIND = ("behind", 'run "wdsprep remove {url}" to let it lose them too')
+    # Latents that do not fit their images.
+    UNMATCHED = ("unmatched", 'delete {url}/receipts/{unit}.json and run the same "{maker}" again')
+    UNREADABLE = ("unreadable", "check the disk and the permissions, then verify again")
+    UNCHECKED = ("unchecked", "verify again, with fewer --workers where memory is short")
+    # A removal has not removed all of its samples.
+    REMOVING = (
+        "removing",
+        'run the same "wdsprep remove" again, or "wdsprep remove {url}", to finish it',
+    )
+    # The list of removed samples is damaged, so they might come back.
+    REMOVED = (
+        "removed",
+        "put it back from a copy, or delete it and remove again what must stay away",
+    )
+    FOREIGN = ("foreign", "move it out of the dataset")
+    # Notes from here on.
+    UNFINISHED = ("unfinished", 'run the same "{maker}" again to go on')
+    # A step that the next run does again.
+    UNSETTLED = ("unsettled", f'run the same "{{maker}}" again, or {REPAIR.removeprefix("run ")}')
+    LEFTOVER = ("leftover", "nothing to do")
 
     @property
     def is_note(self) -> bool:
@@ -57,28 +79,9 @@ class Finding:
 
     @property
     def next_step(self) -> str:
-        if self.kind in REDONE:
-            return repair_step(self.shown, f'the same "{self.maker}"')
         url = shlex.quote(self.shown)
-        return _NEXT[self.kind].format(url=url, maker=self.maker, unit=self.unit)
+        return self.kind.next_step.format(url=url, maker=self.maker, unit=self.unit)
 
     def __str__(self) -> str:
         file = f"{self.shown}/{self.name}" if self.name else self.shown
         return f"{file}: {self.what}: {self.next_step}"
-
-
-_NEXT = {
-    Kind.MANIFEST: 'run "wdsprep repair {url}"',
-    Kind.INDEX: 'run "wdsprep repair {url}"',
-    Kind.CHANGED: 'run the same "{maker}" again with --redo-changed',
-    Kind.BEHIND: 'run "wdsprep remove {url}" to let it lose them too',
-    Kind.UNMATCHED: 'delete {url}/receipts/{unit}.json and run the same "{maker}" again',
-    Kind.UNREADABLE: "check the disk and the permissions, then verify again",
-    Kind.UNCHECKED: "verify again, with fewer --workers where memory is short",
-    Kind.REMOVING: 'run the same "wdsprep remove" again, or "wdsprep remove {url}", to finish it',
-    Kind.REMOVED: "put it back from a copy, or delete it and remove again what must stay away",
-    Kind.FOREIGN: "move it out of the dataset",
-    Kind.UNFINISHED: 'run the same "{maker}" again to go on',
-    Kind.UNSETTLED: 'run the same "{maker}" again, or "wdsprep repair {url}"',
-    Kind.LEFTOVER: "nothing to do",
-}

@@ -219,9 +219,7 @@ def _is_ours(survey: DatasetSurvey, name: str) -> bool:
     receipt, rest = OURS[survey.dataset]
     match = rest.fullmatch(name)
     if survey.dataset == "images" and match and match[1]:
-        buckets = survey.receipts[0].settings["buckets"] if survey.receipts else ()
-        stated = survey.manifest.settings["buckets"] if survey.manifest else buckets
-        return int(match[1]) in stated
+        return int(match[1]) in survey.settings["buckets"]
     return bool(match or receipt.fullmatch(name))
 
 

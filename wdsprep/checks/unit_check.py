@@ -138,7 +138,7 @@ def check_empty(survey: DatasetSurvey) -> None:
     if survey.dataset == "images" or not survey.receipts:
         return
     store, unit = shared_store(survey.url), smallest_unit(survey)
-    for item in empty_fields(survey.receipts[0].settings):
+    for item in empty_fields(survey.settings):
         name = empty_name(item.name)
         if name not in survey.files:
             continue

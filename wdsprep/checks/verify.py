@@ -201,8 +201,7 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
     if not (latents.receipts and latents.is_complete):
         return
     # Image shards without latents, but for those in buckets that are not encoded.
-    buckets = images.receipts[0].settings["buckets"] if images.receipts else ()
-    encoded = buckets_encoded(latents.receipts[0].settings, buckets)
+    encoded = buckets_encoded(latents.settings, images.settings["buckets"])
     units = {receipt.unit for receipt in latents.receipts}
     if latents.manifest:
         units.update(latents.manifest.ledger.units())

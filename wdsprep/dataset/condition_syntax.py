@@ -197,12 +197,9 @@ def _shorten(text: str) -> str:
 def is_list(node: ast.expr) -> bool:
     """Return whether a node of the syntax tree is a list or a tuple of constants."""
     return isinstance(node, ast.List | ast.Tuple) and all(
-        _is_constant(item)
-        or (
-            isinstance(item, ast.UnaryOp)
-            and isinstance(item.op, ast.USub)
-            and _is_constant(item.operand, NUMBER)
-        )
+        _is_constant(item.operand, NUMBER)
+        if isinstance(item, ast.UnaryOp) and isinstance(item.op, ast.USub)
+        else _is_constant(item)
         for item in node.elts
     )
 
@@ -213,26 +210,18 @@ def _is_constant(node: ast.expr, types: Collection[type] = (*NUMBER, str, bool))
 
 def is_test_for_missing(node: ast.expr) -> TypeGuard[ast.Compare]:
     """Return whether a node of the syntax tree is such as `a is None` or `a is not None`."""
-    return (
-        isinstance(node, ast.Compare)
-        and len(node.ops) == 1
-        and isinstance(node.ops[0], ast.Is | ast.IsNot)
-        and isinstance(node.comparators[0], ast.Constant)
-        and node.comparators[0].value is None
-    )
+    match node:
+        case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return True
+    return False
 
 
 def is_like(node: ast.expr) -> TypeGuard[ast.Call]:
     """Return whether a node of the syntax tree is such as `like(a, "text%")`."""
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == LIKE
-        and len(node.args) == 2
-        and not node.keywords
-        and isinstance(node.args[1], ast.Constant)
-        and isinstance(node.args[1].value, str)
-    )
+    match node:
+        case ast.Call(ast.Name(name), [_, ast.Constant(str())], []):
+            return name == LIKE
+    return False
 
 
 def path_of(node: ast.expr) -> PathParts | None:

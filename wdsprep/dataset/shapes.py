@@ -49,7 +49,9 @@ def fields_in_shape(
     """
     resolution = settings["resolution"]
 
-    def shaped(field: Field, size: Size) -> Field:
+    def shaped(field: Field, size: Size | None) -> Field:
+        if size is None:
+            return field
         *channels, high, wide = field.shape
         sides = [divmod(n * of, resolution) for n, of in zip(size[::-1], (high, wide), strict=True)]
         if any(rest or not cells for cells, rest in sides):
@@ -58,21 +60,14 @@ def fields_in_shape(
 
     arrays: list[Field] = []
     for role, lines in groupby(fields_of(settings["layout"]), lambda field: field.role):
-        if role and role_sizes is not None:
-            fields = [*lines]
-            for name, size_in_role in role_sizes.items():
-                if role_of(name)[0] == role:
-                    arrays += [
-                        replace(shaped(field, size_in_role), name=field.name.replace(role, name, 1))
-                        for field in fields
-                    ]
-        else:
-            arrays += [
-                shaped(field, size)
-                if size is not None and field.name in (LATENT, FLIPPED)
-                else field
-                for field in lines
-            ]
+        fields = [*lines]
+        if not role or role_sizes is None:
+            arrays += [shaped(f, size if f.name in (LATENT, FLIPPED) else None) for f in fields]
+            continue
+        for name, size_in_role in role_sizes.items():
+            if role_of(name)[0] == role:
+                in_role = [shaped(field, size_in_role) for field in fields]
+                arrays += [replace(f, name=f.name.replace(role, name, 1)) for f in in_role]
     return tuple(arrays)
 
 
