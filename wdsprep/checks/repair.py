@@ -153,7 +153,8 @@ def plan_repair(survey: DatasetSurvey) -> Repair:
             indexes.append(finding)
         elif finding.kind is not Kind.MANIFEST and not finding.kind.is_note:
             beyond.append(finding)
-    mended = {unit: units.pop(unit) for unit in sorted(units) if _can_stay(survey, unit, units)}
+    staying = [r.unit for r in survey.receipts if _can_stay(survey, r, units.get(r.unit, ()))]
+    mended = {unit: tuple(units.pop(unit)) for unit in sorted(staying)}
     names, kept = _files_to_remove(survey, units)
     unsettled = tuple(f for f in survey.findings if f.kind is Kind.UNSETTLED)
     changes = units or mended or unsettled
@@ -162,7 +163,7 @@ def plan_repair(survey: DatasetSurvey) -> Repair:
         units={unit: tuple(findings) for unit, findings in sorted(units.items())},
         names=names,
         kept=kept,
-        mended={unit: tuple(findings) for unit, findings in mended.items()},
+        mended=mended,
         unsettled=unsettled,
         # tables last, which are read by the indexes
         indexes=tuple(sorted((f.name for f in indexes if f.unit not in units), key=is_table)),
@@ -172,21 +173,18 @@ def plan_repair(survey: DatasetSurvey) -> Repair:
     )
 
 
-def _can_stay(survey: DatasetSurvey, unit: str, units: Mapping[str, Iterable[Finding]]) -> bool:
-    """Return whether a repair leaves the shards of a unit as they are.
+def _can_stay(survey: DatasetSurvey, receipt: Receipt, findings: Collection[Finding]) -> bool:
+    """Return whether a repair mends a unit and leaves its shards as they are.
 
     It does if only the rejects or the list of inputs are damaged, and the images are from the web,
     where some may have gone. Shards do not stay if the receipt states more than `MOST_MENDED`
-    inputs, or if a removal has begun to change them. `units` has the findings by unit.
+    inputs, or if a removal has begun to change them. `findings` are those about the unit.
     """
-    if unit in survey.begun and survey.removing[unit].shards:
+    unit, is_of_web = receipt.unit, receipt.settings.get("source") == "urls"
+    is_changing = unit in survey.begun and survey.removing[unit].shards
+    if not findings or not is_of_web or receipt.inputs > MOST_MENDED or is_changing:
         return False
-    is_of_web = any(
-        r.unit == unit and r.settings.get("source") == "urls" and r.inputs <= MOST_MENDED
-        for r in survey.receipts
-    )
-    beside = {rejects_name(unit), inputs_name(unit)}
-    return is_of_web and {finding.name for finding in units[unit]} <= beside
+    return {finding.name for finding in findings} <= {rejects_name(unit), inputs_name(unit)}
 
 
 def _files_to_remove(
@@ -253,12 +251,13 @@ def _change_files(repair: Repair, changed: list[str]) -> Generator[None, None, N
     for name in survey.files:
         if (unit := unit_of_file(name, survey.dataset)) in names_of:
             names_of[unit].add(name)
+    order = {name: place for place, name in enumerate(repair.names)}
     for unit, names in names_of.items():
         with edition.holding(unit):
-            for name in repair.names if is_same(unit, names) else ():
-                if name in names:
-                    store.delete(name)
-                    yield
+            removed = sorted(names & order.keys(), key=order.__getitem__)
+            for name in removed if is_same(unit, names) else ():
+                store.delete(name)
+                yield
     for unit, findings in repair.mended.items():
         names = {finding.name for finding in findings}
         with edition.holding(unit):
@@ -275,11 +274,11 @@ def _change_files(repair: Repair, changed: list[str]) -> Generator[None, None, N
         receipts = survey.receipts
         known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
         read_retries(edition).settle(known)
+    units = {finding.name: finding.unit for finding in survey.findings}
     for name in repair.indexes:
-        (unit,) = {finding.unit for finding in survey.findings if finding.name == name}
-        with edition.holding(unit):
+        with edition.holding(units[name]):
             if is_same(name, {tar_of(name), name}):
-                _write_index(store, unit, name)
+                _write_index(store, units[name], name)
                 yield
     if repair.writes_manifest:
         with edition.holding_manifest():
