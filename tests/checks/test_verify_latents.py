@@ -1,5 +1,6 @@
-"""Latents, alone and beside the images that they were made of."""
+"""Latents, of one shape or of several, alone and beside the images that they were made of."""
 
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,18 +11,31 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.kit.damaged import Fields, check, findings, flip, restore, rewrite
+from tests.kit.damaged import (
+    Fields,
+    Samples,
+    check,
+    findings,
+    flip,
+    restore,
+    rewrite,
+    state,
+)
 from tests.kit.encode_work import Making
-from tests.kit.encodes import encode_here, packed, pictures
+from tests.kit.encodes import encode_here, latents_of, packed, pictures, rejected
 from tests.kit.latent_sets import field, npy
-from tests.kit.packs import manifest_of, tree
+from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.checks.shard_check import array_problem
+from wdsprep.cli import main
 from wdsprep.dataset.file_names import MANIFEST
-from wdsprep.errors import FormatError
+from wdsprep.dataset.rejects import Reject
+from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.reporting.inspect import FoundSample, inspect
 
 FLIPS = 60
 EMPTY = "empty.emb.npy"
+UNIT = "64/000000"
 Pair = tuple[Path, Path, dict[str, bytes]]
 
 
@@ -45,6 +59,26 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def pair(once: Pair) -> Pair:
     restore(once[1], once[2])
     return once
+
+
+@pytest.fixture(scope="module")
+def shaped_once(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Images of six sizes, one of them too small for any shape, in two slices."""
+    root = tmp_path_factory.mktemp("shaped")
+    sizes = ((64, 80), (100, 90), (64, 100), (64, 65), (64, 64), (200, 64))
+    files: dict[str, bytes | str] = {}
+    for number in range(48):
+        files[f"{number:02d}.jpg"] = jpeg(number, sizes[number * 5 % 6])
+    options = ("--buckets", "64", "--samples-per-shard", "24")
+    images = pack(write_files(root / "in", files), root / "images", *options)
+    encode_here(images, root / "latents", shapes="nearest:8,2", max_crop=0.3)
+    return images, root / "latents", tree(root / "latents")
+
+
+@pytest.fixture
+def shaped(shaped_once: Pair) -> Pair:
+    restore(shaped_once[1], shaped_once[2])
+    return shaped_once
 
 
 def test_latents_are_sound_and_match_their_images(pair: Pair) -> None:
@@ -139,28 +173,58 @@ def array(value: float, shape: tuple[int, ...] = (4, 8, 8), dtype: str = "<f2") 
     return npy(np.full(shape, value, dtype))
 
 
+def with_array(data: Callable[[Fields], bytes]) -> Callable[[Samples], Samples]:
+    return lambda samples: [(key, {**f, "latent.npy": data(f)}) for key, f in samples]
+
+
+def with_fact(name: str, value: object) -> Callable[[Samples], Samples]:
+    def change(samples: Samples) -> Samples:
+        key, fields = samples[0]
+        facts = {**json.loads(fields["json"]), name: value}
+        return [(key, {**fields, "json": json.dumps(facts).encode()}), *samples[1:]]
+
+    return change
+
+
+def swapped(samples: Samples) -> Samples:
+    """The first and the last in each other's place; they are of different shapes, if of any."""
+    return [samples[-1], *samples[1:-1], samples[0]]
+
+
+NOT_FINITE = "latent.npy has values that are not finite"
+OTHER_CROP = "json states another crop than that of 64 x 100 pixels"
+
+
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("kind", "change", "problem"),
     [
-        (lambda f: {**f, "latent.npy": array(np.nan)}, "latent.npy has values that are not finite"),
+        ("pair", with_array(lambda _: array(np.nan)), NOT_FINITE),
+        ("pair", with_array(lambda _: array(-np.inf)), NOT_FINITE),
+        ("pair", with_array(lambda _: array(1, (4, 8, 9))), "is not the array of <f2 (4, 8, 8)"),
+        ("pair", with_array(lambda _: array(1, dtype="<f4")), "is not the array of <f2"),
+        ("pair", with_array(lambda f: f["latent.npy"][:-2]), "is not the array of <f2"),
+        ("pair", lambda s: [(key, {**f, "json": b'{"key": 1}'}) for key, f in s], "json lacks"),
         (
-            lambda f: {**f, "latent.npy": array(-np.inf)},
-            "latent.npy has values that are not finite",
+            *("pair", lambda s: [(key, dict(reversed(f.items()))) for key, f in s]),
+            "txt is in the place of latent.npy",
         ),
-        (lambda f: {**f, "latent.npy": array(1, (4, 8, 9))}, "is not the array of <f2 (4, 8, 8)"),
-        (lambda f: {**f, "latent.npy": array(1, dtype="<f4")}, "is not the array of <f2"),
-        (lambda f: {**f, "latent.npy": f["latent.npy"][:-2]}, "is not the array of <f2"),
-        (lambda f: {**f, "json": b'{"key": 1}'}, "json lacks"),
-        (lambda f: dict(reversed(f.items())), "txt is in the place of latent.npy"),
+        ("shaped", swapped, "latent.npy is not the array of"),
+        ("shaped", with_fact("width", 120), "120 x 100 pixels do not belong in shape"),
+        ("shaped", with_fact("width", 0), "0 x 100 pixels fit into no shape"),
+        ("shaped", with_fact("crop", [0, 0, 64, 64]), OTHER_CROP),
+        ("shaped", with_fact("scaled_height", 81), OTHER_CROP),
     ],
 )
 def test_latents_that_break_the_format_are_found_although_their_hash_is_right(
-    pair: Pair, change: Callable[[Fields], Fields], problem: str
+    request: pytest.FixtureRequest,
+    kind: str,
+    change: Callable[[Samples], Samples],
+    problem: str,
 ) -> None:
-    _images, latents, _whole = pair
-    rewrite(latents, "64/000000", lambda samples: [(k, change(f)) for k, f in samples])
+    _images, latents, _whole = request.getfixturevalue(kind)
+    rewrite(latents, UNIT, change)
     found = check(latents).findings
-    assert [finding.name for finding in found] == ["64/000000.tar"]
+    assert [finding.name for finding in found] == [f"{UNIT}.tar"]
     assert problem in found[0].what
 
 
@@ -184,11 +248,14 @@ def test_arrays_as_long_as_their_captions_are_held_against_the_longest() -> None
     assert array_problem(emb, memoryview(whole)[:-2], len(whole) - 2) == other
 
 
-def test_keys_in_another_order_than_the_images_are_found(pair: Pair) -> None:
-    images, latents, _whole = pair
-    rewrite(latents, "64/000000", lambda samples: [*samples[1:], samples[0]])
+@pytest.mark.parametrize("kind", ["pair", "shaped"])
+def test_keys_in_another_order_than_the_images_are_found(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    images, latents, _whole = request.getfixturevalue(kind)
+    rewrite(latents, UNIT, lambda samples: [samples[1], samples[0], *samples[2:]])
     assert findings(latents) == []
-    assert findings(images, latents) == ["64/000000.tar unmatched"]
+    assert findings(images, latents) == [f"{UNIT}.tar unmatched"]
 
 
 def test_a_dataset_is_named_once_and_each_in_any_place(pair: Pair, tmp_path: Path) -> None:
@@ -196,3 +263,62 @@ def test_a_dataset_is_named_once_and_each_in_any_place(pair: Pair, tmp_path: Pat
     moved = shutil.copytree(latents, tmp_path / "moved")
     assert findings(images, latents, moved) == []
     assert tree(moved) == whole
+
+
+# --- of several shapes
+
+
+def test_latents_of_several_shapes_are_sound_and_match_their_images(shaped: Pair) -> None:
+    images, latents, _whole = shaped
+    assert len(manifest_of(latents).counts) > 4
+    assert rejected(latents)
+    assert findings(latents) == findings(images, latents) == []
+
+
+def test_a_receipt_that_counts_other_shapes_is_found(shaped: Pair) -> None:
+    _images, latents, _whole = shaped
+    first = manifest_of(latents).receipts[0]
+    shapes = [name for name in first.counts if "x" in name]
+    for counts in (
+        {name: count for name, count in first.counts.items() if name != shapes[-1]},
+        {**first.counts, shapes[0]: first.counts[shapes[0]] + 1},
+    ):
+        state(latents, replace(first, counts=counts))
+        assert findings(latents) == [f"{UNIT}.tar wrong"]
+
+
+def test_what_repair_takes_out_encode_makes_again(shaped: Pair) -> None:
+    images, latents, whole = shaped
+    rewrite(latents, UNIT, swapped)
+    do_repair(plan_repair(check(latents).surveys[0]))
+    encode_here(images, latents, shapes="nearest:8,2", max_crop=0.3)
+    assert tree(latents) == whole
+
+
+def test_every_sample_and_every_reject_is_found_by_its_key(shaped: Pair) -> None:
+    _images, latents, _whole = shaped
+    samples, lost = latents_of(latents), rejected(latents)
+    for key in random.Random(3).sample(sorted(samples), 20):
+        found = inspect(latents, key)
+        assert isinstance(found, FoundSample)
+        left, top, right, bottom = samples[key]["json"]["crop"]
+        assert found.facts["shape"] == f"{right - left}x{bottom - top}"
+        assert found.members["txt"].decode() == samples[key]["txt"]
+    for key in lost:
+        assert isinstance(inspect(latents, key), Reject)
+    with pytest.raises(NotFoundError):
+        inspect(latents, "000000999999")
+
+
+def test_the_screen_counts_the_shapes(shaped: Pair, capfd: pytest.CaptureFixture[str]) -> None:
+    _images, latents, _whole = shaped
+    receipts = manifest_of(latents).receipts
+    assert main(["inspect", str(latents)]) == 0
+    said = capfd.readouterr().out
+    of_square = sum(receipt.counts["64x64"] for receipt in receipts)
+    assert f"       64x64 {of_square} samples" in said
+    assert "shapes 48x80,56x72,64x64,72x56,80x48" in said
+    assert main(["inspect", str(latents), "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert [*facts["shapes"]] == sorted(facts["shapes"])
+    assert not facts["shapes"].keys() & facts["counts"].keys()
