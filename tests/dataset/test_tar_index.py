@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.packs import tape_of
 from wdsprep.dataset.tar.members import BadSampleError, decode_index, encode_index, split_member
-from wdsprep.dataset.tar.read import file_tape, index_tar, read_samples, stream_tape
+from wdsprep.dataset.tar.read import file_tape, index_tar, read_samples
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
 
@@ -67,8 +68,7 @@ def write_tarfile(path: Path, form: int, count: int = 20) -> None:
 def index_file(path: Path) -> tuple[int, ...]:
     with file_tape(path) as tape:
         data = index_tar(tape, path.name)
-    with path.open("rb") as stream:
-        assert index_tar(stream_tape(stream), path.name) == data
+    assert index_tar(tape_of(path.read_bytes()), path.name) == data
     return decode_index(data, path.name)
 
 

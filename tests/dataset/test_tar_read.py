@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.packs import tape_of
 from wdsprep.dataset.tar.members import (
     MAX_EXTENSION_NBYTES,
     MAX_PADDING_NBYTES,
@@ -28,7 +29,6 @@ from wdsprep.dataset.tar.read import (
     open_unpacked_tape,
     read_samples,
     scan,
-    stream_tape,
 )
 from wdsprep.dataset.tar.write import TarWriter, header
 from wdsprep.store.base import LOCAL_CHUNK_NBYTES
@@ -40,7 +40,7 @@ Files = list[tuple[str, bytes]]
 
 
 def read(data: bytes) -> list[TarSample | BadSampleError]:
-    return list(scan(stream_tape(io.BytesIO(data))))
+    return list(scan(tape_of(data)))
 
 
 def outcome(data: bytes) -> list[object]:
@@ -49,7 +49,7 @@ def outcome(data: bytes) -> list[object]:
 
 
 def contents(data: bytes) -> dict[str, dict[str, bytes]]:
-    return {s.key: s.fields for s in read_samples(stream_tape(io.BytesIO(data)), "it")}
+    return {s.key: s.fields for s in read_samples(tape_of(data), "it")}
 
 
 def member(name: str, data: bytes = b"data") -> bytes:
@@ -130,7 +130,7 @@ def test_tar_of_gnu_tar_with_folders_and_links(form: str, tmp_path: Path) -> Non
         "./0": {"jpg": b"0.jpg", "txt": b"0.txt"},
         "./sub.d/1": {"jpg": b"sub.d/1.jpg"},
     }
-    linked = scan(stream_tape(io.BytesIO(data)), links=True)
+    linked = scan(tape_of(data), links=True)
     links = {s.key: s.unread for s in linked if isinstance(s, TarSample) and s.unread}
     assert links == {"./2": {"jpg": "0.jpg"}, "./3": {"jpg": "0.jpg"}}
 
@@ -145,7 +145,7 @@ def test_links_are_told_by_whole_names(form: int) -> None:
             info = tarfile.TarInfo(f"./x/y/{number}.jpg")
             info.type, info.linkname = kind, target
             tar.addfile(info)
-    samples = scan(stream_tape(io.BytesIO(out.getvalue())), links=True)
+    samples = scan(tape_of(out.getvalue()), links=True)
     found = [s.unread["jpg"] for s in samples if isinstance(s, TarSample) and s.unread]
     assert found == [target for _, _, target in links]
 
@@ -165,7 +165,7 @@ def test_size_in_base_256_and_other_old_habits() -> None:
 
 
 def test_truncation_anywhere_is_named_and_costs_only_the_cut_sample() -> None:
-    starts = [s.start for s in read_samples(stream_tape(io.BytesIO(SOUND)), "it")]
+    starts = [s.start for s in read_samples(tape_of(SOUND), "it")]
     ends = [*starts[1:], len(SOUND) - len(END)]
     cuts = {offset + more for offset in range(0, ends[-1], 512) for more in (0, 1, 511)}
     for cut in sorted(cuts | set(range(ends[-1], ends[-1] + 512))):
@@ -174,7 +174,7 @@ def test_truncation_anywhere_is_named_and_costs_only_the_cut_sample() -> None:
         key = f"{len(whole):03d}" if cut >= 512 else ""
         assert outcome(SOUND[:cut]) == [*whole, ("truncated", key)]
         with pytest.raises(BadSampleError) as caught:
-            index_tar(stream_tape(io.BytesIO(SOUND[:cut])), "it")
+            index_tar(tape_of(SOUND[:cut]), "it")
         assert caught.value.code == "truncated"
 
 
@@ -219,9 +219,9 @@ def test_tars_joined_by_cat_are_read_to_their_end(padding: int, tmp_path: Path) 
     other = b"".join(map(member, ("a.jpg", "a.txt", "b.jpg"))) + END
     joined = SOUND + bytes(padding) + other + bytes(padding)
     assert outcome(joined) == ["000", "001", "002", "a", "b"]
-    assert list(scan(stream_tape(io.BytesIO(joined)))) == read(joined)
     (tmp_path / "a.tar").write_bytes(joined)
     with file_tape(tmp_path / "a.tar") as tape:
+        assert list(scan(tape)) == read(joined)
         offsets = decode_index(index_tar(tape, "it"), "it")
     for start, end, key in zip(offsets, offsets[1:], ("000", "001", "002", "a", "b"), strict=False):
         assert outcome(joined[start:end] + END) == [key]
@@ -263,7 +263,7 @@ def test_what_is_not_wanted_is_not_read_but_told() -> None:
     names = ["a.jpg", "a.mov", "README", "b.txt", "b.jpg"]
     strays: list[str] = []
     found = scan(
-        stream_tape(io.BytesIO(b"".join(map(member, names)) + END)),
+        tape_of(b"".join(map(member, names)) + END),
         wants=lambda name, nbytes, before: name == "jpg" and nbytes == 4 and not before,
         stray=strays.append,
     )
@@ -290,7 +290,7 @@ def test_members_out_of_place(names: list[str], found: list[object]) -> None:
     bad = [f[0] for f in found if isinstance(f, tuple)]
     if bad:
         with pytest.raises(BadSampleError, match=r"^shard 7: ") as caught:
-            list(read_samples(stream_tape(io.BytesIO(data)), "shard 7"))
+            list(read_samples(tape_of(data), "shard 7"))
         assert caught.value.code == bad[0]
 
 
@@ -423,7 +423,7 @@ def harmless(data: bytes) -> None:
         if isinstance(found, TarSample):
             assert sum(map(len, found.fields.values())) <= len(data)
     with contextlib.suppress(BadSampleError):
-        index_tar(stream_tape(io.BytesIO(data)), "it")
+        index_tar(tape_of(data), "it")
     assert time.monotonic() - started < 5
 
 

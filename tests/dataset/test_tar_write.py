@@ -15,8 +15,9 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.packs import tape_of
 from wdsprep.dataset.tar.members import decode_index
-from wdsprep.dataset.tar.read import read_samples, stream_tape
+from wdsprep.dataset.tar.read import read_samples
 from wdsprep.dataset.tar.write import FLUSH_NBYTES, MAX_MEMBER_NBYTES, TarWriter, header, pieces_of
 from wdsprep.errors import StoreError, TarError
 
@@ -105,7 +106,7 @@ def test_names_come_back_from_tarfile_gnu_tar_and_our_reader(tmp_path: Path) -> 
     listed = subprocess.run(command, capture_output=True, check=True)
     assert listed.stdout.decode() == "".join(f"{name}\n" for name in GOOD_NAMES)
     assert not listed.stderr
-    read = read_samples(stream_tape(io.BytesIO(data)), "it")
+    read = read_samples(tape_of(data), "it")
     assert [(sample.key, sample.fields) for sample in read] == samples
 
 
@@ -197,7 +198,7 @@ def test_tarfile_and_our_reader_read_any_samples_back(samples: dict[str, dict[st
     with tarfile.open(fileobj=io.BytesIO(data), errorlevel=2) as tar:
         found = {info.name: tar.extractfile(info) for info in tar}
         assert {name: file.read() for name, file in found.items() if file} == wanted
-    ours = list(read_samples(stream_tape(io.BytesIO(data)), "it"))
+    ours = list(read_samples(tape_of(data), "it"))
     assert [(s.key, s.fields) for s in ours] == list(samples.items())
     assert (*(s.start for s in ours), len(data) - 1024) == decode_index(written.index, "it")
 

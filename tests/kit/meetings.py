@@ -9,7 +9,6 @@ once, and every picture that was packed and has vanished since is there still.
 """
 
 import contextlib
-import io
 import json
 import os
 import random
@@ -26,13 +25,13 @@ from pathlib import Path
 
 from tests.kit.damaged import check, named
 from tests.kit.meeting_processes import ALIKE
-from tests.kit.packs import jpeg, write_table
+from tests.kit.packs import jpeg, tape_of, write_table
 from tests.kit.paths import ROOT
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.stored_dataset import read_manifest, refresh_manifest
-from wdsprep.dataset.tar.read import read_samples, stream_tape
+from wdsprep.dataset.tar.read import read_samples
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 
@@ -340,7 +339,7 @@ class Meeting:
     def _packed(self, name: str) -> Iterator[int]:
         store = open_store(self._images)
         with contextlib.suppress(Exception):  # a shard that was spoiled before
-            for sample in read_samples(stream_tape(io.BytesIO(store.read(name))), name):
+            for sample in read_samples(tape_of(store.read(name)), name):
                 yield self._row(json.loads(sample.fields["json"])["source"])
 
     @staticmethod

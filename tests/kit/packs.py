@@ -13,7 +13,7 @@ import tarfile
 import time
 import warnings
 from collections.abc import Generator, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.sample_table import TableWriter, have_same_rows, read_table, table_columns
 from wdsprep.dataset.samples import Sample
-from wdsprep.dataset.tar.read import file_tape, index_tar
+from wdsprep.dataset.tar.members import Tape
+from wdsprep.dataset.tar.read import ChunkTape, file_tape, index_tar
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.packing.slices import survey_source
 from wdsprep.runners.base import Event, Quarantined, Unit, Work
@@ -115,6 +116,11 @@ def tar_bytes(members: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 # --- reading a source without packing it
+
+
+def tape_of(data: bytes) -> Tape:
+    """What reads a tar by offsets, over its bytes as they come from a stream."""
+    return ChunkTape(partial(io.BytesIO(data).read, 5_000)).at
 
 
 def source_of(url: Path | str, *, rows: int = 100, **columns: Any) -> Source:

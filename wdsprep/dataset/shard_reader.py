@@ -436,19 +436,21 @@ class HashedTape(ChunkTape):
     def __init__(self, store: Store, shard: ShardSize) -> None:
         self._place = f"{store.url}/{shard.name}"
         self._hash = blake3()
-        super().__init__(Chunks(store, shard.name, watch=self._hash.update, expected=shard.nbytes))
+        watch = self._hash.update
+        self._chunks = Chunks(store, shard.name, watch=watch, expected=shard.nbytes)
+        super().__init__(self._chunks.next)
 
     def __enter__(self) -> "HashedTape":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._chunks.close()
 
     def digest(self) -> str:
         """Return the digest of the whole shard, of which the rest is read first."""
         for _ in self.rest():
             pass
-        self.close()
+        self._chunks.close()
         return self._hash.hexdigest()
 
     def check(self, digest: str) -> None:

@@ -21,8 +21,8 @@ from wdsprep.dataset.file_names import is_foreign_table, is_index
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import RoleImage, Sample, image_name
-from wdsprep.dataset.tar.members import GZIP, BadSampleError, members
-from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan, stream_tape
+from wdsprep.dataset.tar.members import BadSampleError, members
+from wdsprep.dataset.tar.read import TarSample, open_tape, open_unpacked_tape, scan
 from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
@@ -46,7 +46,7 @@ from wdsprep.sources.captions import (
 from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
 from wdsprep.store import shared_store
-from wdsprep.store.base import Chunks, Entry, OnBytes, is_hidden
+from wdsprep.store.base import Entry, OnBytes, is_hidden
 from wdsprep.text import shown
 
 UNREADABLE = ""
@@ -295,11 +295,10 @@ def _member_places(url: str, tar: str) -> dict[str, tuple[int, int]]:
     A gzipped tar has none here, and a damaged tar has those before the damage.
     """
     found = {}
-    with Chunks(shared_store(url), tar).as_stream() as file, suppress(BadSampleError):
-        if not file.peek(len(GZIP)).startswith(GZIP):
-            for path, _, start, nbytes, target in members(stream_tape(file)):
-                if path and not target:
-                    found[posixpath.normpath(path)] = start, nbytes
+    with open_tape(shared_store(url), tar) as tape, suppress(BadSampleError):
+        for path, _, start, nbytes, target in members(tape):
+            if path and not target:
+                found[posixpath.normpath(path)] = start, nbytes
     return found
 
 

@@ -6,7 +6,6 @@ It yields samples for those who want the data, and offsets for those who want th
 import contextlib
 import functools
 import gzip
-import io
 import os
 import sys
 import zlib
@@ -14,7 +13,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from wdsprep.dataset.tar import padded
 from wdsprep.dataset.tar.members import (
@@ -29,6 +27,7 @@ from wdsprep.dataset.tar.members import (
 from wdsprep.store.base import Chunks, OnBytes, Store
 
 CHUNK_NBYTES = 16 << 20  # read at once: a header may claim more bytes than there are
+UNPACKED_NBYTES = 1 << 20
 WINDOW_NBYTES = 1 << 13
 MAX_VIEW_NBYTES = 1 << 28  # a damaged header may state any size
 
@@ -51,32 +50,15 @@ class TarSample:
     unread: Mapping[str, int | str] | None = None
 
 
-def stream_tape(stream: BinaryIO) -> Tape:
-    """Return a function that reads a tar from a stream, at offsets that rise."""
-    position = 0
-
-    def at(offset: int, nbytes: int) -> bytes:
-        nonlocal position
-        while position < offset:
-            skipped = len(stream.read(min(offset - position, 1 << 20)))
-            if not skipped:
-                return b""
-            position += skipped
-        data = _gather(lambda n, _at: stream.read(n), offset, nbytes)
-        position += len(data)
-        return data
-
-    return at
-
-
 class ChunkTape:
     """A tape, which reads a tar by offsets, over the chunks of a file.
 
-    The tape reads forward, and back no further than a chunk.
+    The tape reads forward, and back no further than a chunk. `next_chunk` returns the next chunk,
+    which is empty at the end of the file.
     """
 
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks = chunks
+    def __init__(self, next_chunk: Callable[[], bytes]) -> None:
+        self._next_chunk = next_chunk
         self._before = self._chunk = b""
         self._start = 0  # the begin of the chunk
 
@@ -116,7 +98,7 @@ class ChunkTape:
 
     def _advance(self) -> bool:
         """Go on to the next chunk; False at the end of the file."""
-        chunk = self._chunks.next()
+        chunk = self._next_chunk()
         if not chunk:
             return False
         self._start = self.nbytes
@@ -127,9 +109,6 @@ class ChunkTape:
         """Read the rest of the file, and yield after each chunk how many bytes are read in all."""
         while self._advance():
             yield self.nbytes
-
-    def close(self) -> None:
-        self._chunks.close()
 
 
 @contextlib.contextmanager
@@ -143,10 +122,10 @@ def open_unpacked_tape(
     """
     with contextlib.closing(Chunks(store, name, watch=watch, expected=expected)) as chunks:
         if chunks.peek().startswith(GZIP):
-            zipped = io.BufferedReader(chunks, 1 << 16)
-            yield stream_tape(cast("BinaryIO", _GzipStream(fileobj=zipped)))
+            unpacked = _GzipStream(fileobj=chunks.as_stream())
+            yield ChunkTape(functools.partial(unpacked.read, UNPACKED_NBYTES)).at
         else:
-            yield ChunkTape(chunks).at
+            yield ChunkTape(chunks.next).at
 
 
 class _GzipStream(gzip.GzipFile):
@@ -200,8 +179,8 @@ def open_tape(store: Store, name: str, *, expected: int | None = None) -> Iterat
     Over a network the offsets must rise. `expected` is the length of the tar, if that is known.
     """
     if store.root is None:
-        with Chunks(store, name, expected=expected).as_stream() as file:
-            yield stream_tape(file)
+        with contextlib.closing(Chunks(store, name, expected=expected)) as chunks:
+            yield ChunkTape(chunks.next).at
         return
     store.read(name, nbytes=0)  # says in words of ours why a file cannot be read
     with file_tape(store.root / name) as tape:
