@@ -1,7 +1,6 @@
 """Whatever happens to a byte of a dataset is found, and said of the right file."""
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pyarrow import parquet as pq
 
 from tests.kit.damaged import (
     check,
+    check_flips,
     findings,
     flip,
     pack_here,
@@ -30,8 +30,6 @@ from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
-
-FLIPS = 200
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +56,8 @@ def test_what_pack_made_is_sound(images: Path) -> None:
 def test_one_flipped_bit_anywhere_is_found_in_the_right_file(
     images: Path, packed: tuple[Path, dict[str, bytes]]
 ) -> None:
-    rng = random.Random(7)
-    names = sorted(name for name, data in packed[1].items() if data)
-    sizes = [len(packed[1][name]) for name in names]
-    by_kind = rng.choices(names, k=FLIPS // 2)  # small files are hit as often as large ones
-    for name in (*by_kind, *rng.choices(names, sizes, k=FLIPS // 2)):
-        bit = rng.randrange(8 * len(packed[1][name]))
-        flip(images / name, bit)
-        found = check(images).findings
-        assert [finding.name for finding in found] == [name], f"bit {bit} of {name}"
-        (images / name).write_bytes(packed[1][name])
-    kinds = {name.rpartition(".")[2] for name in by_kind}
+    names = check_flips(images, packed[1], "images", rounds=40)
+    kinds = {name.rpartition(".")[2] for name in names}
     assert kinds == {"tar", "idx", "json", "jsonl", "parquet"}
 
 

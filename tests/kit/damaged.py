@@ -1,5 +1,6 @@
 """Datasets to damage, check and repair, all in this process."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from tests.kit.packs import Loud, pack, photos, tree
 from wdsprep.checks.findings import Finding
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.checks.verify import Verified, check_datasets
-from wdsprep.dataset.file_names import index_name, receipt_name, table_name
+from wdsprep.dataset.file_names import index_name, receipt_name, table_name, unit_of_file
 from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.dataset.samples import parse_object
@@ -67,6 +68,28 @@ def flip(path: Path, bit: int) -> None:
     data = bytearray(path.read_bytes())
     data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
+
+
+def check_flips(root: Path, files: dict[str, bytes], kind: str, *, rounds: int) -> set[str]:
+    """Flip a bit in one file of each unit, and check that these are found, and nothing else.
+
+    Small files are hit as often as large ones, every other time. Return the names of the files.
+    """
+    rng, hit = random.Random(7), set[str]()
+    by_unit: dict[str, list[str]] = {}
+    for name in sorted(name for name, data in files.items() if data):
+        by_unit.setdefault(unit_of_file(name, kind), []).append(name)
+    for number in range(rounds):
+        bits = {}
+        for names in by_unit.values():
+            sizes = [len(files[name]) for name in names]
+            (name,) = rng.choices(names, sizes if number % 2 else None)
+            bits[name] = rng.randrange(8 * len(files[name]))
+            flip(root / name, bits[name])
+        assert [finding.name for finding in check(root).findings] == sorted(bits), bits
+        restore(root, files)
+        hit |= bits.keys()
+    return hit
 
 
 def state(root: Path, receipt: Receipt) -> None:
