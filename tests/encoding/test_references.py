@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,8 +16,9 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
+from tests.kit.encoders import load_latent_encoder
 from tests.kit.model_files import changed
-from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
+from wdsprep.encoding.models.encoder import LatentEncoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.recipe_defaults import settle_recipe
@@ -34,7 +35,11 @@ QWEN_21 = pytest.param(
 )
 EDIT = pytest.param("QwenImageEdit", marks=pytest.mark.system)
 PLUS = pytest.param("QwenImageEditPlus", marks=pytest.mark.system)
-FAMILIES = pytest.mark.parametrize("name", ["FluxKontext", "Flux2Klein", PLUS, EDIT, QWEN_21])
+KANDINSKY = pytest.param("Kandinsky5I2I", marks=pytest.mark.system)
+LONGCAT = pytest.param("LongCatImageEdit", marks=pytest.mark.system)
+OF_PICTURES = (EDIT, QWEN_21, KANDINSKY, LONGCAT)
+"""Families whose text depends on references, but for that of the quick half."""
+FAMILIES = pytest.mark.parametrize("name", ["FluxKontext", "Flux2Klein", PLUS, *OF_PICTURES])
 CAPTION = "a red house by the sea"
 
 Family = Callable[[str], Path]
@@ -61,15 +66,24 @@ def by_pipeline(
     """Return what a whole pipeline makes of one sample: its embeddings, and latents of images.
 
     It makes no latents for `text_alone`. Images are contiguous in memory, as wdsprep has them:
-    kernels differ by layout.
+    kernels differ by layout. Where a pipeline draws a latent, its distribution has no width.
     """
     pipeline, latents, outputs = whole(folder), [], []
-    encode, encode_prompt = pipeline._encode_vae_image, pipeline.encode_prompt
+    has_method = hasattr(pipeline, "_encode_vae_image")
+    name = "_encode_vae_image" if has_method else "prepare_latents"
+    encode, encode_prompt = getattr(pipeline, name), pipeline.encode_prompt
     by_vae = pipeline.vae.encode
 
     def noted(*words: Any, **options: Any) -> Any:
-        latents.append(encode(*words, **options))
-        return latents[-1]
+        made = encode(*words, **options)
+        # Kandinsky's: noise, the reference and a mask as the channels of a frame, which come last.
+        latents.append(made if has_method else made[:, 0].movedim(-1, 1)[:, 16:32])
+        return made
+
+    def mode(pixels: Tensor) -> Any:
+        mode = by_vae(pixels.contiguous()).latent_dist.mode()
+        drawn = SimpleNamespace(mode=lambda: mode, sample=lambda **_: mode)
+        return SimpleNamespace(latent_dist=drawn)
 
     def noted_text(*words: Any, **options: Any) -> Any:
         outputs.append(encode_prompt(*words, **options))
@@ -78,8 +92,8 @@ def by_pipeline(
         return outputs[-1]
 
     with (
-        patch.object(pipeline.vae, "encode", lambda pixels: by_vae(pixels.contiguous())),
-        patch.object(pipeline, "_encode_vae_image", noted),
+        patch.object(pipeline.vae, "encode", mode),
+        patch.object(pipeline, name, noted),
         patch.object(pipeline, "encode_prompt", noted_text),
         patch.object(pipeline.transformer, "forward", side_effect=StopError),
         pytest.raises(StopError),
@@ -93,11 +107,8 @@ def by_pipeline(
 @cache
 def loaded(folder: Path, references: int = 1, **recipe: Any) -> tuple[LatentEncoder, Any]:
     """Return an encoder, and what prepares references for it."""
-    wanted = Recipe(**{"resolution": 64, **recipe})
-    model = replace(find_model(str(folder), text=wanted.text), references=references)
-    wanted, model = settle_recipe(wanted, model, "cpu")
-    encoder = load_encoder(model, wanted, "cpu")
-    assert isinstance(encoder, LatentEncoder)
+    model = find_model(str(folder), text=recipe.get("text", "emb"))
+    encoder = load_latent_encoder(folder, references=references, **recipe)
     return encoder, ReferencePipeline(model)
 
 
@@ -147,7 +158,7 @@ def test_several_references_are_each_as_if_alone_or_refused(name: str, family: F
     ]
 
 
-@pytest.mark.parametrize("name", ["QwenImageEditPlus", EDIT, QWEN_21])
+@pytest.mark.parametrize("name", ["QwenImageEditPlus", *OF_PICTURES])
 @pytest.mark.parametrize("caption", [CAPTION, pytest.param("", marks=pytest.mark.system)])
 def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
     name: str, caption: str, family: Family
@@ -162,12 +173,16 @@ def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
     ]
     images = [references.prepare(pictures).for_text for _, pictures in samples]
     tokens = encoder.tokens([text for text, _ in samples], images)
-    (embeddings, mask, *_), _ = by_pipeline(family(name), samples[0][1], caption, text_alone=True)
-    assert mask is None
+    (embeddings, *others), _ = by_pipeline(family(name), samples[0][1], caption, text_alone=True)
+    if name.startswith("Qwen"):
+        assert others[0] is None  # a mask
     alone = encoder.text_rows(tokens[:1])
     assert alone.lengths is not None
     assert int(alone.lengths[0]) == embeddings.shape[1]
     assert torch.equal(alone.arrays["emb.npy"], embeddings)
+    if name == "Kandinsky5I2I":  # of which others are a second embedding, and lengths in sum
+        assert torch.equal(alone.arrays["clip.npy"], others[0])
+        assert others[1].tolist() == [0, int(alone.lengths[0])]
     together = encoder.text_rows(tokens[::-1])
     assert torch.equal(together.arrays["emb.npy"][-1, : embeddings.shape[1]], embeddings[0])
     again = encoder.tokens([caption], images[:1])
@@ -177,7 +192,8 @@ def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("QwenImageEdit", 1), ("QwenImageEditPlus", 3), ("FluxKontext", 3)]
+    ("name", "most"),
+    [("QwenImageEdit", 1), ("QwenImageEditPlus", 3), ("FluxKontext", 3), ("Kandinsky5I2I", 1)],
 )
 @pytest.mark.parametrize("latents", ["none", "auto"])
 def test_text_has_room_for_as_many_references_as_the_pipeline_takes(
@@ -188,6 +204,21 @@ def test_text_has_room_for_as_many_references_as_the_pipeline_takes(
     model = find_model(str(family(name)), text="emb", has_vae=latents == "auto")
     assert model.references == 0
     assert settle_recipe(recipe, model, "cpu")[1].references == most
+
+
+@pytest.mark.parametrize(("name", "most"), [("Kandinsky5I2I", 1024), ("LongCatImageEdit", 512)])
+def test_a_caption_over_which_a_pipeline_fails_with_its_image_has_no_tokens(
+    name: str, most: int, family: Family
+) -> None:
+    """Both fail where they should cut; what they take decides the longest text."""
+    encoder, references = loaded(family(name), latents="none", roles=("target", "source"))
+    image = references.prepare([picture(SIZES[0])]).for_text
+    texts = [f"{CAPTION} " * count for count in (1, 9, 400)]
+    (short, longer, *others) = encoder.tokens(texts, [image] * 3)
+    assert [short.count < longer.count] + [text.count for text in others] == [True, 0]
+    (emb,) = (field for field in encoder.fields if field.name == "emb.npy")
+    assert emb.is_variable
+    assert most <= emb.shape[0] < most + 100
 
 
 def test_text_without_the_images_that_it_depends_on_is_an_error(family: Family) -> None:

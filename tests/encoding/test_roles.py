@@ -10,7 +10,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +17,15 @@ import torch
 from PIL import Image, ImageOps
 
 import wdsprep
-from tests.encoding.test_references import by_pipeline, picture, whole
+from tests.encoding.test_references import (
+    EDIT,
+    OF_PICTURES,
+    QWEN_21,
+    SEVERAL,
+    by_pipeline,
+    picture,
+    whole,
+)
 from tests.kit.encodes import encode_here, latents_of
 from tests.kit.packs import manifest_of, packing_here, tree, with_text, write_files
 from wdsprep.dataset.samples import is_mask
@@ -410,14 +417,6 @@ def test_a_dataset_of_single_images_has_no_roles(images: Path, tmp_path: Path) -
 
 
 SOURCES = ((300, 200), (162, 640), (300, 200), (90, 128))
-EDIT = pytest.param("QwenImageEdit", marks=pytest.mark.system)
-QWEN_21 = pytest.param(
-    "QwenImage21",
-    marks=[
-        pytest.mark.system,
-        pytest.mark.skipif(not hasattr(diffusers, "QwenImage21Pipeline"), reason="no class"),
-    ],
-)
 
 
 def edits(
@@ -446,17 +445,17 @@ def as_floats(array: Any) -> torch.Tensor:
     return (tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor).float()
 
 
-@pytest.mark.parametrize("name", ["FluxKontext", "Flux2Klein", "QwenImageEditPlus", EDIT, QWEN_21])
+@pytest.mark.parametrize("name", ["FluxKontext", "Flux2Klein", "QwenImageEditPlus", *OF_PICTURES])
 def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
     name: str, family: Family, tmp_path: Path
 ) -> None:
-    count = {"FluxKontext": 1, "QwenImageEdit": 1, "Flux2Klein": 3}.get(name, 2)
+    count = 3 if name == "Flux2Klein" else 2 if name in SEVERAL else 1
     images, by_caption = edits(tmp_path, count)
     out, roles = tmp_path / "out", "target,source,more" if count > 2 else "target,source"
     assert encode_here(images, out, roles=roles, model=str(family(name))).samples == len(SOURCES)
     settings = manifest_of(out).settings
     assert {*settings["role_sizes"].values()} == {"pipeline"}
-    takes_images = name.startswith("QwenImage")
+    takes_images = not name.startswith("Flux")
     assert ("text_roles" in settings) is takes_images
     assert any(out.glob("empty.*")) is not takes_images
     assert not wdsprep.verify(out).findings

@@ -16,7 +16,9 @@ from diffusers import (
     FluxTransformer2DModel,
     HiDreamImageTransformer2DModel,
     HunyuanImageTransformer2DModel,
+    Kandinsky5Transformer3DModel,
     Krea2Transformer2DModel,
+    LongCatImageTransformer2DModel,
     Lumina2Transformer2DModel,
     OvisImageTransformer2DModel,
     PixArtTransformer2DModel,
@@ -217,6 +219,33 @@ def hunyuan_image(channels: int, text: int) -> HunyuanImageTransformer2DModel:
         num_refiner_layers=1,
         text_embed_dim=text,
         rope_axes_dim=(8, 8),
+    )
+
+
+def kandinsky5(text: int, pooled: int) -> Kandinsky5Transformer3DModel:
+    return Kandinsky5Transformer3DModel(
+        in_visual_dim=16,
+        out_visual_dim=16,
+        in_text_dim=text,
+        in_text_dim2=pooled,
+        time_dim=16,
+        model_dim=32,
+        ff_dim=32,
+        num_text_blocks=1,
+        num_visual_blocks=1,
+        axes_dims=ROPE,
+        visual_cond=True,
+    )
+
+
+def longcat(text: int) -> LongCatImageTransformer2DModel:
+    return LongCatImageTransformer2DModel(
+        **HEADS,
+        num_layers=1,
+        num_single_layers=1,
+        joint_attention_dim=text,
+        pooled_projection_dim=text,
+        axes_dims_rope=ROPE,
     )
 
 

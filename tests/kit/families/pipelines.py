@@ -224,11 +224,32 @@ def _two_clips() -> dict[str, Any]:
 
 
 def _qwen_image_edit() -> dict[str, Any]:
-    """Its processor makes few tokens of a picture."""
     made = FAMILIES["QwenImage"]()
+    return made | {"processor": _sees_pictures(made["tokenizer"])}
+
+
+def _sees_pictures(tokenizer: Any) -> Qwen2VLProcessor:
+    """Return a processor that makes few tokens of a picture."""
     pictures = Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=112 * 112)
-    processor = Qwen2VLProcessor(pictures, made["tokenizer"], Qwen2VLVideoProcessor())
-    return made | {"processor": processor}
+    return Qwen2VLProcessor(pictures, tokenizer, Qwen2VLVideoProcessor())
+
+
+def _longcat_edit() -> dict[str, Any]:
+    made = _one_tower(words.qwen, towers.qwen2_5_vl, vaes.flux, denoisers.longcat)
+    return made | {"text_processor": _sees_pictures(made["tokenizer"])}
+
+
+def _kandinsky5() -> dict[str, Any]:
+    qwen, clip = words.qwen(), words.clip()
+    return {
+        "tokenizer": _sees_pictures(qwen),
+        "text_encoder": towers.qwen2_5_vl(qwen),
+        "tokenizer_2": clip,
+        "text_encoder_2": towers.clip(clip, CLIPS),
+        "vae": vaes.flux(),
+        "transformer": denoisers.kandinsky5(WIDTH, CLIPS),
+        "scheduler": FlowMatchEulerDiscreteScheduler(),
+    }
 
 
 _sd_vae = partial(vaes.kl, 0.13025)
@@ -268,6 +289,7 @@ FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
     "ErnieImage": partial(
         _one_tower, words.mistral, towers.mistral3, vaes.flux2, denoisers.ernie_image
     ),
+    "Kandinsky5T2I": _kandinsky5,
 }
 if hasattr(diffusers, "QwenImage21Pipeline"):  # since 0.42
     FAMILIES["QwenImage21"] = _qwen_image_21
@@ -275,5 +297,7 @@ EDITS: dict[str, Callable[..., dict[str, Any]]] = {
     "FluxKontext": _flux,
     "QwenImageEdit": _qwen_image_edit,
     "QwenImageEditPlus": _qwen_image_edit,
+    "Kandinsky5I2I": _kandinsky5,
+    "LongCatImageEdit": _longcat_edit,
 }
 """Those that need an image beside the prompt."""

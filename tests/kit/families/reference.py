@@ -24,7 +24,9 @@ from torch import Tensor
 
 from tests.kit.families.folders import class_of, denoiser_of, pipeline_class
 
-SECOND_CALL = {"Flux2KleinPipeline", "Krea2Pipeline", "ErnieImagePipeline"}
+SECOND_CALL = {
+    *("Flux2KleinPipeline", "Krea2Pipeline", "ErnieImagePipeline", "Kandinsky5T2IPipeline")
+}
 """their `__call__` guides by default, and calls `encode_prompt` once more, for the text ''"""
 
 
@@ -158,7 +160,7 @@ def _sana(vae: _Vae, image: Tensor) -> Tensor:
 
 
 def _scaled(vae: _Vae, image: Tensor) -> Tensor:
-    """As PixArt, AuraFlow, CogView4 and HunyuanImage undo it: a shift, if any, is not looked at."""
+    """As PixArt, AuraFlow, CogView4, HunyuanImage and Kandinsky undo it, without any shift."""
     return vae.encode(image).latent_dist.mode() * vae.config.scaling_factor
 
 
@@ -184,6 +186,7 @@ WAYS = {
     "Krea2": _qwen,
     "OvisImage": _flux,
     "ErnieImage": _ernie,
+    "Kandinsky5T2I": _scaled,
 }
 
 

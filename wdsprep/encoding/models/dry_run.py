@@ -18,6 +18,7 @@ import contextlib
 import inspect
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -36,7 +37,6 @@ from wdsprep.encoding.models.encode_prompt import (
     Row,
     assemble,
     dtype_of_tower,
-    find_class,
     pipeline_class,
     pipeline_error,
 )
@@ -57,6 +57,8 @@ SHORT = "A  <b>photo</b> of M&amp;Ms"
 """A caption with something to clean: some pipelines do so if further packages are installed."""
 BLANKS = ((1024, 1024), (1536, 768), (768, 1536), (2048, 512), (512, 2048))
 """The sizes of blank images by which the lengths of text that depends on images are found."""
+SPARE = 64
+"""How many more tokens an image of another ratio may have, if captions are padded to one length."""
 MOST_REFERENCES = 3
 """The references of a sample for which text is given room, if a pipeline takes several."""
 SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
@@ -69,7 +71,9 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
     Without text these are only the arrays that are made from the sizes of images.
     """
     if not model.components:
-        kind = find_class(model.pipeline_kind)
+        import diffusers
+
+        kind = getattr(diffusers, model.pipeline_kind, None)
         return replace(model, outputs=_size_fields(kind) if kind else ())
     silence_libraries()
     kind = pipeline_class(model)
@@ -149,19 +153,23 @@ def _find_fields(dry_run: "DryRun") -> list[Field]:
     Text that depends on images is as long as they are, too: those of several ratios are tried.
     """
     call, short = dry_run.call, dry_run.outputs(SHORT)
-    longs = [dry_run.outputs(LONG, images) for images in dry_run.blanks]
+    (caption, long), *others = map(dry_run.longest, dry_run.blanks)
     fields = []
     for name in short:
-        rows = [outputs[name] for outputs in (short, *longs)]
+        rows = [outputs[name] for outputs in (short, long, *(outputs for _, outputs in others))]
         value, lengths = max(rows, key=lambda row: row[0].shape)
-        is_longer = lengths is not None or value.shape != short[name][0].shape
+        shape: tuple[int, ...] = tuple(value.shape[1:])
+        by_caption = lengths is not None or long[name][0].shape != short[name][0].shape
+        is_longer = by_caption or value.shape != short[name][0].shape
+        if call.takes_images and name == call.first and not by_caption:
+            is_longer, shape = True, (shape[0] + SPARE, *shape[1:])
         if is_longer and name != call.first:
             raise UsageError(
                 f"{call.name} gives {name} with the length of the caption, which cannot be stored: "
                 f"{ALONE}"
             )
-        by_caption = lengths is not None or longs[0][name][0].shape != short[name][0].shape
-        if by_caption and not call.is_trimmed and not dry_run.tokens([LONG])[0].cut:
+        is_any_length = by_caption and caption == LONG and not call.is_trimmed
+        if is_any_length and not dry_run.tokens([LONG])[0].cut:
             raise UsageError(
                 f"{call.name} has no limit for the length of captions: give one with --text-length"
             )
@@ -170,7 +178,7 @@ def _find_fields(dry_run: "DryRun") -> list[Field]:
             Field(
                 name=member_name(name, call.first),
                 dtype="|u1" if is_mask(name) else half,
-                shape=tuple(value.shape[1:]),
+                shape=shape,
                 is_variable=is_longer,
             )
         )
@@ -235,6 +243,26 @@ class DryRun:
         """Return the outputs for a caption, as zeros of their shapes."""
         with self._lock:
             return self.call.rows(self._run(caption, images or self.blanks[0]))
+
+    def longest(self, images: Any) -> tuple[str, dict[str, Row]]:
+        """Return the longest caption that the pipeline takes beside images, with its outputs.
+
+        The code of some pipelines fails on captions that it should cut.
+        """
+        words = LONG.split()
+
+        def is_refused(count: int) -> bool:
+            try:
+                self.outputs(" ".join(words[:count]), images)
+            except WorkError:
+                return True
+            return False
+
+        with contextlib.suppress(WorkError):
+            return LONG, self.outputs(LONG, images)
+        most = bisect_left(range(1, len(words)), True, key=is_refused)
+        caption = " ".join(words[:most])
+        return caption, self.outputs(caption, images)
 
     def tokens(self, captions: Sequence[str]) -> list[Tokens]:
         with self._lock:
@@ -384,7 +412,9 @@ def _encoder_input(
         return EncoderInput(ids, mask, count)
     most = call.options.get("max_length") or len(ids)
     if call.options.get("truncation") and count >= most:
-        count = max(count, len(call.call_again(call.texts[row])["input_ids"]))
+        shown = {name: value for name, value in call.options.items() if name == "images"}
+        (whole,) = call.call_again(text=[call.texts[row]], **shown)["input_ids"]
+        count = max(count, len(whole))
     is_fixed = call.options.get("padding") == "max_length"
     return EncoderInput(ids, mask, count, is_fixed, call.name, most)
 

@@ -79,6 +79,8 @@ class PromptCall:
         self._check_kind(has_references=has_references)
         self._own = inspect.signature(kind.encode_prompt).parameters
         self.takes_images = has_references and IMAGE in self._own
+        # Images differ in size; where lengths are added up, captions are cut by the longest of all.
+        self.is_alone = self.takes_images or "prompt_cu_seqlens" in self._call
         names = returned_names(kind.encode_prompt)
         self._outputs = names or [name for name in self._call if is_embedding(name)][:1]
         self._is_single = not names
@@ -103,11 +105,6 @@ class PromptCall:
             raise UsageError(f"{self.name} makes no images of text alone (it {what}): {ALONE}")
 
     def _check(self, given: Sequence[str]) -> None:
-        if beside := [name for name in self._call if self._is_per_prompt(name)]:
-            raise UsageError(
-                f"{self.name} cannot be used for text, as its denoiser wants {beside[0]} beside "
-                f"embeddings, and that is made of a whole batch of captions: {ALONE}"
-            )
         wanted = [name for name in self._call if is_embedding(name)]
         lacking = [name for name in wanted if name not in given]
         if lacking or all(map(is_mask, given)):
@@ -116,16 +113,6 @@ class PromptCall:
                 f"{self.name} cannot be used for text, as its encode_prompt gives "
                 f"{what} that its denoiser would take in place of a prompt: {ALONE}"
             )
-
-    def _is_per_prompt(self, name: str) -> bool:
-        """Return whether an argument of `__call__` is computed from each prompt, but no embedding.
-
-        Such an argument has a name like prompt_x, and there is a negative_prompt_x too. Arguments
-        like prompt_2 are further prompts.
-        """
-        is_for_prompt = name.startswith("prompt_") and f"negative_{name}" in self._call
-        is_other = is_embedding(name) or re.fullmatch(r"prompt_\d+", name) is not None
-        return is_for_prompt and not is_other
 
     def _bind_arguments(self, length: int) -> dict[str, Any]:
         bound = {}

@@ -94,8 +94,8 @@ class PipelineText:
         self.batch_size = caption_batch_size(towers, nbytes, device)
         self._dry_run = DryRun(model, recipe.text_length, recipe.dtype, width=1)
         self._call = self._dry_run.call
-        if self._call.takes_images:
-            self.batch_size = 1  # as images seldom have one size
+        if self._call.is_alone:
+            self.batch_size = 1
         self._fields = {field.name: field for field in model.outputs}
         self._device = device
 
@@ -118,7 +118,7 @@ class PipelineText:
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pipeline = self.network.get(exact=exact)()
-        if not self._call.takes_images:
+        if not self._call.is_alone:
             made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
             return self._rows(self._call.rows(made))
         alone = []
