@@ -28,7 +28,6 @@ from wdsprep.encoding.models.model_files import (
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
-    check_digest,
     check_there,
     fetch_files,
     find_cached,
@@ -331,15 +330,9 @@ def score_columns(
 
 
 def check_here(model: ScoreModel) -> ScoreModel:
-    """Return the driver's model as it lies on this node.
-
-    A model of the hub is looked up in the cache of the node, and downloaded if it is missing. Raise
-    WorkError if the node has no such model, or one with other weights.
-    """
+    """Return the driver's model as it lies on this node, or raise WorkError."""
     repo = model.name.partition("@")[0]
-    folder = find_on_node(model, PRESETS.get(repo, repo))
-    check_digest(model, folder)
-    return replace(model, folder=str(folder))
+    return find_on_node(model, PRESETS.get(repo, repo))
 
 
 def settings_of(model: ScoreModel, processor: str, dtype: str) -> dict[str, Any]:

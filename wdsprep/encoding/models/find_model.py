@@ -27,7 +27,6 @@ from wdsprep.encoding.models.model_files import (
     ModelFiles,
     UnreachableError,
     ask_hub_or_keep,
-    check_digest,
     check_there,
     fetch_files,
     find_cached,
@@ -141,7 +140,8 @@ def _find_files(
             raise WorkError(f"{name} is not on this machine")
         return cached
     parts = parts_of(cached, text, has_vae=has_vae) if cached else None
-    if cached and parts and COMMIT.fullmatch(revision) and parts.is_best:
+    is_whole = parts and not parts.missing and variant_of(parts.files) is None
+    if cached and is_whole and COMMIT.fullmatch(revision):
         return cached
     try:
         kept = cached if parts and not parts.missing else None
@@ -267,16 +267,11 @@ def rule_of(model: Model) -> dict[str, Any]:
 
 
 def check_weights(model: Model) -> Model:
-    """Return the driver's model as it lies on this node.
-
-    A model of the hub is looked up in the cache of the node, and downloaded if it is missing. Raise
-    WorkError if the node has no such model, or one with other weights.
-    """
+    """Return the driver's model as it lies on this node, or raise WorkError."""
     repo = model.name.partition("@")[0]
     repo = PRESETS[repo].repo if repo in PRESETS else repo
-    folder = TINY if model.name == "tiny" else find_on_node(model, repo)
-    check_digest(model, folder)
-    return replace(model, folder=str(folder))
+    there = replace(model, folder=str(TINY)) if model.name == "tiny" else model
+    return find_on_node(there, repo)
 
 
 def check_resolution(model: Model, resolution: int) -> None:

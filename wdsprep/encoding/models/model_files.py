@@ -16,10 +16,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -59,6 +59,9 @@ class LocalModel:
     """the bytes of each of them"""
     weights: str
     """a digest over the names and bytes of `files`"""
+
+
+Local = TypeVar("Local", bound=LocalModel)
 
 
 class UnreachableError(WorkError):
@@ -173,21 +176,31 @@ def find_missing(folder: Path, sizes: Mapping[str, int]) -> list[str]:
     return [name for name, nbytes in sizes.items() if not is_whole(folder / name, nbytes)]
 
 
-def find_on_node(model: LocalModel, repo: str) -> Path:
-    """Return the folder of the driver's model on this node, after downloading what is missing.
+def find_on_node(model: Local, repo: str) -> Local:
+    """Return the driver's model as it lies on this node.
 
-    A model that has no commit of the hub is only looked for in its folder. Raise WorkError if its
-    repository does not give it to this node.
+    A model of the hub is looked up in the cache of the node, and downloaded if it is missing; one
+    without a commit is only looked for in its folder. Raise WorkError if the node has no such
+    model, or one with other weights.
     """
     folder, sizes = Path(model.folder), dict(zip(model.files, model.sizes, strict=True))
-    if not model.revision or not find_missing(folder, sizes):
-        return folder
     commit = model.revision
+    if commit and find_missing(folder, sizes):
+        try:
+            place = Repository(model.name, commit, repo, commit, sizes, lambda _line: None)
+            folder = place.fetch(model.files)
+        except UsageError as error:  # the driver has it: here is no token, or an older library
+            raise WorkError(f"{model.name} cannot be found on this node: {error}") from error
     try:
-        place = Repository(model.name, commit, repo, commit, sizes, lambda _line: None)
-        return place.fetch(model.files)
-    except UsageError as error:  # the driver has it: here is no token, or an older library
-        raise WorkError(f"{model.name} cannot be found on this node: {error}") from error
+        digest = weights_digest(folder, model.files)
+    except OSError as error:
+        raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
+    if digest != model.weights:
+        raise WorkError(
+            f"{folder} holds other weights of {model.name} than the driver has: copy the driver's "
+            "files there"
+        )
+    return replace(model, folder=str(folder))
 
 
 def find_cached(what: str, repo: str, revision: str) -> Folder | None:
@@ -300,19 +313,6 @@ def weights_digest(folder: Path, files: Sequence[str]) -> str:
             sums |= open_or_make(None, what, compute).facts
     sums = sums or _digest_files(folder, files)
     return hex_digest("".join(f"{sums[file]}  {file}\n" for file in files).encode())
-
-
-def check_digest(model: LocalModel, folder: Path) -> None:
-    """Raise WorkError if the files in a folder of this node are not those of the driver's model."""
-    try:
-        digest = weights_digest(folder, model.files)
-    except OSError as error:
-        raise WorkError(f"{model.name} cannot be read on this node: {error}") from None
-    if digest != model.weights:
-        raise WorkError(
-            f"{folder} holds other weights of {model.name} than the driver has: copy the driver's "
-            "files there"
-        )
 
 
 class TensorEntry(NamedTuple):

@@ -29,14 +29,6 @@ TEXT_WEIGHTS = ("model", VAE_WEIGHTS)
 """The names that transformers and diffusers give files of weights."""
 HALVES = (".fp16", ".bf16")
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".vocab", ".tiktoken")
-VOCABULARY = ("tokenizer/vocab.json", "tokenizer/merges.txt")
-TOKENIZER = (
-    "tokenizer/added_tokens.json",
-    "tokenizer/special_tokens_map.json",
-    "tokenizer/tokenizer.json",
-    "tokenizer/tokenizer_config.json",
-    *VOCABULARY,
-)
 
 
 class Component(NamedTuple):
@@ -66,6 +58,11 @@ class Component(NamedTuple):
         return is_named or (not self.is_ported and bool(TEXT_KIND.search(self.kind)))
 
 
+CLIP = (
+    Component("text_encoder", "transformers", "CLIPTextModel"),
+    Component("tokenizer", "transformers", "CLIPTokenizer"),
+)
+"""The parts of Stable Diffusion 1 and 2 for text."""
 TEXT_NAME = re.compile("text_encoder|tokenizer|processor")
 TEXT_KIND = re.compile("TextModel|TextEncoder|EncoderModel|ForCausalLM|Tokenizer")
 OTHER_NAME = re.compile(
@@ -117,10 +114,6 @@ class ModelParts:
         plain = {name: value for name, value in self.index.items() if not _is_part(value)}
         return {name: value for name, value in plain.items() if not name.startswith("_")}
 
-    @property
-    def is_best(self) -> bool:
-        return not self.missing and variant_of(self.files) is None
-
 
 def variant_of(files: Iterable[str]) -> str | None:
     """Return the variant of weights in half precision, such as fp16, or None for whole ones."""
@@ -142,7 +135,7 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
     if components:
         wanted += [INDEX, *_text_files(names, components, text)]
     elif text != "none":
-        wanted += _clip_files(names, text)
+        wanted += _text_files(names, CLIP if text == "emb" else CLIP[1:], text)
     wanted = sorted(set(wanted))
     missing = tuple(name for name in wanted if name not in names)
     stems = {name.rpartition("/")[0] for name in missing if name.endswith(".safetensors")}
@@ -155,14 +148,6 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
         missing=missing,
         pickled=tuple(pickled),
     )
-
-
-def _clip_files(names: frozenset[str], text: str) -> list[str]:
-    wanted = [name for name in TOKENIZER if name in names]
-    wanted += [] if "tokenizer/tokenizer.json" in names else VOCABULARY
-    if text == "emb":
-        wanted += ["text_encoder/config.json", *weight_files(names, "text_encoder/model")]
-    return wanted
 
 
 def _text_files(names: frozenset[str], components: Sequence[Component], text: str) -> Iterator[str]:
