@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -146,13 +147,11 @@ def _split(batch: DeviceBatch, size: int) -> list[DeviceBatch]:
     return [batch.pick(range(start, min(start + size, batch.count)), size) for start in starts]
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
+class Launched(NamedTuple):
     batch: DeviceBatch
     is_exact: bool
-    arrays: dict[str, torch.Tensor]
-    lengths: torch.Tensor | None
-    ok: torch.Tensor
+    made: Encoded
+    """on the host, once the device has come so far"""
     began: "torch.cuda.Event | float"
     ended: "torch.cuda.Event | float"
 
@@ -170,8 +169,7 @@ class Device:
         """True if the batch size follows from memory, and so may depend on the shape of images."""
         self.stats.text_size = encoder.text_batch_size or self.size
         self._exact_sizes: dict[type, int] = dict.fromkeys((ImageBatch, TextBatch), EXACT_BATCH)
-        self._inexact: set[type] = set()
-        """Kinds of batches for whose networks in fp32 there is no memory."""
+        """The sizes of batches in fp32, by their kind; 0 if there is no memory for the networks."""
         self._counted = TextBatch if is_of_text(encoder.fields) else ImageBatch
         self._variable = {field.name for field in encoder.fields if field.is_variable}
 
@@ -274,9 +272,8 @@ class Device:
         encoded = batch.encoded(self._encoder, exact=exact)
         arrays = {name: self._to_host(array) for name, array in encoded.arrays.items()}
         lengths = None if encoded.lengths is None else self._to_host(encoded.lengths)
-        return Launched(
-            batch, exact, arrays, lengths, self._to_host(encoded.ok), began, self._record_event()
-        )
+        made = Encoded(arrays, self._to_host(encoded.ok), lengths)
+        return Launched(batch, exact, made, began, self._record_event())
 
     def _to_host(self, made: torch.Tensor) -> torch.Tensor:
         if not self._is_cuda:
@@ -307,8 +304,8 @@ class Device:
         stats.text_s += worked if is_text else 0.0
         stats.wall_s = time.monotonic() - self._first_launch
         stats.batches += 1
-        rows: list[Arrays | None] = [*self._split_rows(one)]
-        failed = (~one.ok[: one.batch.count]).nonzero().flatten().tolist()
+        rows: list[Arrays | None] = [*self._split_rows(one.made, one.batch.count)]
+        failed = (~one.made.ok[: one.batch.count]).nonzero().flatten().tolist()
         again = self._compute_exact(one.batch, failed) if failed and may_retry else []
         for row, made in zip(failed, again or [None] * len(failed), strict=True):
             rows[row] = made
@@ -316,17 +313,17 @@ class Device:
         stats.samples += one.batch.count if is_counted else 0
         return rows
 
-    def _split_rows(self, one: Launched) -> list[Arrays]:
-        """Return the arrays of each row of a batch, without padding.
+    def _split_rows(self, made: Encoded, count: int) -> list[Arrays]:
+        """Return the arrays of the first rows of a batch, which are no padding.
 
         An array that is cut to the caption's length is copied, as it would otherwise keep the
         memory of the whole batch.
         """
-        each = [made[: one.batch.count].unbind() for made in one.arrays.values()]
-        rows = [dict(zip(one.arrays, row, strict=True)) for row in zip(*each, strict=True)]
-        if one.lengths is not None:
-            names = self._variable & one.arrays.keys()
-            for row, length in zip(rows, one.lengths.tolist(), strict=False):  # padding has one too
+        columns = [array[:count].unbind() for array in made.arrays.values()]
+        rows = [dict(zip(made.arrays, row, strict=True)) for row in zip(*columns, strict=True)]
+        if made.lengths is not None:
+            names = self._variable & made.arrays.keys()
+            for row, length in zip(rows, made.lengths.tolist(), strict=False):  # and of padding
                 row.update({name: row[name][:length].clone() for name in names})
         return rows
 
@@ -349,9 +346,9 @@ class Device:
         """
         self.stats.exact += len(rows)
         made: list[Arrays | None] = []
-        size = self._size_of(batch, exact=True)
+        size = max(1, self._size_of(batch, exact=True))
         for part in _split(batch.pick(rows, len(rows)), size):
-            if type(part) in self._inexact:
+            if not self._exact_sizes[type(part)]:
                 made += [None] * part.count
                 continue
             try:
@@ -361,7 +358,7 @@ class Device:
                 has_no_room = isinstance(error, NoRoomError)
                 if not has_no_room and not self._is_out_of_memory(error, part, exact=True):
                     raise
-                self._inexact.add(type(part))
+                self._exact_sizes[type(part)] = 0
                 made += [None] * part.count
         return made
 
