@@ -13,7 +13,7 @@ from typing import Any
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.encoding import DTYPES
 from wdsprep.encoding.captions.options import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions, OneCaption
-from wdsprep.encoding.models.presets import describe_training_sizes
+from wdsprep.encoding.models.presets import TRAINING_SIZES
 from wdsprep.encoding.recipe_options import (
     IMAGES,
     MODEL,
@@ -80,7 +80,7 @@ def parse_resolutions(text: str) -> tuple[int, ...]:
 RESOLUTION_OPTION = about(
     "Encode centre squares with this number of pixels a side, such as 256, from all images that "
     "are large enough, in any bucket. Several, such as 256,512, are encoded in one pass, each into "
-    f"a separate dataset. {describe_training_sizes()} With --latents none this chooses the images "
+    f"a separate dataset. {TRAINING_SIZES} With --latents none this chooses the images "
     "whose captions are encoded: all of them by default.",
     MODEL,
     read=check_resolutions,
@@ -94,7 +94,7 @@ RESOLUTION_OPTION = about(
     page="the side of the square in pixels, which also says which images are encoded: 256 takes "
     "the buckets from 256 on, 512 those from 512 on, 1024 the images of the bucket 512 that are "
     "large enough. Several, as `256,512`, are [encoded in one pass](#several-resolutions). "
-    f"{describe_training_sizes()} `--latents none` does not need it: by default it takes the "
+    f"{TRAINING_SIZES} `--latents none` does not need it: by default it takes the "
     "lowest bucket, and so all images",
 )
 

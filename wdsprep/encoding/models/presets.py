@@ -215,14 +215,8 @@ PRESETS: Mapping[str, Preset] = {
     ),
 }
 
-
-def describe_training_sizes() -> str:
-    """Return a sentence that says at which resolutions the named models were trained."""
-    names: dict[int, list[str]] = {}
-    for name, preset in PRESETS.items():
-        names.setdefault(preset.resolution, []).append(name)
-    names.pop(0)
-    usual = max(names, key=lambda each: len(names[each]))
-    names[usual] = ["sdxl", "the others"]
-    parts = [f"{side} ({', '.join(each)})" for side, each in sorted(names.items())]
-    return f"The models were trained at {', '.join(parts[:-1])} and {parts[-1]} pixels a side."
+TRAINING_SIZES = (
+    "The models were trained at 512 (sd1, sd2), 1024 (sdxl, the others) and 1328 (qwen-image) "
+    "pixels a side."
+)
+"""A sentence of the help: the `resolution` of each preset."""
