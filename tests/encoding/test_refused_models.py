@@ -44,144 +44,137 @@ def flux_index(**changed: Any) -> dict[str, Any]:
     return {"model_index.json": {**FLUX_INDEX, **changed}}
 
 
-# What is in place of which file: JSON, bytes, or nothing; what is said of it; with which text.
-OF_SD: list[tuple[dict[str, Any], str, str]] = [
-    ({"vae/config.json": None}, "lacks vae/config.json", "emb"),
-    ({"tokenizer/merges.txt": None}, "lacks tokenizer/merges.txt", "tokens"),
-    ({"text_encoder/config.json": None}, "lacks text_encoder/config.json", "emb"),
-    (
-        {f"{VAE_FILE}.safetensors": None, f"{VAE_FILE}.fp16.safetensors": None},
-        f"only pickled weights ({VAE_FILE}.bin",
-        "none",
-    ),
-    (
-        {"vae/config.json": {"_class_name": "AutoencoderTiny"}},
-        "AutoencoderTiny; wdsprep encodes with AutoencoderKL, AutoencoderDC, ",
-        "none",
-    ),
-    ({"vae/config.json": {**VAE, "in_channels": 4}}, "4 channels, not RGB", "none"),
-    ({"vae/config.json": {**VAE, "latents_mean": [0.0]}}, "lacks latents_std", "none"),
-    ({"vae/config.json": {"_class_name": "AutoencoderKLWan"}}, "lacks z_dim", "none"),
-    ({"vae/config.json": []}, "vae/config.json is not a JSON object", "none"),
-    (
-        {
-            "model_index.json": None,
-            "text_encoder/config.json": {"architectures": ["T5EncoderModel"]},
-        },
-        "T5EncoderModel, and it lacks model_index.json",
-        "emb",
-    ),
-    (
-        {"model_index.json": None, TOWER: {}},
-        "has text_encoder_2 and lacks model_index.json",
-        "tokens",
-    ),
-    (
-        {
-            "model_index.json": {
-                "_class_name": "DiTPipeline",
-                "transformer": ["diffusers", "DiTTransformer2DModel"],
-            }
-        },
-        "(DiTPipeline) has no text encoder: add --text none",
-        "emb",
-    ),
-    (
-        {"model_index.json": None, "modular_model_index.json": b"{}"},
-        "made of modular blocks",
-        "emb",
-    ),
+Cases = dict[str, list[tuple[dict[str, Any], str]]]
+"""By kind of text: what is in place of which file (JSON, bytes, or nothing), and what is said."""
+OF_SD: Cases = {
+    "emb": [
+        ({"vae/config.json": None}, "lacks vae/config.json"),
+        ({"text_encoder/config.json": None}, "lacks text_encoder/config.json"),
+        (
+            {
+                "model_index.json": None,
+                "text_encoder/config.json": {"architectures": ["T5EncoderModel"]},
+            },
+            "T5EncoderModel, and it lacks model_index.json",
+        ),
+        (
+            {
+                "model_index.json": {
+                    "_class_name": "DiTPipeline",
+                    "transformer": ["diffusers", "DiTTransformer2DModel"],
+                }
+            },
+            "(DiTPipeline) has no text encoder: add --text none",
+        ),
+        ({"model_index.json": None, "modular_model_index.json": b"{}"}, "made of modular blocks"),
+    ],
+    "tokens": [
+        ({"tokenizer/merges.txt": None}, "lacks tokenizer/merges.txt"),
+        ({"model_index.json": None, TOWER: {}}, "has text_encoder_2 and lacks model_index.json"),
+    ],
+    "none": [
+        (
+            {f"{VAE_FILE}.safetensors": None, f"{VAE_FILE}.fp16.safetensors": None},
+            f"only pickled weights ({VAE_FILE}.bin",
+        ),
+        (
+            {"vae/config.json": {"_class_name": "AutoencoderTiny"}},
+            "AutoencoderTiny; wdsprep encodes with AutoencoderKL, AutoencoderDC, ",
+        ),
+        ({"vae/config.json": {**VAE, "in_channels": 4}}, "4 channels, not RGB"),
+        ({"vae/config.json": {**VAE, "latents_mean": [0.0]}}, "lacks latents_std"),
+        ({"vae/config.json": {"_class_name": "AutoencoderKLWan"}}, "lacks z_dim"),
+        ({"vae/config.json": []}, "vae/config.json is not a JSON object"),
+    ],
+}
+PARTS_OF_TOWER = [f"text_encoder_2/model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+OF_CODE: list[tuple[dict[str, Any], str]] = [
+    ({file: {**(FLUX_VAE if file[0] == "v" else {}), **named}}, f"{file} {AUTO}")
+    for named in (CODE, {"tokenizer": [CODE]})
+    for file in (
+        TOWER,
+        "text_encoder/config.json",
+        "tokenizer/tokenizer_config.json",
+        "tokenizer_2/processor_config.json",
+        "tokenizer_2/preprocessor_config.json",
+        "vae/config.json",
+    )
 ]
-OF_FLUX: list[tuple[dict[str, Any], str, str]] = [
-    ({TOWER: None}, f"lacks {TOWER}:", "emb"),
-    ({TOWER: None}, f"lacks {TOWER}:", "tokens"),
-    (
-        {"text_encoder_2/model-00002-of-00002.safetensors": None},
-        "lacks text_encoder_2/model-00002-of-00002.safetensors:",
-        "emb",
-    ),
-    ({"tokenizer_2/spiece.model": None}, "lacks tokenizer_2/tokenizer.json:", "tokens"),
-    ({"tokenizer/merges.txt": None}, "lacks tokenizer/merges.txt:", "emb"),
-    (
-        {"text_encoder/model.safetensors": None, "text_encoder/model.fp16.safetensors": None},
-        "only pickled weights (text_encoder/pytorch_model.bin)",
-        "emb",
-    ),
-    (
-        {
-            "text_encoder_2/model-00001-of-00002.safetensors": None,
-            "text_encoder_2/model-00002-of-00002.safetensors": None,
-            "text_encoder_2/model-00001-of-99999999999.safetensors": b"weights",
-        },
-        "lacks text_encoder_2/model-00002-of-99999999999.safetensors:",
-        "emb",
-    ),
-    (
-        flux_index(_class_name=["pipeline", "MyPipeline"]),
-        "trust_remote_code: model_index.json names",
-        "emb",
-    ),
-    (flux_index(text_encoder_2=["my", "Model"]), "trust_remote_code: my.Model", "emb"),
-    (flux_index(_class_name="NoSuch"), "NoSuch, which the diffusers here does not", "emb"),
-    (flux_index(_class_name=7), "names 7", "emb"),
-    *(
-        ({file: {**(FLUX_VAE if file[0] == "v" else {}), **named}}, f"{file} {AUTO}", text)
-        for text in ("emb", "tokens")
-        for named in (CODE, {"tokenizer": [CODE]})
-        for file in (
-            TOWER,
-            "text_encoder/config.json",
-            "tokenizer/tokenizer_config.json",
-            "tokenizer_2/processor_config.json",
-            "tokenizer_2/preprocessor_config.json",
-            "vae/config.json",
-        )
-    ),
-    *(
-        (flux_index(**{part: named}), COMES, "emb")
-        for part, named in (
-            ("tokenizer", ["diffusers", "DiffusionPipeline"]),
-            ("tokenizer_2", ["diffusers", "AutoencoderKL"]),
-            ("text_encoder", ["diffusers", "UNet2DConditionModel"]),
-            ("text_encoder_2", ["kolors", "KolorsPipeline"]),
-            ("tokenizer", ["transformers", "AutoTokenizer"]),
-            ("text_encoder", ["transformers", "pipelines.Pipeline"]),
-            ("text_encoder", ["pipeline_utils.py", "Model"]),
-            ("text_encoder_9/../..", ["transformers", "CLIPTextModel"]),
-        )
-    ),
-    ({"tokenizer_2/tokenizer_config.json": {"vocab_file": "/etc/hostname"}}, OUTSIDE, "emb"),
-    ({"tokenizer_2/tokenizer_config.json": {"vocab_file": "../../a.json"}}, OUTSIDE, "emb"),
-    (
-        {"text_encoder_2/model.safetensors.index.json": {"weight_map": {"a": "../../b"}}},
-        "not among the weights beside it",
-        "emb",
-    ),
-    (
-        {"text_encoder_2/adapter_config.json": b"{}"},
-        "has text_encoder_2/adapter_config.json",
-        "emb",
-    ),
-    *(
-        ({"vae/config.json": {**FLUX_VAE, **changed}}, said, "emb")
-        for changed, said in (
-            ({"scaling_factor": float("nan")}, "says scaling_factor nan"),
-            ({"scaling_factor": 0}, "has to be a number above 0"),
-            ({"latent_channels": 10**9}, "says latent_channels 1000000000"),
-            ({"latent_channels": -4}, "says latent_channels -4"),
-            ({"block_out_channels": [8] * 5000}, "has to be a list of 1 to 8"),
-            ({"block_out_channels": 7}, "says block_out_channels 7"),
-            ({"_class_name": ["AutoencoderKL"]}, "the VAE of"),
-        )
-    ),
-    ({TOWER: {"d_model": 10**9}}, "says d_model 1000000000, and no network has", "emb"),
-    ({TOWER: {"sub": [{"num_layers": 10**5}]}}, "says num_layers 100000", "emb"),
-]
+OF_FLUX: Cases = {
+    "tokens": [
+        ({TOWER: None}, f"lacks {TOWER}:"),
+        ({"tokenizer_2/spiece.model": None}, "lacks tokenizer_2/tokenizer.json:"),
+        *OF_CODE,
+    ],
+    "emb": [
+        ({TOWER: None}, f"lacks {TOWER}:"),
+        ({PARTS_OF_TOWER[1]: None}, f"lacks {PARTS_OF_TOWER[1]}:"),
+        ({"tokenizer/merges.txt": None}, "lacks tokenizer/merges.txt:"),
+        (
+            {"text_encoder/model.safetensors": None, "text_encoder/model.fp16.safetensors": None},
+            "only pickled weights (text_encoder/pytorch_model.bin)",
+        ),
+        (
+            {
+                **dict.fromkeys(PARTS_OF_TOWER),
+                "text_encoder_2/model-00001-of-99999999999.safetensors": b"weights",
+            },
+            "lacks text_encoder_2/model-00002-of-99999999999.safetensors:",
+        ),
+        (
+            flux_index(_class_name=["pipeline", "MyPipeline"]),
+            "trust_remote_code: model_index.json names",
+        ),
+        (flux_index(text_encoder_2=["my", "Model"]), "trust_remote_code: my.Model"),
+        (flux_index(_class_name="NoSuch"), "NoSuch, which the diffusers here does not"),
+        (flux_index(_class_name=7), "names 7"),
+        *OF_CODE,
+        *(
+            (flux_index(**{part: [library, kind]}), COMES)
+            for part, library, kind in (
+                ("tokenizer", "diffusers", "DiffusionPipeline"),
+                ("tokenizer_2", "diffusers", "AutoencoderKL"),
+                ("text_encoder", "diffusers", "UNet2DConditionModel"),
+                ("text_encoder_2", "kolors", "KolorsPipeline"),
+                ("tokenizer", "transformers", "AutoTokenizer"),
+                ("text_encoder", "transformers", "pipelines.Pipeline"),
+                ("text_encoder", "pipeline_utils.py", "Model"),
+                ("text_encoder_9/../..", "transformers", "CLIPTextModel"),
+            )
+        ),
+        ({"tokenizer_2/tokenizer_config.json": {"vocab_file": "/etc/hostname"}}, OUTSIDE),
+        ({"tokenizer_2/tokenizer_config.json": {"vocab_file": "../../a.json"}}, OUTSIDE),
+        (
+            {"text_encoder_2/model.safetensors.index.json": {"weight_map": {"a": "../../b"}}},
+            "not among the weights beside it",
+        ),
+        ({"text_encoder_2/adapter_config.json": b"{}"}, "has text_encoder_2/adapter_config.json"),
+        *(
+            ({"vae/config.json": {**FLUX_VAE, **changed}}, said)
+            for changed, said in (
+                ({"scaling_factor": float("nan")}, "says scaling_factor nan"),
+                ({"scaling_factor": 0}, "has to be a number above 0"),
+                ({"latent_channels": 10**9}, "says latent_channels 1000000000"),
+                ({"latent_channels": -4}, "says latent_channels -4"),
+                ({"block_out_channels": [8] * 5000}, "has to be a list of 1 to 8"),
+                ({"block_out_channels": 7}, "says block_out_channels 7"),
+                ({"_class_name": ["AutoencoderKL"]}, "the VAE of"),
+            )
+        ),
+        ({TOWER: {"d_model": 10**9}}, "says d_model 1000000000, and no network has"),
+        ({TOWER: {"sub": [{"num_layers": 10**5}]}}, "says num_layers 100000"),
+    ],
+}
 
 
 @pytest.mark.parametrize(
     ("files", "changes", "said", "text"),
-    [*((sd_files, *case) for case in OF_SD), *((flux_files, *case) for case in OF_FLUX)],
+    [
+        (files, *case, text)
+        for files, cases in ((sd_files, OF_SD), (flux_files, OF_FLUX))
+        for text, of_text in cases.items()
+        for case in of_text
+    ],
 )
 def test_a_model_that_will_not_do_is_named_in_one_line(
     files: Callable[[], dict[str, bytes]],
@@ -398,26 +391,18 @@ def test_no_question_is_asked_for_code_in_a_tokenizer(
     load(folder, "emb")
 
 
-def test_what_a_pipeline_lacks_is_told_before_the_inner_cause(
-    family: Family, tmp_path: Path
-) -> None:
+def test_code_that_needs_the_whole_pipeline_is_one_line(family: Family, tmp_path: Path) -> None:
     folder = copied(family("Flux"), tmp_path / "model")
     index = json.loads((folder / "model_index.json").read_bytes())
     kept = {name: index.pop(f"{name}_2") for name in ("text_encoder", "tokenizer")}
     for name in kept:
         shutil.rmtree(folder / name)
         (folder / f"{name}_2").rename(folder / name)
-
-    def line(kind: str) -> str:
-        named = index | kept | {"_class_name": kind}
-        (folder / "model_index.json").write_text(json.dumps(named))
-        said = refusal(folder)
-        assert "--text none" in said
-        return said
-
-    bria = line("BriaPipeline")
-    assert "its code needs the vae of the whole pipeline, which is not loaded" in bria
-    assert bria.endswith("(AttributeError: 'NoneType' object has no attribute 'config')")
+    named = index | kept | {"_class_name": "BriaPipeline"}
+    (folder / "model_index.json").write_text(json.dumps(named))
+    said = refusal(folder)
+    assert "cannot encode a caption with the parts that are there for text" in said
+    assert said.endswith("(AttributeError: 'NoneType' object has no attribute 'config')")
 
 
 def test_a_chat_template_that_is_missing_is_one_line(family: Family, tmp_path: Path) -> None:

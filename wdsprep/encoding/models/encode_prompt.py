@@ -8,10 +8,7 @@ tensors; a *length* then says how much of a row belongs to the caption.
 
 import ast
 import inspect
-import linecache
-import re
 import textwrap
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -269,18 +266,11 @@ def full_lengths(value: Tensor) -> Tensor:
     return torch.full((len(value),), value.shape[1], device=value.device)
 
 
-def find_class(kind: str) -> Any:
-    """Return a pipeline's class by name, or None if the diffusers here does not have it."""
-    import diffusers
-
-    return getattr(diffusers, kind, None)
-
-
 def pipeline_class(model: Model) -> Any:
     import diffusers
 
     name = model.pipeline_kind
-    found = find_class(name)
+    found = getattr(diffusers, name, None)
     if found is None:
         raise WorkError(
             f"{model.name} is a {name}, which diffusers {version('diffusers')} does not have: "
@@ -331,25 +321,10 @@ def pipeline_error(name: str, error: BaseException) -> WorkError:
     """Return a WorkError that says what an error inside of a pipeline means to its user."""
     if isinstance(error, ImportError):
         why = "it needs a package that is not installed here"
-    elif part := find_absent_part(error):
-        why = f"its code needs the {part} of the whole pipeline, which is not loaded for captions"
     else:
         why = "its code cannot encode a caption with the parts that are there for text"
     kind, cause = type(error).__name__, str(error).strip().partition("\n")[0]
     return WorkError(f"{name} cannot be used for text, {why}: {ALONE} ({kind}: {cause})")
-
-
-def find_absent_part(error: BaseException) -> str:
-    """Return the name of the part that a pipeline's code needed and that is None, or "" if none."""
-    if not isinstance(error, AttributeError) or error.obj is not None:
-        return ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        line = linecache.getline(frame.f_code.co_filename, number)
-        for name in re.findall(r"self\.(\w+)\.", line):
-            if getattr(owner, name, owner) is None:
-                return str(name)
-    return ""
 
 
 def dtype_of_tower(dtype: str, pipeline: str, tower: str) -> str:
