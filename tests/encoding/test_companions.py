@@ -3,10 +3,9 @@
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,17 +14,13 @@ from transformers import AutoTokenizer
 
 import wdsprep
 from tests.encoding.test_pipelines import encoder
+from tests.kit.encoders import SIDE, load_latent_encoder, rows_of
 from tests.kit.encodes import encode_here, latents_of, packed, pictures
 from tests.kit.families import each_family
-from wdsprep.dataset.npy_arrays import text_fields
 from wdsprep.encoding.models.base import Tokens
-from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
-from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.recipe_defaults import settle_recipe
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.models.encoder import LatentEncoder
 from wdsprep.errors import UsageError
 
-SIDE = 64
 WORDS = ("a", "big", "red", "house")
 ORDERS = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS if len({a, b, c}) == 3]
 CAPTIONS = (
@@ -50,14 +45,7 @@ CAPTIONS = (
 Family = Callable[[str], Path]
 
 
-def load(folder: Path, **recipe: Any) -> LatentEncoder:
-    wanted = Recipe(**{"resolution": SIDE, "latents": "none", **recipe})
-    wanted, model = settle_recipe(wanted, find_model(str(folder), text=wanted.text), "cpu")
-    made = load_encoder(model, wanted, "cpu")
-    assert isinstance(made, LatentEncoder)
-    return made
-
-
+load = partial(load_latent_encoder, latents="none")
 cached_encoder = cache(load)
 
 
@@ -70,21 +58,10 @@ def batches(texts: Sequence[Tokens]) -> list[list[Tokens]]:
 
 
 def rows(made: LatentEncoder, texts: Sequence[Tokens]) -> list[dict[str, Tensor]]:
-    """What is stored of each, as long as it is."""
+    """What is stored of each caption."""
     found = made.encode_texts(texts)
     assert found.ok.all()
-    lengths = {
-        field.name: found.lengths
-        for field in text_fields(made.fields)
-        if field.is_variable and found.lengths is not None
-    }
-    return [
-        {
-            name: array[row][: int(lengths[name][row])] if name in lengths else array[row]
-            for name, array in found.arrays.items()
-        }
-        for row in range(len(texts))
-    ]
+    return rows_of(made, found)
 
 
 @pytest.mark.parametrize("name", each_family())

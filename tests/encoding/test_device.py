@@ -1,5 +1,6 @@
 """What a GPU can do, whether torch can use it, and in which precision networks compute."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +29,23 @@ from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 
+CARDS = {"V100": (7, 0), "T4": (7, 5), "A10G": (8, 6), "H100": (9, 0), "MI300X": (9, 4)}
+"""Torch has no code for the first here. A T4 emulates bf16, slowly."""
 
-def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
-    wheel = ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"]
+
+def pretend_card(monkeypatch: pytest.MonkeyPatch, card: str) -> None:
+    monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "6.4" if card.startswith("MI") else None)
     pretend_cuda(
         monkeypatch,
         is_available=True,
-        get_arch_list=wheel,
-        get_device_capability=capability,
-        get_device_name=name,
+        get_arch_list=["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"],
+        get_device_capability=CARDS[card],
+        get_device_name=card,
+        is_bf16_supported=lambda including_emulation: card != "T4" or including_emulation,
     )
 
 
-def test_a_gpu_that_torch_has_no_code_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu(monkeypatch, "Tesla V100", (7, 0))
-    told = r"^Tesla V100 \(sm_70\) is too old for torch .*, which is built for sm_75 and newer"
-    with pytest.raises(RuntimeError, match=told):
-        make_encoder(find_model("tiny", text="none"), Recipe(resolution=64), "cuda")
-    gpu(monkeypatch, "T4", (7, 5))
-    check_age(torch.device("cuda"))
-    check_age(torch.device("cpu"))
-
-
-CARDS = {"T4": (7, 5), "A10G": (8, 6), "H100": (9, 0), "MI300X": (9, 4)}
-"""All but the first have bf16. A T4 emulates it, slowly."""
 KINDS: dict[str, dict[str, Any]] = {
     "sd2": {"force_upcast": False},
     "sdxl": {"force_upcast": True},
@@ -112,46 +107,39 @@ def test_text_encoders_of_a_pipeline_have_their_half_precision_beside_the_vae(
     assert alone.dtype == dtype.partition("+")[0]
 
 
-def pretend_card(monkeypatch: pytest.MonkeyPatch, card: str) -> None:
-    monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: True)
-    monkeypatch.setattr(torch.version, "hip", "6.4" if card.startswith("MI") else None)
-    pretend_cuda(
-        monkeypatch,
-        is_available=True,
-        get_device_capability=CARDS[card],
-        is_bf16_supported=lambda including_emulation: card != "T4" or including_emulation,
-    )
-
-
-def test_a_gpu_without_tf32_does_not_compute_otherwise_without_a_word(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu(monkeypatch, "T4", (7, 5))
-    with pytest.raises(RuntimeError, match=r"^T4 has no TF32, in which the VAE of this run comp"):
-        make_encoder(
-            find_model("tiny", text="none"), Recipe(resolution=64, dtype="half+tf32"), "cuda"
-        )
-    for dtype in ("half+fp32", "fp16", "fp32"):
-        check_precision(torch.device("cuda"), dtype)
-    gpu(monkeypatch, "A10G", (8, 6))
-    check_precision(torch.device("cuda"), "half+tf32")
-
-
-def test_a_gpu_without_bf16_does_not_emulate_what_was_chosen_without_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("card", "dtype", "has_bf16_text", "said"),
+    [
+        (
+            "V100",
+            "fp32",
+            False,
+            r"^V100 \(sm_70\) is too old for torch .*, which is built for sm_75",
+        ),
+        ("T4", "half+tf32", False, "^T4 has no TF32, in which the VAE of this run comp"),
+        ("T4", "half", True, "^T4 has no bf16, .* give --dtype fp32$"),
+        ("T4", "bf16", True, ""),  # the user wants it
+        *(("T4", dtype, False, "") for dtype in ("half", "half+fp32", "fp16", "fp32")),
+        ("A10G", "half+tf32", True, ""),
+        ("A10G", "half", True, ""),
+    ],
+)
+def test_a_gpu_that_is_too_old_or_lacks_a_precision_chosen_without_it_is_refused(
+    card: str, dtype: str, has_bf16_text: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a cluster whose head has no GPU."""
     monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: False)
     assert has_bf16()
-    gpu(monkeypatch, "T4", (7, 5))
-    pretend_cuda(monkeypatch, is_bf16_supported=lambda including_emulation: including_emulation)
-    cuda = torch.device("cuda")
-    with pytest.raises(RuntimeError, match=r"^T4 has no bf16, .* give --dtype fp32$"):
-        check_precision(cuda, "half", has_bf16_text=True)
-    check_precision(cuda, "half", has_bf16_text=False)
-    check_precision(cuda, "bf16", has_bf16_text=True)  # the user wants it
-    pretend_cuda(monkeypatch, is_bf16_supported=lambda including_emulation: not including_emulation)
-    check_precision(cuda, "half", has_bf16_text=True)
+    pretend_card(monkeypatch, card)
+    cuda, refused = torch.device("cuda"), partial(pytest.raises, RuntimeError, match=said)
+    with refused() if said else contextlib.nullcontext():
+        check_age(cuda)
+        check_precision(cuda, dtype, has_bf16_text=has_bf16_text)
+    check_age(torch.device("cpu"))
+    if said and not has_bf16_text:
+        tiny = find_model("tiny", text="none")
+        with refused():
+            make_encoder(tiny, Recipe(resolution=64, dtype=dtype), "cuda")
 
 
 @pytest.mark.parametrize("chosen", ["", *ALLOCATOR])

@@ -96,13 +96,12 @@ def reference_inputs(folder: Path, captions: Sequence[str]) -> Any:
     return tokenizer(list(captions), max_length=tokenizer.model_max_length, **options)
 
 
-def reference_states(folder: Path, inputs: Any, *, masked: bool = False) -> Tensor:
+def reference_states(folder: Path, inputs: Any) -> Tensor:
     from transformers import CLIPTextModel
 
     text = CLIPTextModel.from_pretrained(folder, dtype=torch.float32)
-    mask = inputs.attention_mask if masked else None
     with torch.no_grad():
-        states: Tensor = text(inputs.input_ids, attention_mask=mask)[0]
+        states: Tensor = text(inputs.input_ids, attention_mask=inputs.attention_mask)[0]
     return states
 
 
@@ -123,25 +122,6 @@ def similarity(a: Tensor, b: Tensor) -> float:
 
 
 # Numbers
-
-
-@pytest.mark.system
-def test_means_and_embeddings_are_those_of_diffusers_and_transformers() -> None:
-    ours, pixels = tiny(latents="mean"), pictures(6)
-    means = reference_posterior(TINY / "vae", pixels).mode() * 0.18215
-    states = reference_states(TINY / "text_encoder", reference_inputs(TINY / "tokenizer", CAPTIONS))
-    latents = ours.image_rows(pixels, noise_keys(0, CAPTIONS)).arrays["latent.npy"]
-    embeddings = ours.text_rows(ours.tokens(CAPTIONS)).arrays["emb.npy"]
-    assert (latents - means).abs().max() < 1e-5
-    assert (embeddings - states).abs().max() < 1e-5
-    stored = run(ours, pixels)
-    assert stored.ok.all()
-    assert {name: tuple(made.shape) for name, made in stored.arrays.items()} == {
-        field.name: (6, *field.shape) for field in ours.fields
-    }
-    assert all(made.dtype == torch.float16 for made in stored.arrays.values())
-    assert similarity(stored.arrays["latent.npy"], means) >= 0.9999
-    assert similarity(stored.arrays["emb.npy"], states) >= 0.9999
 
 
 def test_moments_rebuild_the_distribution() -> None:
@@ -239,11 +219,13 @@ def test_values_beyond_the_storage_range_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pad", ["<|endoftext|>", "!"])
-def test_tokens_are_cut_and_padded_as_the_library_does(pad: str, tmp_path: Path) -> None:
+def test_tokens_are_cut_padded_and_masked_as_the_libraries_do(pad: str, tmp_path: Path) -> None:
     folder = copy_of_tiny(tmp_path)
+    change_json(folder / "text_encoder/config.json", use_attention_mask=True)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         change_json(folder / "tokenizer" / name, pad_token=pad)
-    found = encoder(folder, text="tokens").tokens(CAPTIONS)
+    ours = encoder(folder)
+    found = ours.tokens(CAPTIONS)
     inputs = reference_inputs(folder / "tokenizer", CAPTIONS)
     assert [tokens.ids["tokens.npy"] for tokens in found] == inputs.input_ids.tolist()
     counts = inputs.attention_mask.sum(1).tolist()
@@ -252,20 +234,9 @@ def test_tokens_are_cut_and_padded_as_the_library_does(pad: str, tmp_path: Path)
         assert min(tokens.count, 77) == count
     assert found[1].count == 2
     assert found[3].count == 242  # start, 60 times four tokens, end
-
-
-@pytest.mark.parametrize("pad", ["<|endoftext|>", "!"])
-def test_a_text_encoder_that_wants_a_mask_gets_it(pad: str, tmp_path: Path) -> None:
-    folder = copy_of_tiny(tmp_path)
-    change_json(folder / "text_encoder/config.json", use_attention_mask=True)
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        change_json(folder / "tokenizer" / name, pad_token=pad)
-    captions = [*CAPTIONS[:4], CAPTIONS[5]]
-    ours = encoder(folder)
-    inputs = reference_inputs(folder / "tokenizer", captions)
-    states = reference_states(folder / "text_encoder", inputs, masked=True)
-    found = ours.text_rows(ours.tokens(captions)).arrays["emb.npy"]
-    assert (found - states).abs().max() < 1e-5
+    states = reference_states(folder / "text_encoder", inputs)
+    apart = ours.text_rows(found).arrays["emb.npy"] - states
+    assert apart[[0, 1, 2, 3, 5]].abs().max() < 1e-5  # but for the one with ends in the middle
 
 
 # Other models
@@ -328,7 +299,7 @@ def test_damaged_weights_are_one_line(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", [None, "fp16"])
 def test_weights_in_parts_are_those_of_one_file(tmp_path: Path, variant: str | None) -> None:
-    """WrittenTar by the libraries themselves."""
+    """Written by the libraries themselves."""
     from diffusers import AutoencoderKL
     from transformers import CLIPTextModel
 
@@ -339,6 +310,7 @@ def test_weights_in_parts_are_those_of_one_file(tmp_path: Path, variant: str | N
         kind.from_pretrained(weights.parent).save_pretrained(weights.parent, **options)
         weights.unlink()
         assert len(list(weights.parent.glob("*.safetensors"))) > 1
+    assert bool(find_model(str(tmp_path), text="emb").note) == (variant == "fp16")
     whole, parts = run(tiny(), pictures(3)), run(encoder(tmp_path), pictures(3))
     for name, array in whole.arrays.items():
         assert torch.equal(array, parts.arrays[name])
@@ -355,6 +327,3 @@ def test_a_gpu_agrees_with_the_cpu() -> None:
         made = both(ours, pixels.cuda(), CAPTIONS[:4], keys.cuda(), exact=exact)
         for name, values in wanted.arrays.items():
             assert similarity(made.arrays[name].cpu(), values) > 0.9999
-
-
-# Stable Diffusion 2 at its full width, with random weights

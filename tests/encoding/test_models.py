@@ -18,7 +18,7 @@ import pytest
 from blake3 import blake3
 
 from tests.kit.hub import Hub, set_constants
-from tests.kit.model_files import VAE, flux_files, lay_out, sd_files, without
+from tests.kit.model_files import VAE, flux_files, lay_out, sd_files
 from tests.kit.runs import wait_until
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.sealed_json import hex_digest
@@ -65,26 +65,6 @@ def test_a_folder_is_a_model(tmp_path: Path) -> None:
     assert not any(".fp16." in name or "unet" in name or ".bin" in name for name in model.files)
 
 
-def sharded(files: dict[str, bytes], half: str = "") -> dict[str, bytes]:
-    """The VAE's weights in two parts, named as the libraries name them."""
-    kept = {n: data for n, data in files.items() if not n.startswith("vae/diffusion")}
-    stem = f"vae/diffusion_pytorch_model{half}"
-    parts = {f"{stem}-0000{n}-of-00002.safetensors": b"a part" for n in (1, 2)}
-    return {f"vae/diffusion_pytorch_model.safetensors.index{half}.json": b"{}", **parts, **kept}
-
-
-@pytest.mark.parametrize("half", ["", ".fp16"])
-def test_weights_may_be_in_several_files_with_an_index(tmp_path: Path, half: str) -> None:
-    files = sharded(sd_files(), half)
-    parts = sorted(name for name in files if name.startswith("vae/diffusion"))
-    model = find_model(str(lay_out(tmp_path / "all", files)), text="none")
-    assert set(model.files) == {"vae/config.json", *parts}
-    assert bool(model.note) == bool(half)
-    lost = f"vae/diffusion_pytorch_model{half}-00002-of-00002.safetensors"
-    lacking = lay_out(tmp_path / "lacking", without(files, lost))
-    assert f"lacks {lost}" in failure(lacking, text="none")
-
-
 def test_the_digest_is_that_of_the_files_used(tmp_path: Path) -> None:
     folder = lay_out(tmp_path, sd_files())
     model = find_model(str(folder), text="emb")
@@ -119,12 +99,19 @@ def test_configs_decide_shapes_and_scales(tmp_path: Path) -> None:
     assert "--text none" in failure(bare)
 
 
-def test_a_resolution_has_to_fit_the_vae() -> None:
-    tiny = find_model("tiny", text="none")
-    check_resolution(tiny, 264)
-    for resolution in (0, -8, 260):
-        with pytest.raises(UsageError, match=f"--resolution {resolution} .* 8"):
-            check_resolution(tiny, resolution)
+def test_a_resolution_has_to_fit_the_vae_and_what_a_transformer_cuts_into_tokens(
+    tmp_path: Path,
+) -> None:
+    flux = find_model(str(lay_out(tmp_path, flux_files())), text="none")
+    wrong = {0: "8", 260: "256 or 264"}, {5: "16", 264: "256 or 272"}
+    for model, part, said in zip(
+        (find_model("tiny", text="none"), flux), ("VAE", "transformer"), wrong, strict=True
+    ):
+        check_resolution(model, 272)
+        for side, near in said.items():
+            line = rf"--resolution {side} is not a multiple of \d+, as the {part} .*: give {near}$"
+            with pytest.raises(UsageError, match=line):
+                check_resolution(model, side)
 
 
 # Pipelines whose own code encodes text
@@ -164,16 +151,6 @@ def test_tokens_need_no_weights_of_towers_and_images_no_text_at_all(tmp_path: Pa
     assert none.components == ()
     assert set(none.files) == {"vae/config.json", "vae/diffusion_pytorch_model.safetensors"}
     assert none.multiple == tokens.multiple == 16
-
-
-def test_a_transformer_wants_sides_that_it_can_cut_into_tokens(tmp_path: Path) -> None:
-    flux = find_model(str(lay_out(tmp_path, flux_files())), text="none")
-    check_resolution(flux, 272)
-    said = "--resolution 264 is not a multiple of 16, as the transformer .*: give 256 or 272$"
-    with pytest.raises(UsageError, match=said):
-        check_resolution(flux, 264)
-    with pytest.raises(UsageError, match=r"--resolution 5 is .*: give 16$"):
-        check_resolution(flux, 5)
 
 
 # VAEs
@@ -340,8 +317,10 @@ def put_in_cache(cache: Path, files: dict[str, bytes], commit: str = COMMIT) -> 
 def test_a_repository_is_fetched_at_one_commit_and_no_more_than_needed(
     hub: Hub, cache: Path
 ) -> None:
+    hub.repositories[REPO].trees[COMMIT]["vae/diffusion_pytorch_model.safetensors"] = bytes(3 << 20)
     said: list[str] = []
     model = find_model(REPO, text="emb", listener=said.append)
+    assert said == [f"fetching 3 MB of {REPO} at 0123456789"]
     assert model.revision == COMMIT
     assert f"models--someone--some-model/snapshots/{COMMIT}" in model.folder
     there = {str(path.relative_to(model.folder)) for path in Path(model.folder).rglob("*.*")}
@@ -350,22 +329,13 @@ def test_a_repository_is_fetched_at_one_commit_and_no_more_than_needed(
     assert find_model(REPO, text="emb") == model
     assert find_model(f"{REPO}@{COMMIT}", text="emb").weights == model.weights
     assert cache.is_dir()
-    assert not said  # a few bytes are not worth a word
-
-
-def test_a_large_fetch_is_announced(hub: Hub) -> None:
-    hub.repositories[REPO].trees[COMMIT]["vae/diffusion_pytorch_model.safetensors"] = bytes(
-        3_000_000
-    )
-    said: list[str] = []
-    find_model(REPO, text="none", listener=said.append)
-    assert said == [f"fetching 3 MB of {REPO} at 0123456789"]
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
         ("GatedRepo 403", WorkError, "gated: accept its terms at https://huggingface.co/someone"),
+        ("GatedRepo 401 files", WorkError, r"run `hf auth login` \(or set HF_TOKEN\) and the same"),
         ("RepoNotFound 404", UsageError, "is not on the hub, or it is private"),
         ("RevisionNotFound 404", UsageError, "no revision 'v9'"),
         ("Odd 418", WorkError, "418"),
@@ -375,22 +345,18 @@ def test_a_large_fetch_is_announced(hub: Hub) -> None:
 def test_what_the_hub_refuses_is_told_in_one_line(
     error: str, kind: type[Exception], said: str, hub: Hub
 ) -> None:
-    refuse(hub, error)
+    refuse(hub, error.removesuffix(" files"), files_alone=error.endswith("files"))
+    name = REPO if error.endswith("files") else f"{REPO}@v9"  # which may still be listed
     with pytest.raises(kind, match=said) as caught:
-        find_model(f"{REPO}@v9", text="emb")
+        find_model(name, text="emb")
     assert "\n" not in str(caught.value)
-
-
-def test_who_has_not_accepted_the_terms_is_told_each_step(hub: Hub) -> None:
-    refuse(hub, "GatedRepo 401", files_alone=True)  # they may still be listed
-    said = failure(REPO)
-    assert f"{REPO} is gated: accept its terms at https://huggingface.co/{REPO}" in said
-    assert said.endswith("run `hf auth login` (or set HF_TOKEN) and the same command again")
 
 
 def test_of_a_pipeline_on_the_hub_the_denoiser_is_never_fetched(hub: Hub) -> None:
     hub.repositories[REPO].trees[COMMIT] = flux_files()
-    model = find_model(REPO, text="emb")
+    said: list[str] = []
+    model = find_model(REPO, text="emb", listener=said.append)
+    assert not said  # a few bytes are not worth a word
     there = {str(path.relative_to(model.folder)) for path in Path(model.folder).rglob("*.*")}
     assert there == set(model.files)
     assert model.components
@@ -399,13 +365,6 @@ def test_of_a_pipeline_on_the_hub_the_denoiser_is_never_fetched(hub: Hub) -> Non
         assert check_weights(replace(found, folder="/on/the/driver")) == found
     refuse(hub, "down 503")
     assert find_model(REPO, text="emb") == model
-
-
-def test_a_cached_model_works_without_a_network(cache: Path) -> None:
-    snapshot = put_in_cache(cache, sd_files())
-    for name in (REPO, f"{REPO}@{COMMIT}"):
-        model = find_model(name, text="emb")
-        assert (model.folder, model.revision) == (str(snapshot), COMMIT)
 
 
 @pytest.mark.usefixtures("cache")

@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.kit.encoders import SIDE, load_latent_encoder
 from tests.kit.families import OF_EACH_VAE
 from tests.kit.families.weights import randomised
 from wdsprep.encoding.models import load_networks
-from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.load_networks import CompiledNetwork, check_compiler, load_vae
 from wdsprep.encoding.models.vae import FrameConv, Moments, flatten_frames, leave_out_divisions
-from wdsprep.encoding.recipe_defaults import settle_recipe
-from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 
 SMALL: dict[str, Any] = {"base_dim": 8, "z_dim": 4, "num_res_blocks": 1}
@@ -134,9 +132,6 @@ def test_every_kind_of_convolution_of_one_moment_is_one_of_images(conv: nn.Conv3
     torch.testing.assert_close(network(video), wanted, rtol=0, atol=ROUNDING)
 
 
-SIDE = 64
-
-
 class Divisions(TorchDispatchMode):
     """Counts the divisions of images by one."""
 
@@ -166,14 +161,8 @@ def pixels(rows: int = 2) -> Tensor:
 def test_latents_of_every_vae_are_the_same_to_the_bit_without_divisions(
     name: str, dtype: str, family: Callable[[str], Path]
 ) -> None:
-    recipe, model = settle_recipe(
-        Recipe(resolution=SIDE, dtype=dtype, text="none"),
-        find_model(str(family(name)), text="none"),
-        "cpu",
-    )
-    made = load_encoder(model, recipe, "cpu")
-    assert isinstance(made, LatentEncoder)
-    network = made._moments.get()
+    model = find_model(str(family(name)), text="none")
+    network = load_latent_encoder(family(name), dtype=dtype, text="none")._moments.get()
     with torch.inference_mode():
         vae = load_vae(model, network.dtype)
         plain = Moments(vae).eval()
@@ -223,11 +212,7 @@ def test_other_divisors_and_other_blocks_are_left_as_they_are(block: torch.nn.Mo
 def test_a_network_that_is_compiled_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile could not read what stands for them."""
     monkeypatch.setattr(torch, "compile", lambda network, **_: network)
-    recipe, model = settle_recipe(
-        Recipe(resolution=SIDE, compile=True, text="none"), find_model("tiny", text="none"), "cpu"
-    )
-    made = load_encoder(model, recipe, "cpu")
-    assert isinstance(made, LatentEncoder)
+    made = load_latent_encoder("tiny", compile=True, text="none")
     assert count_divisions(made._moments.get(), pixels(1)) > 0
 
 
@@ -282,13 +267,7 @@ def test_further_shapes_are_computed_all_the_same_and_that_is_said_once(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_computed_again_in_fp32_is_not_compiled(graphs: list[Any]) -> None:
-    recipe, model = settle_recipe(
-        Recipe(resolution=64, compile=True, dtype="bf16", text="emb"),
-        find_model("tiny", text="emb"),
-        "cpu",
-    )
-    made = load_encoder(model, recipe, "cpu")
-    assert isinstance(made, LatentEncoder)
+    made = load_latent_encoder("tiny", compile=True, dtype="bf16")
     graphs.clear()  # that of the compiler's trial
     pixels, noise = torch.zeros((2, 3, 64, 64), dtype=torch.uint8), torch.zeros(2).long()
     texts = made.tokens(["a cat", "a dog"])

@@ -208,77 +208,50 @@ def large_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def full(large_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("full") / "latents"
-    encode_here(large_images, out, decode="full")
-    return out
+def by_decoding(large_images: Path) -> dict[str, Path]:
+    """Latents of images that were decoded in full, and at a smaller scale."""
+    kinds = {kind: large_images.parent / kind for kind in ("full", "fast")}
+    for kind, out in kinds.items():
+        encode_here(large_images, out, decode=kind)
+    return kinds
 
 
-@pytest.fixture(scope="module")
-def fast(large_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("fast") / "latents"
-    encode_here(large_images, out)
-    return out
-
-
-def decoding(latents: Path) -> Any:
-    return manifest_of(latents).settings.get("decode")
-
-
-def served(large_images: Path, **options: Any) -> Any:
-    how = wdsprep.Encode(resolution=64, model="tiny", device="cpu", **options)
-    return wdsprep.load(str(large_images), encode=how, global_batch=2)
-
-
-def test_datasets_say_how_they_were_decoded_by_default_fast(full: Path, fast: Path) -> None:
-    assert (decoding(full), decoding(fast)) == ("full", "fast")
+def test_datasets_say_how_they_were_decoded_by_default_fast(
+    large_images: Path, by_decoding: dict[str, Path], tmp_path: Path
+) -> None:
+    full, fast = by_decoding.values()
+    encode_here(large_images, tmp_path / "out")
+    assert tree(tmp_path / "out") == tree(fast)
+    assert [manifest_of(out).settings["decode"] for out in (full, fast)] == ["full", "fast"]
     assert set(tree(full)) == set(tree(fast))
     assert tree(full)["128/000000.tar"] != tree(fast)["128/000000.tar"]
 
 
 def test_another_decoding_is_refused_and_overwrite_takes_it(
-    large_images: Path, fast: Path, tmp_path: Path
+    large_images: Path, by_decoding: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "latents"
     encode_here(large_images, out, decode="full", limit=3)
     with pytest.raises(FingerprintError, match="decode: full, now fast"):
         encode_here(large_images, out, decode="fast")
     encode_here(large_images, out, overwrite=True)
-    assert tree(out)["128/000000.tar"] == tree(fast)["128/000000.tar"]
+    assert tree(out)["128/000000.tar"] == tree(by_decoding["fast"])["128/000000.tar"]
     with pytest.raises(FingerprintError, match="decode: fast, now full"):
         encode_here(large_images, out, decode="full")
 
 
-def test_one_pass_makes_what_a_run_for_each_makes(
-    large_images: Path, fast: Path, tmp_path: Path
-) -> None:
-    encode_here(large_images, tmp_path / "{resolution}", resolution=(64, 128))
-    encode_here(large_images, tmp_path / "alone", resolution=128)
-    assert tree(tmp_path / "64") == tree(fast)
-    assert tree(tmp_path / "128") == tree(tmp_path / "alone")
-
-
 @pytest.mark.parametrize("kind", ["full", "fast"])
-def test_a_trainer_gets_what_is_stored(
-    large_images: Path, kind: str, request: pytest.FixtureRequest
+def test_a_trainer_gets_what_is_stored_and_adds_to_what_is_there(
+    kind: str, large_images: Path, by_decoding: dict[str, Path], tmp_path: Path
 ) -> None:
-    stored = wdsprep.load(str(request.getfixturevalue(kind)), global_batch=2)
-    on_the_way = served(large_images, decode=kind)
+    out, wanted = tmp_path / "kept", by_decoding[kind]
+    encode_here(large_images, out, decode=kind, limit=2)
+    how = replace(HOW, decode=kind)
+    on_the_way = load(large_images, encode=how, tee=out, global_batch=2, epochs=1)
+    stored = load(wanted, global_batch=2, epochs=1)
     assert on_the_way.state_dict() == stored.state_dict()
     for mine, theirs in zip(on_the_way, stored, strict=True):
         assert torch.equal(mine["latent"], theirs["latent"])
-
-
-@pytest.mark.parametrize("kind", ["full", "fast"])
-def test_what_is_kept_on_the_way_is_decoded_as_what_is_there(
-    large_images: Path, kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    out = tmp_path / "kept"
-    encode_here(large_images, out, decode=kind, limit=2)
-    how = wdsprep.Encode(resolution=64, model="tiny", device="cpu", decode=kind)
-    for _ in wdsprep.load(str(large_images), encode=how, tee=out, global_batch=2):
-        pass
     encode_here(large_images, out, decode=kind)
-    wanted = tree(request.getfixturevalue(kind))
-    assert tree(out)["128/000002.tar"] == wanted["128/000002.tar"]
-    assert tree(out)["128/000000.tar"] == wanted["128/000000.tar"]
+    for name in ("128/000000.tar", "128/000002.tar"):
+        assert tree(out)[name] == tree(wanted)[name]

@@ -4,6 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from wdsprep.encoding.models.base import Encoded, Rows
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.recipe_defaults import settle_recipe
@@ -20,3 +23,15 @@ def load_latent_encoder(model: str | Path, *, references: int = 0, **recipe: Any
     encoder = load_encoder(files, settled, "cpu")
     assert isinstance(encoder, LatentEncoder)
     return encoder
+
+
+def rows_of(encoder: LatentEncoder, made: Rows | Encoded) -> list[dict[str, Tensor]]:
+    """Return the arrays of each row, of which a variable one is as long as its caption."""
+    variable = {field.name for field in encoder.fields if field.is_variable}
+    rows = [
+        dict(zip(made.arrays, row, strict=True)) for row in zip(*made.arrays.values(), strict=True)
+    ]
+    if made.lengths is not None:
+        for row, length in zip(rows, made.lengths.tolist(), strict=True):
+            row.update({name: row[name][:length] for name in variable & row.keys()})
+    return rows

@@ -149,7 +149,7 @@ class BatchEncoder:
         size = batch_size or auto_batch_size(encoder)
         if is_cuda and not batch_size:
             beside = max(1, min(size, BESIDE_A_TRAINER // encoder.resolution**2))
-            size = even_size(beside, most)
+            size = -(-most // -(-most // beside))  # the smallest that makes as few batches
         stream: Any = torch.cuda.Stream  # which torch declares without types
         self._stream = stream(encoder.device) if is_cuda else None
         self._batches = DeviceBatches(encoder, size, lanes=lanes, enter=self._enter)
@@ -209,11 +209,3 @@ class BatchEncoder:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
             torch.cuda.set_stream(self._stream)
-
-
-def even_size(size: int, most: int) -> int:
-    """Return the smallest size with which `most` samples make as few batches as with `size`.
-
-    It is for GPUs: on a CPU the size of a batch decides the bytes of its samples.
-    """
-    return -(-most // -(-most // size))
