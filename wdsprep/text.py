@@ -11,7 +11,6 @@ to a terminal passes through `escape_controls` once more. Escapes are those of J
 as it was.
 """
 
-import ast
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,19 +96,9 @@ def parse_auto(given: Any) -> int:
 
 
 def parse_names(given: Any) -> tuple[str, ...]:
-    """Parse names with commas between them, or a list of names.
-
-    As in img2dataset, a list of JSON or Python may also come as text, and without its quotes, which
-    a shell removes.
-    """
+    """Parse names with commas between them, or a list of names."""
     if isinstance(given, str):
-        text = given.strip()
-        with suppress(ValueError, SyntaxError):
-            if isinstance(listed := ast.literal_eval(text), list | tuple):
-                return tuple(map(str, listed))
-        if text[:1] + text[-1:] in ("[]", "()"):
-            text = text[1:-1]
-        return tuple(name for word in text.split(",") if (name := word.strip(" '\"")))
+        return tuple(name for word in given.split(",") if (name := word.strip()))
     if not isinstance(given, Iterable):
         raise UsageError(
             f"{brief(given)} is not a list of names: write a,b or give a list of strings"

@@ -62,7 +62,7 @@ def test_digests_are_verified_and_columns_kept_as_asked(
     _, server = site
     digests = [hashlib.md5(jpeg(n)).hexdigest() for n in (0, 7)] + [""]
     table = table_of(tmp_path, server, ["ok"] * 3, md5=digests)
-    options = ("--verify_hash", '["md5","md5"]', "--save_additional_columns", '["n"]')
+    options = ("--verify-hash", "md5", "--save-additional-columns", "n")
     out = pack(table, tmp_path / "out", *FAST, *options)
     assert list(outcome(out).values()) == ["packed", "hash_mismatch", "hash_mismatch"]
     assert [sample["json"]["meta"] for sample in samples_of(out)] == [{"n": 0}]

@@ -42,16 +42,12 @@ FORMATS = ("auto", "images", "tars", "parquet", "csv", "tsv", "jsonl", "txt", "a
 def parse_digest(value: Any) -> tuple[str, str]:
     """Return a column of digests of images, and the name of the hash that made them.
 
-    The value is `md5`, `COLUMN:md5` or `["COLUMN","md5"]`. `md5` alone means a column of that name.
-    The last is the spelling of img2dataset.
+    The value is `COLUMN:md5`, or `md5`, which means a column of that name.
     """
-    is_listed = not isinstance(value, str) or value.startswith(("[", "("))
-    pair = parse_names(value) if is_listed else ()
     column, _, kind = str(value).rpartition(":")
-    column, kind = pair if len(pair) == 2 else (column or kind, kind)
     if kind not in HASHES:
         raise UsageError(f"{brief(value)}: write COLUMN:HASH, with one of {', '.join(HASHES)}")
-    return column, kind
+    return column or kind, kind
 
 
 class Filter(Condition):
@@ -268,11 +264,12 @@ class PackRules(ShardSizes, ImageOptions):
         page="a [condition](../loading/README.md#samples-that-meet-a-condition) on the json's "
         "fields or the table's columns, in the language of `where=`",
     )
-    verify_hash: str | tuple[str, str] = option_field(
+    verify_hash: str = option_field(
         "Reject images whose bytes do not have the digest in this column, such as md5.",
         COLUMNS,
         default="",
-        read=parse_digest,
+        read=lambda text: ":".join(parse_digest(text)),
+        decides=True,
         code=Code.HASH_MISMATCH,
         remedy="check whether --verify-hash gives the right column and hash",
         metavar="COLUMN[:HASH]",
@@ -478,8 +475,6 @@ def settings_of(options: PackOptions, place: "Source") -> dict[str, Any]:
         found |= {name: value for name, value in further.items() if value}
     if options.kept is not None:
         found["save_additional_columns"] = list(options.kept)
-    if options.verify is not None:
-        found["verify_hash"] = ":".join(options.verify)
     if source != "urls" and options.max_nbytes != MAX_NBYTES:
         found["max_bytes"] = options.max_nbytes
     if source == "urls":
