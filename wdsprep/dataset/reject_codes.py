@@ -29,8 +29,7 @@ class Code(str, Enum):
     @classmethod
     def named(cls, value: str) -> "Code":
         """Return the code of this name; raise FormatError if a stranger's file made it up."""
-        code = next((code for code in cls if code.value == value), None)
-        if code is None:
+        if (code := _BY_VALUE.get(value)) is None:
             raise FormatError(f"{brief(value)} is the code of no reject: verify the dataset")
         return code
 
@@ -84,6 +83,7 @@ class Code(str, Enum):
     NOT_FINITE = ("not_finite", "encode")  # neither in the models' dtype nor in fp32
 
 
+_BY_VALUE = {code.value: code for code in Code}
 ENDS_A_TAR = (Code.TAR_TRUNCATED, Code.TAR_BAD_HEADER, Code.TAR_VANISHED)
 """After these nothing more of a tar is read: nobody knows how many samples that costs."""
 
