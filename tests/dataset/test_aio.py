@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +103,12 @@ def test_reads_that_cannot_be_are_told_from_those_beside_them(
 
 @pytest.mark.usefixtures("kind")
 def test_threads_do_not_meet(fd: int, data: np.ndarray) -> None:
-    failed = []
-
     def work(seed: int) -> None:
-        try:
-            for number in range(30):
-                read_some(fd, data, 50, seed=1000 * seed + number)
-        except BaseException as error:
-            failed.append(error)
-            raise
+        for number in range(30):
+            read_some(fd, data, 50, seed=1000 * seed + number)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(work, range(8))] == [None] * 8
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -128,16 +129,9 @@ def test_arrays_that_are_written_in_any_order_stand_beside_others(
     assert sizes == {"later": 70_000, "none": 0, "numbers": 6, "zeros": 5}
     assert kept.arrays["numbers"].tolist() == [0, 1, 2] * 2
     full = OSError(28, "No space left on device")
-    monkeypatch.setattr("wdsprep.dataset.kept_file.os.posix_fallocate", raiser(full))
+    monkeypatch.setattr("wdsprep.dataset.kept_file.os.posix_fallocate", Mock(side_effect=full))
     with pytest.raises(StoreError, match=rf"cached in {tmp_path}.* \(No space left on device\)"):
         open_or_make(tmp_path, ["too large"], make)
-
-
-def raiser(error: Exception) -> Callable[..., None]:
-    def fail(*_: object) -> None:
-        raise error
-
-    return fail
 
 
 def test_a_file_takes_memory_only_from_its_use_to_its_release(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -65,11 +65,9 @@ def test_of_many_threads_one_is_in_the_block_at_a_time(store: Store) -> None:
                 time.sleep(0.005)
                 inside -= 1
 
-    threads = [threading.Thread(target=visit) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(5) as pool:
+        for visiting in [pool.submit(visit) for _ in range(5)]:
+            visiting.result(60)
     assert most == 1
     assert names(store) == []
 
