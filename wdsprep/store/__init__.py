@@ -25,11 +25,11 @@ from wdsprep.errors import UsageError
 from wdsprep.store.base import Store, expand_home, is_web, local_path
 from wdsprep.store.schemes import (
     ANY_PLACE,
-    PLACES,
     check_no_password,
     is_keyed,
     place_scheme,
     root_and_name,
+    store_class,
 )
 from wdsprep.text import nearest_name
 
@@ -48,11 +48,11 @@ def open_store(url: str) -> Store:
         from wdsprep.store.local import LocalStore
 
         return LocalStore(path or ".")
-    place = PLACES.get(place_scheme(url))
-    if place is None:
+    scheme = place_scheme(url)
+    if not scheme:
         raise UsageError(f"{url}: not a place wdsprep can read or write: give {ANY_PLACE}")
     check_no_password(url)
-    store: Store = place.opener()(url)
+    store: Store = store_class(scheme)(url)
     return store
 
 

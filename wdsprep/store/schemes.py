@@ -8,44 +8,23 @@ import importlib.util
 import pkgutil
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdsprep.errors import UsageError
 from wdsprep.text import install_extra
 
-
-class StorePlace(NamedTuple):
-    """A kind of place that can be a store, such as a bucket of S3.
-
-    `store` says where the class of the store is, and `form` what its URLs look like. `extra` is the
-    extra of wdsprep that installs its library, if that is an optional one.
-    """
-
-    store: str
-    form: str
-    extra: str = ""
-
-    def opener(self) -> Callable[[str], Any]:
-        """Return the class of the store. Raise UsageError if its library is not installed."""
-        if self.extra and not importlib.util.find_spec(OPTIONAL):
-            raise UsageError(
-                f"{self.form} needs {OPTIONAL}, which is not installed: {install_extra(self.extra)}"
-            )
-        opener: Callable[[str], Any] = pkgutil.resolve_name(self.store)
-        return opener
-
-
 OPTIONAL = "obstore"
 """The library that comes with an extra."""
-_WEB = StorePlace("wdsprep.store.web:WebStore", "https://")
 PLACES = {
-    "s3": StorePlace("wdsprep.store.s3.s3_store:S3Store", "s3://BUCKET/PREFIX"),
-    "gs": StorePlace("wdsprep.store.gcs_azure:ObjectStore", "gs://BUCKET/PREFIX", "gcs"),
-    "az": StorePlace("wdsprep.store.gcs_azure:ObjectStore", "az://CONTAINER/PREFIX", "azure"),
-    "hf": StorePlace("wdsprep.store.hub:HubStore", "hf://datasets/OWNER/NAME[@REVISION]"),
-    "http": _WEB,
-    "https": _WEB,
+    "s3": ("s3.s3_store:S3Store", "s3://BUCKET/PREFIX", ""),
+    "gs": ("gcs_azure:ObjectStore", "gs://BUCKET/PREFIX", "gcs"),
+    "az": ("gcs_azure:ObjectStore", "az://CONTAINER/PREFIX", "azure"),
+    "hf": ("hub:HubStore", "hf://datasets/OWNER/NAME[@REVISION]", ""),
+    "http": ("web:WebStore", "http://", ""),
+    "https": ("web:WebStore", "https://", ""),
 }
+"""Where in this room the class of a place's store is, what its URLs look like, and the extra of
+wdsprep that installs its library, if that is an optional one."""
 KEYED = ("s3", "gs", "az", "hf")
 """The places that are asked with the credentials of who runs this."""
 ANY_PLACE = "a local path, s3://, gs://, az:// or hf://datasets/"
@@ -60,6 +39,15 @@ def place_scheme(url: str) -> str:
     match = re.match(r"\s*([a-z0-9]+)://", url, re.IGNORECASE)
     scheme = match[1].lower() if match else ""
     return scheme if scheme in PLACES else ""
+
+
+def store_class(scheme: str) -> Callable[[str], Any]:
+    """Return the class of the store of a place. Raise UsageError if its library is missing."""
+    store, form, extra = PLACES[scheme]
+    if extra and not importlib.util.find_spec(OPTIONAL):
+        raise UsageError(f"{form} needs {OPTIONAL}, which is not installed: {install_extra(extra)}")
+    opener: Callable[[str], Any] = pkgutil.resolve_name(f"wdsprep.store.{store}")
+    return opener
 
 
 def is_keyed(url: str) -> bool:
@@ -77,7 +65,7 @@ def check_no_password(url: str) -> None:
         scheme = place_scheme(url)
         raise UsageError(
             f"{scheme}:// with a name and password, which such a URL cannot have: give "
-            f"{PLACES[scheme].form}, and keys as its own tools take them, in the environment or in "
+            f"{PLACES[scheme][1]}, and keys as its own tools take them, in the environment or in "
             "their files"
         )
 
