@@ -25,17 +25,12 @@ NAMES = ("latent", "emb", "key", "txt", "json")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("online")
-    return packed(pictures(root / "photos"), root / "images")
-
-
-@pytest.fixture(scope="module")
-def stored(images: Path) -> Path:
+def stored(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By an encoder that loads in no time."""
+    out = tmp_path_factory.mktemp("stored") / "latents"
     with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        encode_here(images, images.parent / "latents")
-    return images.parent / "latents"
+        encode_here(images, out)
+    return out
 
 
 def load(url: Path, **options: Any) -> Any:

@@ -223,20 +223,16 @@ def _two_clips() -> dict[str, Any]:
     }
 
 
-def _qwen_image_edit() -> dict[str, Any]:
-    made = FAMILIES["QwenImage"]()
-    return made | {"processor": _sees_pictures(made["tokenizer"])}
+def _with_pictures(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the parts of a pipeline, with one of that name which prepares pictures for them."""
+    made = make()
+    return made | {name: _sees_pictures(made["tokenizer"])}
 
 
 def _sees_pictures(tokenizer: Any) -> Qwen2VLProcessor:
     """Return a processor that makes few tokens of a picture."""
     pictures = Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=112 * 112)
     return Qwen2VLProcessor(pictures, tokenizer, Qwen2VLVideoProcessor())
-
-
-def _longcat_edit() -> dict[str, Any]:
-    made = _one_tower(words.qwen, towers.qwen2_5_vl, vaes.flux, denoisers.longcat)
-    return made | {"text_processor": _sees_pictures(made["tokenizer"])}
 
 
 def _kandinsky5() -> dict[str, Any]:
@@ -252,6 +248,7 @@ def _kandinsky5() -> dict[str, Any]:
     }
 
 
+_longcat = partial(_one_tower, words.qwen, towers.qwen2_5_vl, vaes.flux, denoisers.longcat)
 _sd_vae = partial(vaes.kl, 0.13025)
 _pixart = partial(_one_tower, words.t5, _t5, _sd_vae, denoisers.pixart, DPMSolverMultistepScheduler)
 FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -293,11 +290,12 @@ FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
 }
 if hasattr(diffusers, "QwenImage21Pipeline"):  # since 0.42
     FAMILIES["QwenImage21"] = _qwen_image_21
+_qwen_image_edit = partial(_with_pictures, "processor", FAMILIES["QwenImage"])
 EDITS: dict[str, Callable[..., dict[str, Any]]] = {
     "FluxKontext": _flux,
     "QwenImageEdit": _qwen_image_edit,
     "QwenImageEditPlus": _qwen_image_edit,
     "Kandinsky5I2I": _kandinsky5,
-    "LongCatImageEdit": _longcat_edit,
+    "LongCatImageEdit": partial(_with_pictures, "text_processor", _longcat),
 }
 """Those that need an image beside the prompt."""
