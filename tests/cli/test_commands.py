@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,14 @@ from click.shell_completion import ShellComplete
 from PIL import Image
 from pyarrow import parquet as pq
 
-from tests.kit.command_lines import CommandLine
-from tests.kit.packs import jpeg, pack, tar_bytes, write_files
+from tests.kit.command_lines import CommandLine, python
+from tests.kit.packs import jpeg, pack, run, tar_bytes, write_files
 from wdsprep.cli import cli
 from wdsprep.cli.base_command import GENERAL, Command, HeadedOption
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
 from wdsprep.encoding import MODELS
 
 BESIDE = (".idx", ".parquet")
-PROGRAM = Path(sys.executable).with_name("wdsprep")
 
 
 @pytest.fixture
@@ -39,10 +36,6 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Image.effect_noise(size, 50).convert("RGB").save(folder / f"{name}.jpg")
     (folder / "a.txt").write_text("a photo")
     return folder
-
-
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=120)
 
 
 def test_alone_it_prints_its_help(command: CommandLine) -> None:
@@ -105,10 +98,9 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
 
 @pytest.mark.parametrize("words", [["-v", "pack"], ["pack", "-v"]])
 def test_verbose_says_what_becomes_of_each_unit(downloads: Path, words: list[str]) -> None:
-    done = run(*words, str(downloads), "--samples-per-shard", "2", "--workers", "1")
-    assert (
-        "000000 is done: 2 samples, 0 rejects\n000001 is done: 0 samples, 1 reject" in done.stderr
-    )
+    done = run(*words, downloads, "--samples-per-shard", "2", "--workers", "1")
+    told = "000000 is done: 2 samples, 0 rejects\n000001 is done: 0 samples, 1 reject"
+    assert told in done.stderr
 
 
 FLUXES = ("", "-schnell", "2-klein")
@@ -145,9 +137,7 @@ except SystemExit:
 def test_nothing_heavy_is_imported_to_complete_what_is_typed() -> None:
     asked = {"COMP_WORDS": "wdsprep encode --runner ", "COMP_CWORD": "3"}
     env = {**os.environ, "_WDSPREP_COMPLETE": "bash_complete", **asked}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPLETED], env=env, capture_output=True, text=True, timeout=60
-    )
+    done = python(COMPLETED, env=env)
     assert done.stdout.split() == ["plain,auto", "plain,local", "plain,ray"]
     assert not set(json.loads(done.stderr)) & {"numpy", "PIL", "pyarrow", "ray", "torch", "boto3"}
 
@@ -301,9 +291,7 @@ sys.exit(main())
 
 
 def test_an_interrupt_that_python_cannot_raise_comes_again() -> None:
-    code = LOST.format(signum=signal.SIGINT)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
-    assert done.returncode == 130
+    done = python(LOST.format(signum=signal.SIGINT), exit_code=130)
     assert done.stderr.strip() == "wdsprep: interrupted: run the same command to go on from here"
 
 

@@ -1,6 +1,8 @@
-"""Command lines that run in this process, and what they print."""
+"""Command lines that run in this process, code that runs in another, and what they print."""
 
 import json
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,3 +41,13 @@ class CommandLine:
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> CommandLine:
     return CommandLine(capfd)
+
+
+def python(
+    code: str, *words: object, exit_code: int = 0, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run code in another Python, whose exit code is to be `exit_code`; return what it printed."""
+    line = [sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240, **options)
+    assert done.returncode == exit_code, done.stderr
+    return done

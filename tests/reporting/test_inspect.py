@@ -22,7 +22,7 @@ from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.tar.read import file_tape, read_samples
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.reporting.inspect import FoundSample, find_sample, inspect, member_facts
-from wdsprep.reporting.overview import patterns
+from wdsprep.reporting.overview import Overview
 from wdsprep.sources.patterns import expand_braces
 from wdsprep.store import open_store
 
@@ -157,14 +157,15 @@ def test_a_rejected_key_says_why(images: Path, command: CommandLine) -> None:
 def test_the_patterns_stand_for_exactly_the_shards(images: Path) -> None:
     manifest = manifest_of(images)
     every = [f"{images}/{shard.name}" for shard in manifest.shards]
-    short = patterns(str(images), manifest)
+    short = Overview(dataset=str(images), manifest=manifest).patterns
     assert [url for pattern in short for url in expand_braces(pattern)] == every
     assert f"{images}/64/{{000000..000003}}.tar" in short
     assert inspect(str(images)).patterns == short
     assert inspect(str(images)).urls == every
     left = (*manifest.receipts[:1], *manifest.receipts[2:])
     without = Manifest(dataset="images", settings=manifest.settings, receipts=left)
-    listed = [url for p in patterns(str(images), without) for url in expand_braces(p)]
+    listed = Overview(dataset=str(images), manifest=without).patterns
+    listed = [url for pattern in listed for url in expand_braces(pattern)]
     assert listed == [url for url in every if "000001" not in url]
 
 

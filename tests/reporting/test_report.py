@@ -4,8 +4,6 @@ import base64
 import io
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +19,7 @@ from PIL import Image
 from tests.encoding.test_references import picture
 from tests.encoding.test_roles import SIZES as PAIR_SIZES
 from tests.encoding.test_roles import mask, pack_images, scaled, targets
-from tests.kit.command_lines import CommandLine
+from tests.kit.command_lines import CommandLine, python
 from tests.kit.encodes import encode_here, latents_of
 from tests.kit.latent_sets import npy
 from tests.kit.packs import manifest_of, pack, samples_of, write_files
@@ -216,7 +214,7 @@ def test_images_are_reported_on_where_torch_is_not_installed(made: Made) -> None
         "from wdsprep.reporting.report import report\n"
         f"print(report({str(made.images)!r}, output={str(made.root / 'bare.html')!r}).samples)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = python(code)
     assert (done.stdout, done.stderr) == ("14\n", "")
 
 

@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from unittest.mock import patch
 import pytest
 
 import wdsprep
+from tests.kit.command_lines import python
 from tests.kit.joined_sets import LATENTS, Images, write_part
 from tests.kit.packs import pack, photos, tree
 from wdsprep.cli import main
@@ -280,14 +279,8 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     command: str, sets: Path, tmp_path: Path
 ) -> None:
     words = placed(command, sets, tmp_path)
-    stopped = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (stopped.returncode, stopped.stdout) == (128 + signal.SIGINT, "")
+    stopped = python(INTERRUPTED, *words, exit_code=128 + signal.SIGINT)
+    assert stopped.stdout == ""
     last = stopped.stderr.splitlines()[-1]
     again = "the same command to go on from here"
     if command == "verify":  # which keeps nothing to go on from

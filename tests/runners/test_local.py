@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.command_lines import python
 from tests.kit.runner_work import Deafened, Endless, Multiplies, Square, Threadless, Visible
 from tests.kit.runs import closed, is_running, numbers, pids, run
 from wdsprep.errors import WorkError
@@ -109,4 +109,4 @@ def test_numpy_takes_no_threads_in_a_worker_or_a_command() -> None:
         "import numpy; assert len(os.listdir('/proc/self/task')) == 1"
     )
     environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    python(code, env=environment)

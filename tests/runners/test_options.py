@@ -1,13 +1,13 @@
 """Who works where nobody has said so, and on how many cores."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.kit.command_lines import python
 from wdsprep import cpus
 from wdsprep.checks.options import VerifyOptions
 from wdsprep.errors import UsageError
@@ -76,7 +76,7 @@ def test_neither_the_choice_of_a_runner_nor_the_local_one_imports_ray() -> None:
         "m.make_runner(options.runner, m.RunnerSettings())\n"
         "sys.exit('ray' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    python(code)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A call from Python shows how far it is, and a notebook shows what came of it as a table."""
 
 import io
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 import wdsprep
+from tests.kit.command_lines import python
 from tests.kit.encodes import in_this_process
 from tests.kit.packs import packing_here, photos
 from tests.kit.terminals import draw_at_once
@@ -100,8 +100,7 @@ def test_in_a_pipe_a_short_call_prints_nothing_and_a_child_process_neither(tmp_p
         "    work(0.0)\n"
     )
     source = photos(tmp_path / "photos", 3)
-    words = [sys.executable, "-c", code, str(source), str(tmp_path / "images")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    done = python(code, source, tmp_path / "images")
     first, rest = done.stderr.split("here\n")
     child, last = rest.split("now\n")
     assert (first, child) == ("", "")

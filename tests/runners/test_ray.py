@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.kit.command_lines import python
 from tests.kit.runner_work import Shared, Slow
 from tests.kit.runs import numbers, wait_until
 from wdsprep.runners.base import Finished, Quarantined, RunnerSettings, Step
@@ -127,10 +128,9 @@ try:
 except WorkError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = python(code)
     assert message in done.stdout
-    assert len(done.stdout.splitlines()) == 1
-    assert done.stderr == ""
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
 
 
 def test_ray_is_not_started_to_ask_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,12 +209,6 @@ def test_a_cluster_that_asks_for_a_token_gets_it_or_that_is_said(
 ) -> None:
     address, home = guarded
     unset = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(
-        [sys.executable, "-c", TOKEN.format(address=address)],
-        env={**unset, "HOME": str(home), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python(TOKEN.format(address=address), env={**unset, "HOME": str(home), **environment})
     assert re.search(told, done.stdout)
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.kit.command_lines import python
 from tests.kit.runner_work import (
     BreakOnce,
     Collected,
@@ -46,8 +47,7 @@ def test_every_unit_is_done_once_with_its_result_and_its_progress(kind: str) -> 
 
 def test_a_worker_opens_its_work_without_a_full_garbage_collection(kind: str) -> None:
     """What a process begins with is in force again after that; this one has another, for tests."""
-    script = [sys.executable, "-c", "import gc; print(gc.get_threshold()[2])"]
-    usual = int(subprocess.run(script, check=True, capture_output=True, text=True).stdout)
+    usual = int(python("import gc; print(gc.get_threshold()[2])").stdout)
     _, finished, _ = run(kind, Collected(), numbers(1), workers=1)
     assert [e.result for e in finished] == [(0, usual)]
 

@@ -6,8 +6,6 @@ import importlib.util
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -20,6 +18,7 @@ from typing import Any
 import pytest
 
 import wdsprep
+from tests.kit.command_lines import python
 from tests.kit.packs import jpeg, manifest_of, write_files
 from tests.kit.runner_work import Number
 from tests.kit.runs import wait_until
@@ -98,10 +97,7 @@ def test_wandb_writes_runs_without_a_network_and_fails_without_a_key(photos: Pat
     """The first is told offline; of the second, online, wandb wants a key."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     own = {"WANDB_MODE": "offline", "HOME": str(photos.parent), "NETRC": "none"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=env | own, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(PROGRAM, env=env | own)
     (run,) = runs_in(photos.parent)
     assert (run.project, run.group, run.config["samples_per_shard"]) == ("wdsprep", "out", 4)
     assert run.rows[-1].items() >= {"samples": 4, "done": 1, "units_done": 1}.items()

@@ -1,19 +1,16 @@
 """Workers that find another wdsprep than their driver has: real processes, a real Ray."""
 
-import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 import wdsprep
 from tests.kit.clusters import LEAN
-from wdsprep.dataset.stored_dataset import read_manifest
+from tests.kit.command_lines import python
+from tests.kit.packs import manifest_of
+from tests.kit.packs import photos as write_photos
 from wdsprep.runners.worker_versions import find_refusal
-from wdsprep.store import open_store
 from wdsprep.version import __version__
 
 PACKAGE = Path(wdsprep.__file__).parent
@@ -87,55 +84,36 @@ def what(folder: Path, kind: str) -> str:
 
 def told(other: object, images: Path) -> list[str]:
     """What a stream tells, apart from Ray."""
-    done = drive(STREAM, other, images)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, done.stderr
+    lines = python(STREAM, other, images, cwd="/").stdout.splitlines()
     return [line.removeprefix("told: ") for line in lines if line.startswith("told: ")]
-
-
-def drive(code: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-B", "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd="/",
-    )
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    for number in range(12):
-        path = tmp_path / f"photos/{number:02d}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        noise = random.Random(number).randbytes(40 * 48 * 3)
-        Image.frombytes("RGB", (40, 48), noise).save(path)
-        path.with_suffix(".txt").write_text(f"photo {number}")
-    return tmp_path / "photos"
+    return write_photos(tmp_path / "photos", 12)
 
 
-def pack(photos: Path, out: Path, other: object, *options: str) -> tuple[int, list[str]]:
-    arguments = "--buckets", "32", "--samples-per-shard", "2", "--workers", "1", *options
-    done = drive(COMMAND, other, "pack", photos, out, *arguments)
-    return done.returncode, done.stderr.splitlines()
+def pack(
+    photos: Path, out: Path, *options: str, other: object = "", exit_code: int = 0
+) -> list[str]:
+    words = ("pack", photos, out, "--buckets", "32", "--samples-per-shard", "2", "--workers", "1")
+    done = python(COMMAND, other, *words, *options, exit_code=exit_code, cwd="/")
+    return done.stderr.splitlines()
 
 
 def check_refused_and_resumed(photos: Path, tmp_path: Path, kind: str, runner: str) -> list[str]:
     """The lines of the run that is refused, of a dataset of which a part is there."""
     out, other = tmp_path / "out", site(tmp_path / "site", kind)
-    assert pack(photos, out, "", "--limit", "4")[0] == 0
+    pack(photos, out, "--limit", "4")
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    code, lines = pack(photos, out, other, "--runner", runner)
-    assert code == 1
+    lines = pack(photos, out, "--runner", runner, other=other, exit_code=1)
     after = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     assert {p.name for p in before} == {p.name for p in after}
     assert {p.name for p in before if before[p] != after[p]} <= {"wdsprep.json"}
-    manifest = read_manifest(open_store(str(out)))
-    assert manifest is not None
+    manifest = manifest_of(out)
     assert (manifest.complete, manifest.samples, dict(manifest.rejects)) == (False, 4, {})
-    assert pack(photos, out, "")[0] == 0
-    whole = read_manifest(open_store(str(out)))
-    assert whole is not None
+    pack(photos, out)
+    whole = manifest_of(out)
     assert (whole.complete, whole.samples) == (True, 12)
     return lines
 
@@ -171,7 +149,7 @@ def test_a_stream_over_a_node_of_another_version_ends_with_what_differs(
     photos: Path, tmp_path: Path, kind: str
 ) -> None:
     """Where a trainer is sent, where workers are made, and where the empty caption is encoded."""
-    assert pack(photos, tmp_path / "out", "")[0] == 0
+    pack(photos, tmp_path / "out")
     other = site(tmp_path / "site", kind)
     sent, *others = told(other, tmp_path / "out")
     assert sent == f"RuntimeError: {find_refusal(sent)}"

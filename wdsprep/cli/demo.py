@@ -9,6 +9,7 @@ The pictures are a folder of downloads: many sizes and formats, captions, and br
 """
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -297,16 +298,9 @@ def _draw(
     begun.mkdir(parents=True)
     script.write_text(LOAD)
     good, broken = draw(begun)
-    _move(begun, downloads)
-    say(f"{downloads}: {good} pictures drawn, and {broken} broken ones put among them")
-
-
-def _move(begun: Path, downloads: Path) -> None:
-    if not downloads.exists():
+    if downloads.exists():  # what others put there stays
+        shutil.copytree(begun, downloads, copy_function=os.replace, dirs_exist_ok=True)
+        shutil.rmtree(begun)
+    else:
         begun.rename(downloads)
-        return
-    for path in [path for path in begun.rglob("*") if path.is_file()]:
-        place = downloads / path.relative_to(begun)
-        place.parent.mkdir(exist_ok=True)
-        path.replace(place)
-    shutil.rmtree(begun)
+    say(f"{downloads}: {good} pictures drawn, and {broken} broken ones put among them")

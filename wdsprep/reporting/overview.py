@@ -46,11 +46,17 @@ class Overview(NotebookTable):
 
     @property
     def patterns(self) -> list[str]:
-        """Return the URLs of all shards: a brace pattern for each bucket, or its URLs if none fits.
+        """Return the URLs of all shards, as a brace pattern for each bucket.
 
-        webdataset takes the patterns one by one, or joined by `::`.
+        A bucket whose numbers have gaps has a URL for each shard. webdataset takes the patterns one
+        by one, or joined by `::`.
         """
-        return patterns(self.dataset, self.manifest)
+        store_url = open_store(self.dataset).url
+        return [
+            f"{store_url}/{name}"
+            for shards in shards_by_bucket(self.manifest.shards).values()
+            for name in _braces(store_url, [shard.name for shard in shards])
+        ]
 
 
 def overview(manifest: Manifest) -> dict[str, Any]:
@@ -120,16 +126,6 @@ def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]
         ranges = {f"{share:.2f}": quantile(counts, what, share) for share in SHARES}
         quantiles[what] = {share: both for share, both in ranges.items() if both}
     return {what: ranges for what, ranges in quantiles.items() if ranges}
-
-
-def patterns(url: str, manifest: Manifest) -> list[str]:
-    """Return a brace pattern for each bucket whose numbers have no gap, otherwise each URL."""
-    store_url = open_store(url).url
-    return [
-        f"{store_url}/{name}"
-        for shards in shards_by_bucket(manifest.shards).values()
-        for name in _braces(store_url, [shard.name for shard in shards])
-    ]
 
 
 def _braces(store_url: str, names: list[str]) -> list[str]:
