@@ -20,7 +20,7 @@ import pytest
 
 from tests.kit.damaged import pack_here
 from tests.kit.packs import BUCKETS, photos
-from tests.kit.terminals import draw_at_once
+from tests.kit.terminals import Screen, draw_at_once
 from wdsprep.cli import main
 from wdsprep.cli.output.changes import DuplicatesOutput, SelectOutput
 from wdsprep.cli.output.checks import VerifyOutput
@@ -48,11 +48,6 @@ PARTS = [
     "98% fetched",
     "rejects: too_small 1,234, truncated 12, not_an_image 3",
 ]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class Clock:
@@ -83,7 +78,7 @@ def shown(line: ProgressLine, clock: Clock, seconds: int) -> None:
 
 
 def test_on_a_terminal_one_line_is_drawn_over_after_the_first_second(clock: Clock) -> None:
-    out = Terminal()
+    out = Screen()
     line = ProgressLine(out)
     shown(line, clock, 2)
     drawn = out.getvalue().split(CLEAR)

@@ -107,6 +107,12 @@ def test_bfloat16_is_described_by_its_numbers() -> None:
     assert not member_facts("emb.npy", npy(np.array([0x7F80, 0], "<u2")))["finite"]
 
 
+def test_json_that_is_no_object_states_nothing() -> None:
+    members = {"json": b'["caption"]'}
+    found = FoundSample(key="a", shard="a.tar", number=0, start=0, shape="", members=members)
+    assert found.facts["json"] == {}
+
+
 def test_arrays_are_described_and_members_written(tmp_path: Path, command: CommandLine) -> None:
     url = latents(tmp_path, [["000000000000", "000000000001"], ["some/where"]])
     said = command("inspect", url, "000000000001", "-o", tmp_path / "out").out

@@ -1,10 +1,9 @@
 """A call from Python shows how far it is, and a notebook shows what came of it as a table."""
 
-import io
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import wdsprep
 from tests.kit.command_lines import python
 from tests.kit.encodes import in_this_process
 from tests.kit.packs import packing_here, photos
-from tests.kit.terminals import draw_at_once
+from tests.kit.terminals import Screen, draw_at_once
 from wdsprep.cli import main
 from wdsprep.errors import UsageError
 from wdsprep.runners.base import Event, Step
@@ -28,11 +27,6 @@ FUNCTIONS = (wdsprep.pack, wdsprep.encode, wdsprep.import_, wdsprep.select, wdsp
 OTHERS = (wdsprep.duplicates, wdsprep.verify, wdsprep.repair, wdsprep.export, wdsprep.report)
 
 
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything is drawn as soon as it is known."""
@@ -43,13 +37,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     TERMINAL.stop_ticking()
     TERMINAL.clear()
-
-
-@contextmanager
-def seen() -> Iterator[Screen]:
-    """In the test itself, since pytest sets stderr again between fixtures and test."""
-    with redirect_stderr(Screen()) as screen:
-        yield screen
 
 
 def packed(tmp_path: Path, **options: Any) -> Any:
@@ -68,7 +55,7 @@ def test_each_function_with_a_listener_takes_progress(function: Any) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_call_at_a_terminal_draws_one_line_and_takes_it_away(tmp_path: Path) -> None:
-    with seen() as screen:
+    with redirect_stderr(Screen()) as screen:
         packed(tmp_path)
     drawn = screen.getvalue().split(CLEAR)
     assert any("slice 0 of 1" in one or "slice 1 of 1" in one for one in drawn)
@@ -79,7 +66,7 @@ def test_a_call_at_a_terminal_draws_one_line_and_takes_it_away(tmp_path: Path) -
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("quiet", [{"progress": False}, {"listener": JobListener()}])
 def test_a_call_that_is_quiet_draws_nothing(tmp_path: Path, quiet: dict[str, Any]) -> None:
-    with seen() as screen:
+    with redirect_stderr(Screen()) as screen:
         packed(tmp_path, **quiet)
     assert screen.getvalue() == ""
 
@@ -163,16 +150,9 @@ def test_samples_are_counted_where_their_number_is_known_and_units_come_last(
     source = photos(tmp_path / "photos", 5)
     (source / "broken.jpg").write_bytes(b"no image")
     listener = JobListener(on_status=lambda status: statuses.append(status()))
+    how = {"buckets": (32,), "samples_per_shard": 2, "workers": 1, "listener": listener}
     for limit in (4, 0):
-        wdsprep.pack(
-            source,
-            tmp_path / "images",
-            buckets=(32,),
-            samples_per_shard=2,
-            workers=1,
-            limit=limit,
-            listener=listener,
-        )
+        wdsprep.pack(source, tmp_path / "images", limit=limit, **how)
         assert statuses[-1].samples_of == (4 if limit else 2)
     options = {"resolution": 32, "model": "tiny", "listener": listener}
     with in_this_process():

@@ -102,12 +102,8 @@ class Desks(FakeCrew):
         self.say(schedule, unit, ("done", None))
 
     def say(self, schedule: Schedule, unit: int, message: Message) -> Any:
-        ((slot, order),) = [
-            (slot, order)
-            for slot, held in self.held.items()
-            for order in held
-            if held[order] == unit
-        ]
+        places = {held[order]: (slot, order) for slot, held in self.held.items() for order in held}
+        slot, order = places[unit]
         del self.held[slot][order]
         event = schedule.take(slot, order, message)
         schedule.dispatch(self)
@@ -126,12 +122,8 @@ class Desks(FakeCrew):
 
 
 def desks(units: int, *, workers: int, count: int, max_attempts: int = 3) -> tuple[Desks, Schedule]:
-    crew = Desks()
-    schedule = Schedule(
-        range(units),
-        RunnerSettings(max_attempts=max_attempts, units_per_worker=count),
-        workers=workers,
-    )
+    crew, rules = Desks(), RunnerSettings(max_attempts=max_attempts, units_per_worker=count)
+    schedule = Schedule(range(units), rules, workers=workers)
     schedule.dispatch(crew)
     return crew, schedule
 
@@ -263,17 +255,14 @@ def test_units_in_a_row_that_kill_are_left_out_and_all_others_done(workers: int)
     crew, killers = dying_at((), range(10, 16)), range(10, 16)
     events = list(drive(crew, range(40), RunnerSettings(), workers=workers))
     assert sorted(e.unit for e in events if isinstance(e, Quarantined)) == list(killers)
-    assert sorted(e.unit for e in events if isinstance(e, Finished)) == sorted(
-        {*range(40)} - {*killers}
-    )
+    finished = {e.unit for e in events if isinstance(e, Finished)}
+    assert finished == {*range(40)} - {*killers}
 
 
 def test_a_place_that_was_given_up_is_tried_again_later() -> None:
     crew = dying_at({0}, ())
-    assert (
-        sum(isinstance(e, Finished) for e in drive(crew, range(400), RunnerSettings(), workers=2))
-        == 400
-    )
+    events = drive(crew, range(400), RunnerSettings(), workers=2)
+    assert sum(isinstance(event, Finished) for event in events) == 400
     assert 3 * MOST_IN_A_ROW <= crew.started.count(0) < 400 / TRIED_AGAIN * (MOST_IN_A_ROW + 2)
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,40 +107,27 @@ def test_wandb_writes_runs_without_a_network_and_fails_without_a_key(photos: Pat
     assert manifest_of(photos.parent / "out").samples == 10
 
 
-class Broken:
-    """Fails, or hangs, where it is told to."""
-
-    def __init__(self, at: str, over: threading.Event) -> None:
-        self._at, self._over = at, over
-
-    def __call__(self, _group: str, _axis: str, _settings: Mapping[str, Any]) -> Tracker:
-        self._come_to("open")
-        return "nowhere", self.log, self.close
-
-    def log(self, _at: int, _figures: Mapping[str, float]) -> None:
-        self._come_to("log")
-
-    def close(self) -> None:
-        self._come_to("close")
-
-    def _come_to(self, what: str) -> None:
-        if self._at == f"hang at {what}":
-            self._over.wait()
-        if self._at == what:
-            raise ConnectionError(f"cannot {what}")
-
-
 @pytest.fixture
-def over() -> Iterator[threading.Event]:
-    event = threading.Event()
-    yield event
-    event.set()
+def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A function that has the tracker fail, or hang, at a step: `log`, `hang at log`."""
+    over = threading.Event()
 
+    def break_at(at: str) -> None:
+        def come_to(what: str) -> None:
+            if at == f"hang at {what}":
+                over.wait()
+            if at == what:
+                raise ConnectionError(f"cannot {what}")
 
-@pytest.fixture
-def broken(over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+        def begin(*_arguments: object) -> Tracker:
+            come_to("open")
+            return "nowhere", lambda _at, _figures: come_to("log"), lambda: come_to("close")
+
+        monkeypatch.setattr(track, "open_tensorboard", begin)
+
     monkeypatch.setattr(track, "CLOSING_S", 0.2)
-    return lambda at: monkeypatch.setattr(track, "open_tensorboard", Broken(at, over))
+    yield break_at
+    over.set()
 
 
 @pytest.mark.parametrize("at", ["open", "log", "close", "hang at open", "hang at log"])

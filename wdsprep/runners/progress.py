@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from wdsprep import terminal
 from wdsprep.runners.job import JobListener, JobStatus
@@ -108,6 +109,10 @@ class JobProgress(JobListener):
     def on_change(self, done: int, of: int) -> None:
         self.line.show(f"{self.unit} {done:,}{f' of {of:,}' if of else ''} changed")
 
+    def on_step(self, step: Any) -> None:
+        if isinstance(step, str):  # what a report does now
+            self.line.show(step)
+
     def on_comparison(self, done: int, of: int) -> None:
         told = f"comparing {plural(of, self.touched)} with what was {self.done}"
         self.line.show(f"{told}: {done:,} so far")
@@ -127,10 +132,6 @@ class CallProgress(JobProgress):
 
     def on_begin(self, _plan: object) -> None:
         self.start_counting()
-
-    def on_step(self, step: object) -> None:
-        if isinstance(step, str):  # what a report does now
-            self.line.show(step)
 
     def on_message(self, text: str) -> None:
         """Print a line that stays, if a person looks on."""

@@ -25,9 +25,6 @@ class ReportOutput(CommandOutput[WrittenReport]):
 
     waits = False
 
-    def on_step(self, text: str) -> None:
-        self.line.show(text)
-
     def confirm(self, output: object) -> bool:
         return ask_to_replace(f"{output}", "not a report")
 
