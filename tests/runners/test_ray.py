@@ -111,6 +111,19 @@ def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
     assert sorted(e.unit.value for e in events if isinstance(e, Finished)) == [0, 1]
 
 
+ASK = """
+import time
+from wdsprep.errors import WorkError
+from wdsprep.runners.ray.cluster import cluster_resources
+began = time.monotonic()
+try:
+    print(len(cluster_resources({address!r})), "node")
+except WorkError as error:
+    print(error)
+    assert time.monotonic() - began < 5
+"""
+
+
 @pytest.mark.parametrize(
     ("address", "message"),
     [
@@ -119,16 +132,7 @@ def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
     ],
 )
 def test_an_address_where_no_ray_is_gives_one_clear_line(address: str, message: str) -> None:
-    code = f"""
-from wdsprep.errors import WorkError
-from wdsprep.runners.base import RunnerSettings
-from wdsprep.runners.make_runner import make_runner
-try:
-    list(make_runner("ray", RunnerSettings(address={address!r})).run(object(), []))
-except WorkError as error:
-    print(error)
-"""
-    done = python(code)
+    done = python(ASK.format(address=address))
     assert message in done.stdout
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
 
@@ -143,19 +147,6 @@ def test_ray_is_not_started_to_ask_what_this_machine_has(monkeypatch: pytest.Mon
     assert cluster_resources("local") is cluster_resources(None) is None
     monkeypatch.setenv("RAY_ADDRESS", "local")
     assert cluster_resources(None) is None
-
-
-TOKEN = """
-import time
-from wdsprep.errors import WorkError
-from wdsprep.runners.ray.cluster import cluster_resources
-began = time.monotonic()
-try:
-    print(len(cluster_resources({address!r})), "node")
-except WorkError as error:
-    print(error)
-    assert time.monotonic() - began < 5
-"""
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +200,6 @@ def test_a_cluster_that_asks_for_a_token_gets_it_or_that_is_said(
 ) -> None:
     address, home = guarded
     unset = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = python(TOKEN.format(address=address), env={**unset, "HOME": str(home), **environment})
+    done = python(ASK.format(address=address), env={**unset, "HOME": str(home), **environment})
     assert re.search(told, done.stdout)
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
