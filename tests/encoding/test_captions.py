@@ -21,7 +21,7 @@ from wdsprep.dataset.file_names import CAPTION_TABLE
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.sample_table import open_writer
 from wdsprep.encoding.captions import join_captions
-from wdsprep.encoding.captions.table import CaptionReport, CaptionTable
+from wdsprep.encoding.captions.table import CaptionRecord, CaptionTable
 from wdsprep.errors import FingerprintError, SourceError, UsageError, WdsprepError
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
@@ -64,12 +64,13 @@ def captions_in(out: Path) -> dict[str, str]:
     return {key: sample["txt"] for key, sample in samples.items()}
 
 
-def reported(images: Path, out: Path, **options: Any) -> CaptionReport:
-    found: list[CaptionReport] = []
-    listener = JobListener(on_captions=lambda _outcome, report: found.append(report))
-    text_here(images, out, listener=listener, **options)
-    (report,) = found
-    return report
+def reported(images: Path, out: Path, **options: Any) -> tuple[int, CaptionRecord]:
+    """How many samples a table names, and the record of the table, as a listener hears them."""
+    reports: list[tuple[str, CaptionRecord]] = []
+    listener = JobListener(on_captions=lambda _outcome, report: reports.append(report))
+    outcome = text_here(images, out, listener=listener, **options)
+    ((_, record),) = reports
+    return outcome.manifest.counts["named"], record
 
 
 # --- whom a table names
@@ -161,9 +162,8 @@ def test_rows_of_samples_that_are_refused_are_taken_and_no_text_breaks_a_worker(
                 tar.addfile(info, io.BytesIO(held))
     csv = tmp_path / "new.csv"
     csv.write_text("key,caption\na,A\nb,B\nnobody,C\n")
-    report = reported(tmp_path / "tars", tmp_path / "out", resolution=64, captions=csv)
-    assert report.read
-    assert (report.named, report.unmatched, report.read.unused_examples) == (1, 1, ("nobody",))
+    named, record = reported(tmp_path / "tars", tmp_path / "out", resolution=64, captions=csv)
+    assert (named, record.unused, record.unused_examples) == (1, 1, ("nobody",))
     assert captions_in(tmp_path / "out") == {"a": "A", "c": "own ?"}
     text_here(tmp_path / "tars", tmp_path / "long", resolution=64, caption_field="long")
     assert captions_in(tmp_path / "long") == {"a": "ok", "c": "long ?"}
@@ -180,17 +180,18 @@ def test_the_end_counts_and_names_what_table_and_samples_lack_after_a_resume_too
     rows += [("none", "nobody's"), ("nobody", "nobody's"), (keys[0], " "), ("", "of no sample")]
     table = tmp_path / "new.csv"
     table.write_text("key,caption\n" + "".join(f"{key},{text}\n" for key, text in rows))
-    whole = reported(few, tmp_path / "whole", captions=table)
-    assert whole.read is not None
-    assert (whole.named, whole.unnamed, whole.read.unnamed_examples) == (11, 1, (keys[0],))
-    assert (whole.unmatched, whole.read.unused_examples) == (2, ("none", "nobody"))
-    assert (whole.read.rows, whole.read.blank) == (17, 2)
-    assert (whole.read.twice, whole.read.twice_examples) == (1, (keys[5],))
+    named, record = reported(few, tmp_path / "whole", captions=table)
+    assert (named, record.unnamed_examples) == (11, (keys[0],))
+    assert (record.unused, record.unused_examples) == (2, ("none", "nobody"))
+    assert (record.rows, record.blank) == (17, 2)
+    assert (record.twice, record.twice_examples) == (1, (keys[5],))
     assert captions_in(tmp_path / "whole")[keys[5]] == f"new {keys[5]}"
 
-    begun = reported(few, tmp_path / "again", captions=table, limit=6)
-    assert (begun.named, begun.unmatched) == (5, None)
-    assert command(few, tmp_path / "again", "--latents", "none", "--captions", str(table)) == 0
+    words = ("--latents", "none", "--captions", str(table))
+    assert command(few, tmp_path / "again", *words, "--limit", "6", "--json") == 0
+    captions_facts = json.loads(capsys.readouterr().out)["captions"]
+    assert captions_facts == {"named": 5, "twice": 1, "unmatched": None, "unnamed": 1}
+    assert command(few, tmp_path / "again", *words) == 0
     told = capsys.readouterr().out
     assert (
         f"11 captions from {table}, by key; 1 sample not in it kept their own ({keys[0]})" in told

@@ -15,7 +15,7 @@ from tests.kit.counted_work import count_work
 from tests.kit.encodes import one_error, packed, pictures, rejected, run
 from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.dataset.shapes import batch_that_fits
-from wdsprep.encoding.options import EncodeOptions, places_of
+from wdsprep.encoding.options import EncodeOptions
 from wdsprep.errors import UsageError
 from wdsprep.runners.run import Outcome
 
@@ -269,4 +269,4 @@ def test_the_end_says_how_the_parts_are_loaded_together(
         ("shards/latents-64", 0),
         ("shards/text", 0),
     ]
-    assert places_of("l", [64], text_out="t") == {64: "l", "caption": "t"}
+    assert EncodeOptions("i", "l", resolution=64, text_out="t").places == {64: "l", "caption": "t"}

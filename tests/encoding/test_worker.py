@@ -23,7 +23,7 @@ from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.models.base import Encoded, Part
 from wdsprep.encoding.worker import EncodeWorker
-from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, EncodeWorkerPlan
+from wdsprep.encoding.worker_plan import EncodeWork, EncodeWorkerPlan
 from wdsprep.images.crop import crop
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.runners.run import JointUnit
@@ -41,10 +41,10 @@ def worker(
     places = {out: encoder.resolution, **(also or {})}
     workshop = EncodeWork(
         images=str(images),
-        targets=tuple(
-            EncodeTarget(latents=str(place), settings={**settings, "resolution": resolution})
+        datasets=[
+            (str(place), {**settings, "resolution": resolution}, "")
             for place, resolution in places.items()
-        ),
+        ],
         make_encoder=partial(_same, encoder),
         worker_plan=workers,
         max_area=10**8,

@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, cast
 from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.stored_dataset import take_claim
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.captions.table import report_captions
 from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.models.find_model import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.pending_shards import joint_units, remove_stale_units
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
-from wdsprep.encoding.run_plan import DatasetPlan, EncodePlan, RunPlan, make_plan
-from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork, runner_of
+from wdsprep.encoding.run_plan import DatasetPlan, RunPlan, make_plan
+from wdsprep.encoding.worker_plan import EncodeWork, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep_to_begin
@@ -94,9 +93,7 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
 
 def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
     plan = make_plan(options, told=listener.on_message, compared=listener.on_comparison)
-    with closing(plan.captions) if plan.captions else nullcontext():
-        editions = begin_datasets(plan)
-    speeds = Speeds()
+    recipe, speeds = plan.recipe, Speeds()
     # Of several in one pass nobody can tell how fast each would be alone.
     trial = speeds if len(plan.datasets) == 1 else Speeds()
 
@@ -106,8 +103,13 @@ def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
 
     outcomes = do_plan(
         plan,
-        editions,
-        _make_work(plan, editions),
+        partial(
+            EncodeWork,
+            make_encoder=partial(make_encoder, plan.model, recipe, plan.worker_plan.device),
+            max_area=recipe.max_area,
+            max_nbytes=int(recipe.max_bytes),
+            batch_size=int(recipe.batch_size),
+        ),
         listener=listener,
         limit=options.limit,
         track=options.track,
@@ -116,15 +118,76 @@ def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
     )
     for dataset, outcome in zip(plan.datasets, outcomes, strict=True):
         is_whole = SELECTION not in outcome.manifest.extra  # else it is not told
-        if dataset.captions.is_elsewhere and is_whole:
-            report = report_captions(
-                plan.captions, dataset.captions, dataset.place, outcome.manifest
-            )
+        if is_whole and not dataset.settings.keys().isdisjoint(("caption_field", "captions")):
+            record = plan.captions and plan.captions.records[dataset.place]
+            report = (plan.captions.table.url, record) if plan.captions and record else None
             listener.on_captions(outcome, report)
     return outcomes
 
 
-def begin_datasets(plan: RunPlan) -> list[Edition]:
+def do_plan(
+    plan: RunPlan,
+    make_work: Callable[..., EncodeWork],
+    *,
+    listener: JobListener,
+    limit: int,
+    track: str,
+    extra: Callable[[DatasetPlan], Mapping[str, Any]],
+    name: str = "encode",
+    speeds: Speeds | None = None,
+) -> list[Outcome]:
+    """Do what a plan says, and return the outcome of each dataset.
+
+    `make_work` gets what follows from the plan: the images, the datasets and the workers. `extra`
+    returns further entries of the manifest of a dataset, once it is published. `speeds` takes the
+    progress of workers, and so does the listener then.
+    """
+
+    def on_step(progress: RunProgress) -> None:
+        if speeds:
+            speeds.take(progress)
+            listener.on_step(progress)
+
+    with closing(plan.captions) if plan.captions else nullcontext():
+        editions = _begin_datasets(plan)
+    for line in plan.messages():
+        listener.on_message(line)
+    listener.on_begin(plan)
+    planned = list(zip(plan.datasets, editions, strict=True))
+    runs = [
+        Run(
+            edition,
+            dataset.claim.manifest,
+            count=dataset.missing,
+            samples=dataset.missing_samples,
+            limit=limit if dataset.is_limited else 0,
+            whole=plan.source.is_whole,
+            extra=partial(extra, dataset),
+        )
+        for dataset, edition in planned
+    ]
+    places = ",".join(dataset.place for dataset in plan.datasets)
+    runner = None
+    if plan.units:
+        by = plan.worker_options
+        runner = runner_of(by, plan.worker_plan, units=plan.units, phase=places, name=name)
+    return do_runs(
+        runs,
+        runner,
+        make_work(
+            images=plan.source.url,
+            datasets=[(dataset.place, dataset.settings, ed.mark) for dataset, ed in planned],
+            worker_plan=plan.worker_plan,
+        ),
+        joint_units([dataset.pending for dataset in plan.datasets]),
+        listener=listener,
+        track=track,
+        figures=speeds.figures if speeds else dict,
+        on_step=on_step,
+    )
+
+
+def _begin_datasets(plan: RunPlan) -> list[Edition]:
     """Begin or continue the datasets of a plan, and return an edition of each for the workers.
 
     No earlier step of a run writes to the datasets. The captions of a table are stored here, and
@@ -138,87 +201,6 @@ def begin_datasets(plan: RunPlan) -> list[Edition]:
         both = zip(plan.datasets, editions, strict=True)
         plan.captions.put({dataset.place: edition.store for dataset, edition in both})
     return editions
-
-
-def do_plan(
-    plan: RunPlan,
-    editions: Sequence[Edition],
-    work: EncodeWork,
-    *,
-    listener: JobListener,
-    limit: int,
-    track: str,
-    extra: Callable[[DatasetPlan], Mapping[str, Any]],
-    name: str = "encode",
-    speeds: Speeds | None = None,
-) -> list[Outcome]:
-    """Do the work of a plan whose datasets have been begun, and return the outcome of each.
-
-    `extra` returns further entries of the manifest of a dataset, once it is published. `speeds`
-    takes the progress of workers, and so does the listener then.
-    """
-
-    def on_step(progress: RunProgress) -> None:
-        if speeds:
-            speeds.take(progress)
-            listener.on_step(progress)
-
-    for line in plan.messages():
-        listener.on_message(line)
-    listener.on_begin(plan)
-    runs = [
-        Run(
-            edition,
-            dataset.claim.manifest,
-            count=dataset.missing,
-            samples=dataset.missing_samples,
-            limit=limit if dataset.is_limited else 0,
-            whole=plan.source.is_whole,
-            extra=partial(extra, dataset),
-        )
-        for dataset, edition in zip(plan.datasets, editions, strict=True)
-    ]
-    places = ",".join(dataset.place for dataset in plan.datasets)
-    runner = None
-    if plan.units:
-        by = plan.worker_options
-        runner = runner_of(by, plan.worker_plan, units=plan.units, phase=places, name=name)
-    return do_runs(
-        runs,
-        runner,
-        work,
-        joint_units([dataset.pending for dataset in plan.datasets]),
-        listener=listener,
-        track=track,
-        figures=speeds.figures if speeds else dict,
-        on_step=on_step,
-    )
-
-
-def _make_work(plan: EncodePlan, editions: Sequence[Edition]) -> EncodeWork:
-    recipe = plan.recipe
-    return EncodeWork(
-        images=plan.source.url,
-        targets=targets_of(plan, editions),
-        make_encoder=partial(make_encoder, plan.model, recipe, plan.worker_plan.device),
-        worker_plan=plan.worker_plan,
-        max_area=recipe.max_area,
-        max_nbytes=int(recipe.max_bytes),
-        batch_size=int(recipe.batch_size),
-    )
-
-
-def targets_of(plan: RunPlan, editions: Sequence[Edition]) -> tuple[EncodeTarget, ...]:
-    """Return the datasets of a plan as workers write to them."""
-    return tuple(
-        EncodeTarget(
-            latents=dataset.place,
-            settings=dataset.settings,
-            edition=edition.mark,
-            captions=dataset.captions,
-        )
-        for dataset, edition in zip(plan.datasets, editions, strict=True)
-    )
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":

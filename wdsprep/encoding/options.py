@@ -5,14 +5,14 @@ A run makes a dataset for each resolution, or for each caption.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.encoding import DTYPES
-from wdsprep.encoding.captions.options import CAPTION, OWN, OWN_CAPTIONS, CaptionOptions, OneCaption
+from wdsprep.encoding.captions.options import CAPTION, OWN, CaptionOptions, OneCaption
 from wdsprep.encoding.models.presets import TRAINING_SIZES
 from wdsprep.encoding.recipe_options import (
     IMAGES,
@@ -36,7 +36,7 @@ from wdsprep.runners.options import (
     parse_workers,
 )
 from wdsprep.sources.patterns import is_glob, is_tar
-from wdsprep.store.base import absolute, lies_in
+from wdsprep.store.base import lies_in
 from wdsprep.store.schemes import is_keyed, place_scheme, root_and_name
 from wdsprep.text import brief, check_one_of, whole_number
 
@@ -227,6 +227,11 @@ class EncodeOptions(EncodeCall, CaptionOptions):
             )
         if self.text_out and self.text == "none":
             raise UsageError("--text-out stores text, and --text none makes none: leave one out")
+        if self.paths and not self.text_out and self.latents != "none":
+            raise UsageError(
+                "--caption-fields makes a text dataset of each field: give --latents none too, or "
+                "one field by --caption-field"
+            )
         _ = self.places
         check_one_resolution(self.shapes, self.resolutions)
         check_compiled_shapes(self.recipes)
@@ -236,20 +241,39 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         return resolutions_of(self.resolution)
 
     @cached_property
-    def of_captions(self) -> CaptionOptions:
-        own = self.part(CaptionOptions)
-        return replace(own, captions=absolute(own.captions)) if own.captions else own
-
-    @cached_property
     def places(self) -> Mapping[int | str, str]:
-        """Return the places of the datasets, by their resolution or the name of their captions."""
-        captions = self.part(CaptionOptions)
-        name = f"latents-{RESOLUTION}"
-        if self.latents == "none":
-            is_own = [source.name for source in captions.sources] == [OWN]
-            name = "text" if is_own else f"text-{CAPTION}"
-        out = self.out or place_beside(os.fspath(self.images), name)
-        return places_of(out, self.resolutions, self.latents, captions, self.text_out)
+        """Return the places of the datasets of a run, by the resolution of each.
+
+        Text datasets of several captions, and text that is stored apart, are listed by the names of
+        their captions instead. Raise UsageError if a place needs a name that is not given, or if
+        two datasets would have one place.
+        """
+        is_of_text, names = self.latents == "none", self.caption_names
+        beside = f"latents-{RESOLUTION}"
+        if is_of_text:
+            beside = "text" if names == (OWN,) else f"text-{CAPTION}"
+        out = os.fspath(self.out or place_beside(os.fspath(self.images), beside))
+        is_named = self.caption_field or self.paths or self.caption_name or self.empty
+        named = names if is_named else ()
+        if not self.text_out:
+            places = _places_at(out, self.resolutions, named, is_of_text=is_of_text)
+            return dict(zip(names if self.paths else self.resolutions, places, strict=True))
+        text_out = os.fspath(self.text_out)
+        if RESOLUTION in text_out:
+            raise UsageError(
+                f"--text-out {text_out}: text is stored once for all resolutions, so give a place "
+                f"without {RESOLUTION}"
+            )
+        latents = _places_at(out, self.resolutions, (), is_of_text=False)
+        texts = _places_at(text_out, [0], named, is_of_text=True)
+        for one, other in product(latents, texts):
+            if lies_in(one, other) or lies_in(other, one):
+                raise UsageError(
+                    f"latents go to {one} and text to {other}, which is in the same folder: give "
+                    "text another place"
+                )
+        keys: list[int | str] = [*self.resolutions, *names]
+        return dict(zip(keys, (*latents, *texts), strict=True))
 
     @cached_property
     def recipes(self) -> list[Encode]:
@@ -259,7 +283,7 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         latents of each resolution, without text, and then one for the text of each caption.
         """
         how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_recipe)
-        resolutions, texts = self.resolutions, len(self.of_captions.sources)
+        resolutions, texts = self.resolutions, len(self.caption_names)
         if not self.text_out:
             return [how(resolution=number) for number in resolutions] * texts
         alone: dict[str, Any] = {
@@ -287,91 +311,38 @@ def place_beside(images: str, name: str) -> str:
     return f"{folder}{slash}{beside}"
 
 
-def places_of(
-    out: "str | os.PathLike[str]",
-    resolutions: Sequence[int],
-    latents: str = "",
-    captions: CaptionOptions = OWN_CAPTIONS,
-    text_out: "str | os.PathLike[str]" = "",
-) -> dict[int | str, str]:
-    """Return the places of the datasets of a run, by the resolution of each.
+def _places_at(
+    place: str, resolutions: Sequence[int], names: Sequence[str], *, is_of_text: bool
+) -> list[str]:
+    """Return the places of datasets of these resolutions, or of text with captions of these names.
 
-    Text datasets of several captions, and text that is stored apart, are listed by the names of
-    their captions instead. Raise UsageError if a place needs a name that is not given, or if two
-    datasets would have one place.
+    Latents need a resolution, and text alone has at most one. Raise UsageError if the place needs a
+    name that is not given, such as for {caption}, or if several datasets would have it.
     """
-    if text_out:
-        return _places_apart(out, resolutions, captions, os.fspath(text_out))
-    names = [source.name for source in captions.sources]
-    place = os.fspath(out)
-    if why := _place_problem(place, resolutions, captions, is_of_text=latents == "none"):
-        raise UsageError(why)
-    if captions.paths:
-        place = place.replace(RESOLUTION, str(resolutions[0]))
-        return {name: place.replace(CAPTION, name) for name in names}
-    place = place.replace(CAPTION, names[0])
-    return {number: place.replace(RESOLUTION, str(number)) for number in resolutions}
-
-
-def _place_problem(
-    place: str, resolutions: Sequence[int], captions: CaptionOptions, *, is_of_text: bool
-) -> str:
-    """Return what is wrong with a place for these resolutions and captions, or "" if nothing is.
-
-    Latents need a resolution, and text alone has at most one. What stands for a name in a place,
-    such as {caption}, needs that name, and several datasets need it in their place.
-    """
-    is_named = captions.caption_field or captions.paths or captions.caption_name or captions.empty
     if not is_of_text and 0 in resolutions:
-        return "--resolution is missing: give pixels, such as --resolution 256"
+        raise UsageError("--resolution is missing: give pixels, such as --resolution 256")
     if is_of_text and len(resolutions) > 1:
-        return (
+        raise UsageError(
             "--latents none makes one dataset, of the images for one resolution: give only the "
             "lowest --resolution, or leave it out for all images"
         )
-    if CAPTION in place and not is_named:
-        return (
+    if CAPTION in place and not names:
+        raise UsageError(
             f"{place} needs the name of captions: give --caption-field, --caption-fields or "
             f"--caption-name, or a place without {CAPTION}"
         )
     if RESOLUTION in place and is_of_text and 0 in resolutions:
-        return f"{place} needs a resolution: give --resolution, or a place without {RESOLUTION}"
-    if captions.paths and not is_of_text:
-        return (
-            "--caption-fields makes a text dataset of each field: give --latents none too, or one "
-            "field by --caption-field"
+        raise UsageError(
+            f"{place} needs a resolution: give --resolution, or a place without {RESOLUTION}"
         )
-    for what, count, mark in (
-        ("fields", len(captions.paths), CAPTION),
-        ("resolutions", len(resolutions), RESOLUTION),
-    ):
+    several = {CAPTION: ("fields", len(names)), RESOLUTION: ("resolutions", len(resolutions))}
+    for mark, (what, count) in several.items():
         if count > 1 and mark not in place:
-            return (
+            raise UsageError(
                 f"{place} is one place, and each of {count} {what} makes a dataset: write {mark} "
                 f"where their names differ, as in {place.rstrip('/')}-{mark}"
             )
-    return ""
-
-
-def _places_apart(
-    out: "str | os.PathLike[str]",
-    resolutions: Sequence[int],
-    captions: CaptionOptions,
-    text_out: str,
-) -> dict[int | str, str]:
-    """Return the places of the latents, by resolution, and of the text stored apart, by caption."""
-    if RESOLUTION in text_out:
-        raise UsageError(
-            f"--text-out {text_out}: text is stored once for all resolutions, so give a place "
-            f"without {RESOLUTION}"
-        )
-    latents = places_of(out, resolutions)
-    texts = places_of(text_out, [0], "none", captions).values()
-    for one, other in product(latents.values(), texts):
-        if lies_in(one, other) or lies_in(other, one):
-            raise UsageError(
-                f"latents go to {one} and text to {other}, which is in the same folder: give text "
-                "another place"
-            )
-    names = (source.name for source in captions.sources)
-    return {**latents, **dict(zip(names, texts, strict=True))}
+    return [
+        place.replace(RESOLUTION, str(number)).replace(CAPTION, name)
+        for number, name in product(resolutions, names or [""])
+    ]

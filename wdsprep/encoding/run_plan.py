@@ -19,7 +19,6 @@ from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, refresh_manifest
 from wdsprep.encoding import HALF
-from wdsprep.encoding.captions.options import CaptionSource
 from wdsprep.encoding.captions.table import CaptionTable, warn_of_field
 from wdsprep.encoding.image_shards import (
     ImageShard,
@@ -53,7 +52,6 @@ class DatasetPlan:
     claim: DatasetClaim
     """The claim on what lies at the place, without the stale units."""
     settings: Settings
-    captions: CaptionSource
     shards: int
     """The number of image shards that the dataset is made from."""
     samples: int
@@ -166,13 +164,13 @@ def make_plan(
     recipe = _joint_recipe([phase.recipe for phase in phases])
     worker_options = settle_runner(options.part(EncodeWorkerOptions), told)
     table = None  # found before a model is fetched for what cannot be
-    if place := options.of_captions.captions:
-        table = CaptionTable.find(str(place), options.captions_by, options.caption_column)
+    if options.captions:
+        place = absolute(options.captions)
+        table = CaptionTable.find(place, options.captions_by, options.caption_column)
     incomplete = _find_model(phases, recipe, told)
     worker_plan = plan_for_machines(worker_options)
-    models = {_needs_of(recipe): incomplete}
     recipe, model = settle_recipe(recipe, incomplete, worker_plan.device)
-    settings = _find_settings(phases, recipe, models, worker_plan.device)
+    settings = _find_settings(phases, recipe, model, worker_plan.device)
     if options.empty and "text_roles" not in settings[0]:
         raise UsageError(
             f"--empty {options.empty} is for text that depends on images, and {model.name} gets "
@@ -190,7 +188,7 @@ def make_plan(
         )
     max_nbytes = int(options.max_bytes)
     with ExitStack() as closing:
-        sources, layout = _find_captions(phases, options, table, recipe, told)
+        captions, layout = _find_captions(phases, options, table, told)
         if layout:
             closing.callback(layout.close)
         datasets = tuple(
@@ -198,21 +196,20 @@ def make_plan(
                 phase.place,
                 phase.source,
                 phase.wanted,
-                of_dataset,
-                captions=captions,
+                {**of_dataset, **of_captions},
                 tars=tars_of(phase.source.url, max_nbytes, phase.recipe.images_in_roles),
                 overwrite=options.overwrite,
                 redo_changed=options.redo_changed,
                 compared=compared,
             )
-            for phase, of_dataset, captions in zip(phases, settings, sources, strict=True)
+            for phase, of_dataset, of_captions in zip(phases, settings, captions, strict=True)
         )
         if layout:
             layout.match(
                 [
                     (dataset.place, phase.wanted, {(s.name, s.input) for s in dataset.pending})
                     for phase, dataset in zip(phases, datasets, strict=True)
-                    if dataset.captions.digest
+                    if "captions" in dataset.settings
                 ]
             )
         closing.pop_all()
@@ -286,26 +283,24 @@ def _needs_of(recipe: Recipe) -> tuple[str, bool]:
 
 
 def _find_settings(
-    phases: Sequence[_Phase], joint: Recipe, models: Mapping[tuple[str, bool], Model], device: str
+    phases: Sequence[_Phase], joint: Recipe, joint_model: Model, device: str
 ) -> list[dict[str, Any]]:
     """Return the settings of each dataset, without those of captions.
 
     Text that is stored apart, and latents without text, get the settings that a run for them alone
-    would have. But all are computed in fp32 if `joint`, the recipe of the whole run, is in fp32.
-    `models` has the models that were found so far; others are found here.
+    would have, with a model that is found here. But all are computed in fp32 if `joint`, the recipe
+    of the whole run, is in fp32.
     """
-    settled: dict[tuple[str, bool], Model] = {}
-    settings = []
+    models, settings = {_needs_of(joint): joint_model}, []
     for recipe in (phase.recipe for phase in phases):
         text, has_vae = needs = _needs_of(recipe)
-        if needs not in settled:
-            model = models.get(needs) or find_model(recipe.model, text=text, has_vae=has_vae)
-            settled[needs] = settle_recipe(recipe, model, device)[1]
-        model = settled[needs]
-        completed = replace(recipe, **choices_for(recipe, model, device))
+        if needs not in models:
+            model = find_model(recipe.model, text=text, has_vae=has_vae)
+            models[needs] = settle_recipe(recipe, model, device)[1]
+        chosen = choices_for(recipe, models[needs], device)
         if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
-            completed = replace(completed, dtype="fp32")
-        settings.append(settings_of(model, completed))
+            chosen["dtype"] = "fp32"
+        settings.append(settings_of(models[needs], replace(recipe, **chosen)))
     return settings
 
 
@@ -313,21 +308,19 @@ def _find_captions(
     phases: Sequence[_Phase],
     options: EncodeOptions,
     table: CaptionTable | None,
-    recipe: Encode,
     told: Callable[[str], None],
-) -> tuple[list[CaptionSource], "CaptionLayout | None"]:
-    """Return the source of captions of each dataset, and the captions of a table, if any.
+) -> tuple[list[dict[str, str]], "CaptionLayout | None"]:
+    """Return the settings of each dataset's captions, and the captions of a table, if any.
 
     The caller closes these. If text is stored apart, only the datasets of text get captions. A
     table is read again if datasets are started over.
     """
     of_text = [phase for phase in phases if phase.recipe.is_of_text]
     captioned = of_text or phases  # latents with their text
-    source, wanted = captioned[0].source, captioned[0].wanted
-    tars, layout = tars_of(source.url, int(recipe.max_bytes)), None
-    sources = options.of_captions.sources
-    for captions in sources:
-        if captions.field and (warning := warn_of_field(captions.field, tars, wanted)):
+    source, settings = captioned[0].source, options.caption_settings
+    tars, layout = tars_of(source.url, int(options.max_bytes)), None
+    for field in (said["caption_field"] for said in settings if "caption_field" in said):
+        if warning := warn_of_field(field, tars, captioned[0].wanted):
             told(warning)
     if table:
         from wdsprep.encoding.captions.join_captions import CaptionLayout  # DuckDB, which few need
@@ -340,11 +333,9 @@ def _find_captions(
             hashed_by=source.hashed_by,
             told=told,
         )
-        sources = tuple(
-            replace(captions, by=table.by, digest=layout.digest) for captions in sources
-        )
-    sources *= len(captioned) // len(sources)  # the same for all resolutions
-    return [CaptionSource()] * (len(phases) - len(captioned)) + list(sources), layout
+        settings = [{**settings[0], "captions": layout.digest, "captions_by": table.by}]
+    settings *= len(captioned) // len(settings)  # the same for all resolutions
+    return [{}] * (len(phases) - len(captioned)) + settings, layout
 
 
 def plan_dataset(
@@ -353,7 +344,6 @@ def plan_dataset(
     wanted: Sequence[ImageShard],
     settings: Settings,
     *,
-    captions: CaptionSource,
     tars: TarsSource,
     overwrite: bool,
     redo_changed: bool,
@@ -363,7 +353,7 @@ def plan_dataset(
 
     It is made of the `wanted` image shards of a source, which `tars` reads.
     """
-    store, settings = open_store(place), {**settings, **captions.settings}
+    store = open_store(place)
     claim = find_claim(store, "latents", settings, overwrite=overwrite)
     manifest = claim.manifest
     if claim.is_there or manifest.receipts:
@@ -383,7 +373,6 @@ def plan_dataset(
         place=place,
         claim=replace(claim, manifest=pending.manifest),
         settings=settings,
-        captions=captions,
         shards=len(wanted),
         samples=count_samples(wanted),
         missing=len(pending.shards),

@@ -29,9 +29,10 @@ from wdsprep.dataset.npy_arrays import empty_fields, fields_of, text_fields
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.captions.options import EMPTY, CaptionSource
+from wdsprep.encoding.captions.options import EMPTY
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.image_shards import ImageShard, read_rows, tars_of
@@ -51,7 +52,7 @@ from wdsprep.sources.captions import caption_at
 from wdsprep.store import open_store
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.worker_plan import EncodeTarget, EncodeWork
+    from wdsprep.encoding.worker_plan import EncodeWork
 
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """The progress of a shard that another run has already made."""
@@ -66,11 +67,15 @@ class _Dataset:
     Opening it writes the arrays of the empty caption, computed by `empty`, where they are missing.
     """
 
-    def __init__(self, target: "EncodeTarget", empty: Callable[[], Mapping[str, Any]]) -> None:
-        self.settings, self.captions = target.settings, target.captions
-        self.store = open_store(target.latents)
-        self._edition = Edition(store=self.store, mark=target.edition)
-        self._empty = write_empty(self._edition, empty_fields(target.settings), empty)
+    def __init__(
+        self, place: str, settings: Settings, mark: str, empty: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self.settings, self.store = settings, open_store(place)
+        self.captions = tuple(map(settings.get, ("captions", "caption_field", "caption_name")))
+        """The digest of the table, the field of the json, and the name that captions have, if any.
+        """
+        self._edition = Edition(store=self.store, mark=mark)
+        self._empty = write_empty(self._edition, empty_fields(settings), empty)
 
     def begin(
         self, shard: ImageShard, shard_class: type[LatentShard], drafts: ExitStack
@@ -80,18 +85,18 @@ class _Dataset:
 
     def open_captions(self, shard: ImageShard) -> CaptionFinder:
         """Open the captions of an image shard; those of a table lie in the dataset."""
-        if self.captions.digest:
+        table, field, name = self.captions
+        if table:
             from wdsprep.encoding.captions.unit_captions import open_captions  # pyarrow
 
-            return open_captions(self.store, shard, self.captions.digest)
-        if path := self.captions.field:
-            return lambda _key, sample: caption_at(sample.facts, path)
-        no_caption = "" if self.captions.name == EMPTY else None
-        return lambda _key, _sample: no_caption
+            return open_captions(self.store, shard, table)
+        if field:
+            return lambda _key, sample: caption_at(sample.facts, field)
+        return lambda _key, _sample: "" if name == EMPTY else None
 
     def finish(self, output: LatentShard, content: Content) -> Receipt:
         files = {**self._empty, **(content.file if output.shard.is_foreign else {})}
-        if self.captions.digest:
+        if self.captions[0]:
             name = captions_name(output.shard.name)
             files[name] = hex_digest(self.store.read(name))
         return output.finish(files)
@@ -105,7 +110,7 @@ class EncodeWorker:
 
     def __init__(self, work: "EncodeWork") -> None:
         plan = work.worker_plan
-        settings = [target.settings for target in work.targets]
+        settings = [of_dataset for _, of_dataset, _ in work.datasets]
         rules = [RoleCuts.of(each) for each in settings]
         self._roles = tuple(
             dict.fromkeys(role for each in rules for role in (*each.sizes, *each.text_roles))
@@ -119,7 +124,7 @@ class EncodeWorker:
 
             threads = max(1, int(node_share(plan.gpus_per_worker)))
         self._encoder = work.make_encoder()
-        self._parts = [self._part_of(target) for target in work.targets]
+        self._parts = list(map(self._part_of, settings))
         self._engine = self.engine_class(
             self._encoder,
             cuts=[cut_of(each) for each in settings],
@@ -136,11 +141,11 @@ class EncodeWorker:
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         empty = cache(self._engine.empty)
-        self._datasets = [_Dataset(target, empty) for target in work.targets]
+        self._datasets = [_Dataset(*dataset, empty) for dataset in work.datasets]
 
-    def _part_of(self, target: "EncodeTarget") -> Part:
+    def _part_of(self, settings: Settings) -> Part:
         """Return the part of a sample from which a dataset is made."""
-        return Part.of(fields_of(target.settings["layout"]))
+        return Part.of(fields_of(settings["layout"]))
 
     @property
     def units_at_once(self) -> int:
@@ -270,7 +275,7 @@ class EncodeWorker:
         Return them with the part of a sample that each of these datasets gets, as far as it is
         `part`.
         """
-        together: dict[CaptionSource, dict[int, Part]] = {}
+        together: dict[tuple[str | None, ...], dict[int, Part]] = {}
         for number in numbers:
             captions = self._datasets[number].captions
             together.setdefault(captions, {})[number] = part & self._parts[number]

@@ -4,13 +4,12 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.settings import Settings
-from wdsprep.encoding.captions.options import CaptionSource
 from wdsprep.encoding.gpus import prepare_allocator, visible_gpus
 from wdsprep.encoding.options import SHARDS_IN_TURN, EncodeWorkerOptions
 from wdsprep.errors import UsageError
@@ -144,21 +143,17 @@ def plan_for_machines(options: EncodeWorkerOptions) -> EncodeWorkerPlan:
 
         nodes = cluster_resources(options.ray_address)
         if nodes is not None:
-            found = [
-                Machine(
-                    cpus=node.get("CPU", 0), gpus=tuple(map(str, range(int(node.get("GPU", 0)))))
-                )
+            machines = [
+                Machine(cpus=node["CPU"], gpus=tuple(map(str, range(int(node.get("GPU", 0))))))
                 for node in nodes
                 if node.get("CPU")
             ]
-            return plan_workers(options, found, is_cluster=True)
+            return plan_workers(options, machines, is_cluster=True)
     return plan_workers(options, [this_machine(options.device)], is_cluster=False)
 
 
 def this_machine(device: str) -> Machine:
-    if device == "cpu":
-        return Machine(cpus=usable_cpus())
-    return Machine(cpus=usable_cpus(), gpus=visible_gpus())
+    return Machine(cpus=usable_cpus(), gpus=() if device == "cpu" else visible_gpus())
 
 
 def runner_of(
@@ -188,26 +183,16 @@ def runner_of(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeTarget:
-    """A dataset that a worker writes to."""
-
-    latents: str
-    settings: Settings
-    edition: str = ""
-    """The mark of the dataset's edition."""
-    captions: CaptionSource = field(default_factory=CaptionSource)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeWork:
     """The picklable description of a worker of `encode`, which a runner opens.
 
-    A unit of work is a `JointUnit`. Its parts are image shards, each with the number of the target
-    in `targets` that what is made of them goes to.
+    A unit of work is a `JointUnit`. Its parts are image shards, each with the number of the dataset
+    in `datasets` that what is made of them goes to.
     """
 
     images: str
-    targets: tuple[EncodeTarget, ...]
+    datasets: Sequence[tuple[str, Settings, str]]
+    """The place and the settings of each dataset, and the mark of its edition."""
     make_encoder: Callable[[], "Encoder"]
     """Loads the models, in the worker."""
     worker_plan: EncodeWorkerPlan

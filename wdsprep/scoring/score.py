@@ -2,8 +2,8 @@
 
 An image shard is a unit of work; its scores have the same name, keys and order. All models are
 loaded once here, before anything is written, so that an unsuitable model is reported at once. Then
-the plan is carried out as that of `encode` is (`begin_datasets`, `do_plan`). Workers get a
-`ScoreWork`, and load what they need when they open it.
+the plan is carried out as that of `encode` is (`do_plan`). Workers get a `ScoreWork`, and load what
+they need when they open it.
 """
 
 import json
@@ -19,9 +19,7 @@ from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.sample_table import role_columns
 from wdsprep.dataset.settings import SCORES, TEXT, columns_of
 from wdsprep.dataset.shard_reader import ScoreReader
-from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.captions.options import CaptionSource
-from wdsprep.encoding.encode import begin_datasets, do_plan, targets_of
+from wdsprep.encoding.encode import do_plan
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.options import EncodeWorkerOptions
@@ -109,13 +107,19 @@ def score(options: ScoreOptions) -> Outcome:
     """
     listener = options.listener_or_mute
     plan = _plan_of(options, listener)
-    editions = begin_datasets(plan)
     language = plan.datasets[0].settings[SCORES]["language"]
     made_by = ", ".join(filter(None, [*(model.name for model, _ in plan.tried), language]))
+    models, device = tuple(model for model, _ in plan.tried), plan.worker_plan.device
     (outcome,) = do_plan(
         plan,
-        editions,
-        _make_work(plan, editions, options),
+        partial(
+            ScoreWork,
+            make_encoder=partial(make_encoder, models, device, plan.dtype),
+            max_area=options.max_area,
+            max_nbytes=int(options.max_bytes),
+            batch_size=int(options.batch_size) or (CPU_BATCH if device == "cpu" else GPU_BATCH),
+            role=options.role,
+        ),
         listener=listener,
         limit=options.limit,
         track=options.track,
@@ -186,7 +190,6 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
         source,
         source.first(options.limit),
         settings,
-        captions=CaptionSource(),
         tars=tars_of(source.url, int(options.max_bytes)),
         overwrite=options.overwrite,
         redo_changed=options.redo_changed,
@@ -200,20 +203,6 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
         units=dataset.missing,
         tried=tuple(tried),
         dtype=dtype,
-    )
-
-
-def _make_work(plan: ScorePlan, editions: Sequence[Edition], options: ScoreOptions) -> ScoreWork:
-    models, device = tuple(model for model, _ in plan.tried), plan.worker_plan.device
-    return ScoreWork(
-        images=plan.source.url,
-        targets=targets_of(plan, editions),
-        make_encoder=partial(make_encoder, models, device, plan.dtype),
-        worker_plan=plan.worker_plan,
-        max_area=options.max_area,
-        max_nbytes=int(options.max_bytes),
-        batch_size=int(options.batch_size) or (CPU_BATCH if device == "cpu" else GPU_BATCH),
-        role=options.role,
     )
 
 

@@ -19,7 +19,7 @@ from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import NUMBERS
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
-from wdsprep.dataset.settings import SCORES, columns_of
+from wdsprep.dataset.settings import SCORES, Settings, columns_of
 from wdsprep.encoding.batching import Batcher, DeviceBatches
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.latent_shard import Files, LatentShard, npy_of
@@ -27,7 +27,6 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import DeviceBatch, ImageBatch
 from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample, Row
 from wdsprep.encoding.worker import EncodeWorker
-from wdsprep.encoding.worker_plan import EncodeTarget
 from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, decode_image
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.run import RunProgress
@@ -227,5 +226,5 @@ class ScoreWorker(EncodeWorker):
         super().__init__(work)
         self._source = replace(self._source, columns=Columns(image=work.role))
 
-    def _part_of(self, _target: EncodeTarget) -> Part:
+    def _part_of(self, _settings: Settings) -> Part:
         return Part.of(self._encoder.fields) & Part.IMAGE  # captions are not encoded by themselves

@@ -19,7 +19,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.encoding.captions.options import EMPTY, OWN, PER_SAMPLE
-from wdsprep.encoding.captions.table import CaptionReport
+from wdsprep.encoding.captions.table import CaptionRecord
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.run_plan import EncodePlan, headlines
@@ -34,6 +34,8 @@ CAPTIONLESS = (
     "captions, "
 )
 REMEDIES = remedies_of(EncodeOptions)
+CaptionReport = tuple[str, CaptionRecord] | None
+"""The place and the record of the table that captions are from; None if a field has them."""
 
 
 class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
@@ -145,8 +147,8 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         yield from shapes_lines(manifest)
         if cut := manifest.counts.get("cut"):
             yield f"{plural(cut, 'caption')} cut to the length of the text encoder"
-        if report := self._captions.get(self._place(outcome)):
-            yield from captions_lines(report)
+        if (place := self._place(outcome)) in self._captions:
+            yield from _captions_lines(manifest, self._captions[place])
         if upscaled := manifest.counts.get("upscaled"):
             most = manifest.settings.get("upscale", 1.0)
             yield f"{plural(upscaled, 'image')} scaled up, by at most {most:g} times"
@@ -205,11 +207,13 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         speeds, rates = self._speeds, self._speeds.rates()
         for outcome in _outcomes(encoded):
             manifest, place = outcome.manifest, self._place(outcome)
-            report = self._captions.get(place)
+            captions = None
+            if place in self._captions:
+                captions = _captions_facts(manifest, self._captions[place])
             yield {
                 **self.outcome_facts(outcome, place),
                 "broken_tars": outcome.broken_tars,
-                "captions": _captions_facts(report) if report else None,
+                "captions": captions,
                 "busy": round(speeds.busy, 4),
                 "cut": manifest.counts.get("cut", 0),
                 "has_captions": outcome.has_captions,
@@ -226,25 +230,27 @@ def _outcomes(encoded: Outcome | list[Outcome]) -> list[Outcome]:
     return encoded if isinstance(encoded, list) else [encoded]
 
 
-def captions_lines(report: CaptionReport) -> Iterator[str]:
+def _captions_lines(manifest: Manifest, report: CaptionReport) -> Iterator[str]:
     """Yield the lines about captions that come from a table or another field."""
-    source, read = report.source, report.read
-    whence = f"{report.table}, by {source.by}" if read else f"the field {source.field}"
-    line = f"{plural(report.named, 'caption')} from {whence}"
-    if report.unnamed:
-        names = _in_brackets(read.unnamed_examples, report.unnamed) if read else ""
-        line += f"; {plural(report.unnamed, 'sample')} not in it kept their own{names}"
+    table, read = report or ("", None)
+    by = manifest.settings.get("captions_by", "")
+    named = manifest.counts.get("named", 0)
+    whence = f"{table}, by {by}" if read else f"the field {manifest.settings['caption_field']}"
+    line = f"{plural(named, 'caption')} from {whence}"
+    if unnamed := manifest.samples - named:
+        names = _in_brackets(read.unnamed_examples, unnamed) if read else ""
+        line += f"; {plural(unnamed, 'sample')} not in it kept their own{names}"
     yield line
     if read is None:
         return
     if read.blank:
-        yield f"{plural(read.blank, 'row')} of the table without a {source.by} or a caption"
+        yield f"{plural(read.blank, 'row')} of the table without a {by} or a caption"
     if read.twice:
         names = _in_brackets(read.twice_examples, read.twice)
-        yield f"{plural(read.twice, source.by)} twice in it, of which the first row counts{names}"
-    if report.unmatched:
-        names = _in_brackets(read.unused_examples, report.unmatched)
-        yield f"{plural(report.unmatched, source.by)} of it that no sample has{names}"
+        yield f"{plural(read.twice, by)} twice in it, of which the first row counts{names}"
+    if read.unused and manifest.complete:  # before that, a sample that is missing may have the name
+        names = _in_brackets(read.unused_examples, read.unused)
+        yield f"{plural(read.unused, by)} of it that no sample has{names}"
 
 
 def _in_brackets(names: Sequence[str], of: int) -> str:
@@ -252,10 +258,11 @@ def _in_brackets(names: Sequence[str], of: int) -> str:
     return f" ({', '.join(names)}{more})" if names else ""
 
 
-def _captions_facts(report: CaptionReport) -> dict[str, Any]:
+def _captions_facts(manifest: Manifest, report: CaptionReport) -> dict[str, Any]:
+    named = manifest.counts.get("named", 0)
     return {
-        "named": report.named,
-        "twice": report.read.twice if report.read else 0,
-        "unmatched": report.unmatched,
-        "unnamed": report.unnamed,
+        "named": named,
+        "twice": report[1].twice if report else 0,
+        "unmatched": report[1].unused if report and manifest.complete else None,
+        "unnamed": manifest.samples - named,
     }

@@ -1,8 +1,7 @@
-"""The options that choose the captions to encode, and the sources of captions that follow.
+"""The options that choose the captions to encode, and the settings of datasets that follow.
 
-`CaptionSource` says where a dataset has its captions from, if not from its samples. `table` reads a
-table of captions, `join_captions` joins it with the samples of each unit, and `unit_captions` finds
-them there for a worker.
+`table` reads a table of captions, `join_captions` joins it with the samples of each unit, and
+`unit_captions` finds them there for a worker.
 """
 
 import os
@@ -25,39 +24,6 @@ EMPTY = "empty"
 PER_SAMPLE = "per-sample"
 CAPTION = "{caption}"
 """The part of a place that is replaced by the name of the dataset's captions."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaptionSource:
-    """The source of the captions of a dataset.
-
-    They are the samples' own unless a `field` of their json is given, or the `digest` of a table.
-    `name` is the name by which a loader selects the captions.
-    """
-
-    name: str = OWN
-    field: str = ""
-    by: str = ""
-    digest: str = ""
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Return whether captions come from a field or a table, which may lack some of them."""
-        return bool(self.field or self.digest)
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Return the settings of a dataset that say where its captions come from.
-
-        Settings with their default values are left out.
-        """
-        said = {
-            "caption_field": self.field,
-            "caption_name": self.name if self.name != OWN else "",
-            "captions": self.digest,
-            "captions_by": self.by,
-        }
-        return {name: value for name, value in said.items() if value}
 
 
 def replace_surrogates(text: str) -> str:
@@ -137,7 +103,7 @@ class OneCaption(Options):
     def check_together(self) -> None:
         super().check_together()
         self._check_apart()
-        names = [source.name for source in self.sources]
+        names = self.caption_names
         for name in names:
             if not NAME.fullmatch(name):
                 raise UsageError(
@@ -176,20 +142,25 @@ class OneCaption(Options):
             )
 
     @property
-    def sources(self) -> tuple[CaptionSource, ...]:
-        """Return the sources of captions that the options name, one for each text dataset.
-
-        A table has not been read yet.
-        """
+    def caption_names(self) -> tuple[str, ...]:
+        """Return the names by which loaders select the captions, one for each text dataset."""
         if self.empty:
-            return (CaptionSource(name=EMPTY),)
-        return tuple(
-            CaptionSource(
-                name=self.caption_name or path.rpartition(".")[2] or OWN,
-                field="" if path == OWN else path,
-            )
-            for path in self.paths or (self.caption_field,)
+            return (EMPTY,)
+        fields = self.paths or (self.caption_field,)
+        return tuple(self.caption_name or field.rpartition(".")[2] or OWN for field in fields)
+
+    @property
+    def caption_settings(self) -> list[dict[str, str]]:
+        """Return the settings of each text dataset that say where its captions come from.
+
+        Settings with their default values are left out. A table has not been read yet.
+        """
+        fields = self.paths or (self.caption_field,)
+        settings = (
+            {"caption_field": field, "caption_name": name}
+            for field, name in zip(fields, self.caption_names, strict=True)
         )
+        return [{k: v for k, v in said.items() if v not in ("", OWN)} for said in settings]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +180,3 @@ class CaptionOptions(OneCaption):
     @property
     def paths(self) -> tuple[str, ...]:
         return parse_names(self.caption_fields)
-
-
-OWN_CAPTIONS = CaptionOptions()

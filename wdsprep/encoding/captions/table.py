@@ -1,8 +1,7 @@
-"""A table of captions, in one file or several, and what is said of captions before and after a run.
+"""A table of captions, in one file or several, and a warning of a field that samples lack.
 
 `CaptionTable` says what the rows have, and `CaptionRecord` is the record of a reading.
-`warn_of_field` looks at the first samples before a run, and `report_captions` says at its end how
-many samples have a caption of the table or the field.
+`warn_of_field` looks at the first samples before a run.
 """
 
 import json
@@ -11,14 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdsprep.dataset.file_names import CAPTION_TABLE
-from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.sealed_json import Hex, Nbytes, Text, hex_digest, make_record, read_record
-from wdsprep.encoding.captions.options import OWN, CaptionSource, replace_surrogates
+from wdsprep.encoding.captions.options import OWN, replace_surrogates
 from wdsprep.encoding.image_shards import ImageShard, read_rows
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
@@ -30,10 +28,6 @@ from wdsprep.sources.tables.text import BY, Table, TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Entry, Store
 from wdsprep.text import human_bytes, list_columns, plural
-
-if TYPE_CHECKING:
-    from wdsprep.encoding.captions.join_captions import CaptionLayout
-
 
 ROWS_AT_ONCE = 4_096
 LOOKED_AT = 1_000
@@ -228,33 +222,3 @@ def warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> 
         f"none of the first {plural(seen, 'sample')} of {tars.url} has a caption in {path}: "
         f"samples without one keep their own captions; their json has {list_columns(sorted(there))}"
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaptionReport:
-    """The number of samples of a dataset with a caption from a table or a field, and without."""
-
-    source: CaptionSource
-    named: int
-    """The number of samples that have a caption from the table or the field."""
-    unnamed: int
-    """The number of samples that keep their own caption."""
-    table: str = ""
-    read: CaptionRecord | None = None
-    unmatched: int | None = None
-    """The number of names in the table that no sample has; None while samples are missing."""
-
-
-def report_captions(
-    layout: "CaptionLayout | None", source: CaptionSource, place: str, manifest: Manifest
-) -> CaptionReport:
-    """Return a report of the captions of a dataset.
-
-    Names in a table that no sample has are known once the dataset is complete.
-    """
-    named = manifest.counts.get("named", 0)
-    report = CaptionReport(source=source, named=named, unnamed=manifest.samples - named)
-    if layout is None or (read := layout.records[place]) is None:
-        return report
-    unmatched = read.unused if manifest.complete else None
-    return replace(report, table=layout.table.url, read=read, unmatched=unmatched)
