@@ -104,9 +104,19 @@ class About:
     """An example for its row, if the default is not a good one."""
 
 
+LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+"""Matches a link of Markdown."""
+
+
 def about(help: str, heading: str = "", **more: Any) -> Mapping[str, About]:
-    """Return the metadata of a dataclass field that is an option; `more` are fields of `About`."""
-    return {"about": About(help=help, heading=heading, **more)}
+    """Return the metadata of a dataclass field that is an option; `more` are fields of `About`.
+
+    The help may have links, as in Markdown, for the row of the option on a page.
+    """
+    plain = LINK.sub(r"\1", help)
+    if plain != help:
+        more = {"page": f"{help[0].lower()}{help[1:].rstrip('.')}", **more}
+    return {"about": About(help=plain, heading=heading, **more)}
 
 
 def option_field(help: str, heading: str = "", *, default: T, **more: Any) -> T:

@@ -79,9 +79,10 @@ def parse_resolutions(text: str) -> tuple[int, ...]:
 
 RESOLUTION_OPTION = about(
     "Encode centre squares with this number of pixels a side, such as 256, from all images that "
-    "are large enough, in any bucket. Several, such as 256,512, are encoded in one pass, each into "
-    f"a separate dataset. {TRAINING_SIZES} With --latents none this chooses the images "
-    "whose captions are encoded: all of them by default.",
+    "are large enough, in any bucket. Several, such as 256,512, are "
+    "[encoded in one pass](#several-resolutions), each into a separate dataset. "
+    f"{TRAINING_SIZES} With --latents none this chooses the images whose captions are "
+    "encoded: all of them by default.",
     MODEL,
     read=check_resolutions,
     code=Code.TOO_SMALL,
@@ -91,11 +92,6 @@ RESOLUTION_OPTION = about(
     metavar="N,...",
     order=-2,
     example="256",
-    page="the side of the square in pixels, which also says which images are encoded: 256 takes "
-    "the buckets from 256 on, 512 those from 512 on, 1024 the images of the bucket 512 that are "
-    "large enough. Several, as `256,512`, are [encoded in one pass](#several-resolutions). "
-    f"{TRAINING_SIZES} `--latents none` does not need it: by default it takes the "
-    "lowest bucket, and so all images",
 )
 
 
@@ -203,14 +199,13 @@ class EncodeOptions(EncodeCall, CaptionOptions):
     _: KW_ONLY
     resolution: int | Sequence[int] = field(default=0, metadata=RESOLUTION_OPTION)
     text_out: "str | os.PathLike[str]" = option_field(
-        "Store text once, in a separate dataset at this place, and none with the latents.",
+        "Store text [once](#text-stored-once), in a separate dataset at this place, and none with "
+        "the latents.",
         OUTPUT,
         default="",
         is_place=True,
         metavar="PLACE",
         order=-1,
-        page="store text in a separate dataset at this place, and none with the latents: "
-        "[text stored once](#text-stored-once)",
     )
 
     def check_together(self) -> None:

@@ -90,19 +90,16 @@ class RecipeOptions(Options):
     """The options that decide the bytes of latents at any resolution, the model among them."""
 
     shapes: ShapesGiven = option_field(
-        "Cut each image to the shape of a list whose aspect ratio is nearest to its own. sdxl "
-        f"is the list of SDXL, for --resolution {SDXL_RESOLUTION} alone. nearest:STEP,MAX is "
-        "for any resolution that STEP divides: all shapes whose sides are multiples of STEP, "
-        "whose ratio is at most MAX, and which have no more pixels than the square. A FILE has "
-        "a shape in each line, such as 832x1216, and one of them is the square.",
+        "Cut each image to [the shape of a list](#shapes) whose aspect ratio is nearest to its "
+        f"own. sdxl is the list of SDXL, for --resolution {SDXL_RESOLUTION} alone. "
+        "nearest:STEP,MAX is for any resolution that STEP divides: all shapes whose sides are "
+        "multiples of STEP, whose ratio is at most MAX, and which have no more pixels than the "
+        "square. A FILE has a shape in each line, such as 832x1216, and one of them is the square.",
         MODEL,
         default=(),
         read=check_shapes_option,
         metavar="FILE|sdxl|nearest:STEP,MAX",
         order=-1,
-        page="cut each image to one of [several shapes](#shapes), not to the square: to the "
-        "one whose aspect ratio is nearest to its own. `sdxl` is for a resolution of "
-        f"{SDXL_RESOLUTION}, `nearest` for any that STEP divides",
     )
     """The shapes to cut to, in a form that `sizes_of` reads; empty: the square alone."""
     max_crop: float = option_field(
@@ -119,8 +116,8 @@ class RecipeOptions(Options):
         example="0.2",
     )
     upscale: float = option_field(
-        f"Scale up images that are too small, by at most this factor, {UPSCALE:g} if none is "
-        "given. Without the option they are rejected.",
+        "Scale up [images that are too small](#small-images), by at most this factor, "
+        f"{UPSCALE:g} if none is given. Without the option they are rejected.",
         MODEL,
         default=1.0,
         usual=False,
@@ -129,34 +126,24 @@ class RecipeOptions(Options):
         bare=UPSCALE,
         metavar="[MOST]",
         order=-1,
-        page="[scale up images](#small-images) that are smaller than the square or their "
-        f"shape, by at most so many times; {UPSCALE:g} if no number follows. Without the "
-        "option they are rejects",
     )
     latents: str = option_field(
-        "Keep this part of the distribution that the VAE makes from an image; with none, "
-        "encode captions alone, into a text dataset, and open no image.",
+        "Keep [this part of the distribution](#latents-and-their-mirror-images) that the VAE makes "
+        "from an image; with none, encode [captions alone](#text-alone), into a text dataset, and "
+        "open no image.",
         MODEL,
         default=LATENTS[0],
         choices=LATENTS,
-        page="what to keep of the VAE's distribution: a sample, its mean, or moments (mean and "
-        "log-variance, to sample from anew in each epoch). auto is a sample; SANA's VAE has no "
-        "distribution, and its output is kept. none is [text alone](#text-alone)",
     )
     flip: bool = option_field(
-        "Keep latents of mirror images too, as latent_flipped.npy or source_flipped.npy.",
+        "Keep latents of [mirror images](#latents-and-their-mirror-images) too, as "
+        "latent_flipped.npy or source_flipped.npy.",
         MODEL,
         default=False,
-        page="keep latents of each image's mirror image too, in `latent_flipped.npy` (of an image "
-        "in a role, in `source_flipped.npy`), for `wdsprep.load(..., flip=0.5)`. This doubles the "
-        "VAE's work and the latents' bytes. To mirror the latent itself is not the same: with the "
-        "tiny VAE the two differ by 16 % of the variance. Of 64 pictures, mirrored latents decode "
-        "to 28.6 dB, latents of mirror images to 29.4, as the latents of the pictures themselves "
-        "do",
     )
     roles: str | Sequence[str] = option_field(
-        "Encode the images that samples have in these roles, the target among them, as in "
-        "target,source; by default the target alone.",
+        "Encode the images that samples have [in these roles](#several-images-a-sample), the "
+        "target among them, as in target,source; by default the target alone.",
         MODEL,
         default=(),
         read=check_roles_option,
@@ -165,31 +152,24 @@ class RecipeOptions(Options):
         metavar="ROLE,...",
         usual="target",
         example="target,source",
-        page="encode [the images in these roles](#several-images-a-sample), in one pass; "
-        "`source` alone makes a dataset without latents of targets",
     )
     role_size: str | Sequence[str | tuple[str, ShapesGiven]] = option_field(
-        "Cut images in ROLE by this rule: aligned as the target is cut; pipeline as the "
-        "pipeline of the model takes reference images; pixels aligned and without the VAE; or "
-        "to a list of shapes, as --shapes has them. A mask has a number for each cell of the "
-        "latent, or with full for each pixel.",
+        "Cut images in ROLE by [this rule](#several-images-a-sample): aligned as the target is "
+        "cut; pipeline as the pipeline of the model takes reference images; pixels aligned and "
+        "without the VAE; or to a list of shapes, as --shapes has them. A mask has a number for "
+        "each cell of the latent, or with full for each pixel.",
         MODEL,
         default=(),
         read=check_role_size,
         is_many=True,
         metavar="ROLE=RULE",
         example="source=aligned",
-        page="how images in a role are cut, once for each role: `aligned`, `pipeline`, "
-        "`pixels` or a list as in `--shapes`; `latent` or `full` for a mask. By default as "
-        "the pipeline does, if it takes references, else aligned",
     )
     text: str = option_field(
-        "Keep the embeddings of captions, their tokens, or neither.",
+        "Keep the [embeddings](#text) of captions, their tokens, or neither.",
         MODEL,
         default=TEXTS[0],
         choices=TEXTS,
-        page="what to keep of captions: embeddings, the ids of each tokenizer (for trainers "
-        "that run the text encoders themselves), or nothing",
     )
     text_length: int = option_field(
         "Encode at most this number of tokens of a caption, if the pipeline offers a choice; "
@@ -201,22 +181,18 @@ class RecipeOptions(Options):
     )
     dtype: str = option_field(
         "Compute in this precision; auto is fp32 on a CPU, and on a GPU the precision that is "
-        "right for each network.",
+        "[right for each network](#precision).",
         MODEL,
         default=DTYPES[0],
         choices=DTYPES,
         inner=CHOSEN_DTYPES,
-        page="compute in this precision; auto is fp32 on the CPU, and on a GPU [the precision "
-        "that is right for each network](#precision). A value that overflows is computed again "
-        "in fp32",
     )
     decode: str = option_field(
-        "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size, so that each side still has "
-        "about twice the pixels that are needed (fast), or always at full size (full).",
+        "Decode large JPEGs at [1/2, 1/4 or 1/8 of their size](#decoding), so that each side still "
+        "has about twice the pixels that are needed (fast), or always at full size (full).",
         MODEL,
         default=DECODES[0],
         choices=DECODES,
-        page="decode large JPEGs [at a reduced size](#decoding) (fast), or at full size",
     )
     seed: int = option_field(
         "Seed the sampling noise with this number.", MODEL, default=0, usual=True
@@ -234,15 +210,12 @@ class RecipeOptions(Options):
         known=MODELS,
         order=-1,
         example="NAME|REPO[@REV]|FOLDER",
-        page="a name that `wdsprep models` lists, a pipeline of the Hugging Face hub, or its "
-        "folder; safetensors only, in one file or several with their index",
     )
     batch_size: int | str = field(
         default="auto",
         metadata=batch_size(
-            "Encode this number of images at once; auto chooses it by the memory of the GPU.",
-            "images at once; auto is what fits into the GPU's free memory, fewer of a shape "
-            "that is larger than the square. Too large a batch is halved",
+            "Encode this number of images at once; auto chooses it by [the memory of the GPU]"
+            "(#precision)."
         ),
     )
 

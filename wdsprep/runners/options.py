@@ -53,17 +53,9 @@ def limit(samples: str, heading: str, rest: str) -> Mapping[str, About]:
     )
 
 
-def batch_size(help_text: str, page: str) -> Mapping[str, About]:
+def batch_size(help: str) -> Mapping[str, About]:
     """Return the declaration of the option for the number of images that are computed at once."""
-    return about(
-        help_text,
-        WORKERS,
-        read=parse_auto,
-        metavar="AUTO|N",
-        order=-2,
-        example="auto|N",
-        page=page,
-    )
+    return about(help, WORKERS, read=parse_auto, metavar="AUTO|N", order=-2, example="auto|N")
 
 
 def overwrite(what: str) -> Mapping[str, About]:

@@ -94,40 +94,32 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     )
     _: KW_ONLY
     model: Sequence[Any] = option_field(
-        "Score with this model of transformers; several models in one pass decode each image "
-        "once. With NAME=, the names of its columns begin with NAME.",
+        "Score with [this model](#models) of transformers; several models in one pass decode each "
+        "image once. With NAME=, the names of its columns begin with NAME.",
         MODEL,
         default=(),
         read=named_model,
         is_many=True,
         known=tuple(PRESETS),
         metavar="[NAME=]REPO[@REV]|FOLDER|PRESET",
-        page="an image classifier, a dual encoder such as CLIP, or an encoder such as DINOv2: "
-        "a repository of the hub, a folder, or "
-        f"{', '.join(PRESETS)}; may be given several times; with `NAME=`, the names of its "
-        "columns begin with NAME",
     )
     label: Sequence[Any] = option_field(
-        "Keep this label of a classifier, as a column of that name; by default all labels.",
+        "Keep [this label](#models) of a classifier, as a column of that name; by default all "
+        "labels.",
         MODEL,
         default=(),
         read=wanted_label,
         is_many=True,
         metavar="LABEL[=COLUMN]",
-        page="the labels of a classifier to keep, each with the name of its column; may be "
-        "given several times, and is needed if a model has over 64 labels, or labels that "
-        "cannot be names of columns",
     )
     head: Sequence[Any] = option_field(
         "Compute a column from the image's embedding by this head: linear layers in "
-        "safetensors, such as an aesthetic predictor.",
+        "safetensors, such as [an aesthetic predictor](#heads).",
         MODEL,
         default=(),
         read=wanted_head,
         is_many=True,
         metavar="[MODEL.]COLUMN=FILE",
-        page="compute a column from the image's embedding by linear layers in safetensors, "
-        "such as [an aesthetic predictor](#heads); with several models `MODEL.` chooses one",
     )
     embedding: str = option_field(
         "Keep images' embeddings, in this precision; auto keeps those of models that give "
@@ -137,13 +129,11 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         choices=EMBEDDINGS,
     )
     processor: str = option_field(
-        "Prepare images by the model's processor of this kind; auto takes the fast one if "
-        "there is one.",
+        "Prepare images by the model's processor [of this kind](#fast-and-slow-processors); auto "
+        "takes the fast one if there is one.",
         MODEL,
         default=PROCESSORS[0],
         choices=PROCESSORS,
-        page="[which kind](#fast-and-slow-processors) of the model's own image processor; auto "
-        "is the one that transformers takes",
     )
     dtype: str = option_field(
         "Compute in this precision; auto is fp32 on a CPU, and fp16 on a GPU.",
@@ -152,22 +142,19 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         choices=DTYPES,
     )
     language: bool = option_field(
-        "Add columns for the language of each caption, its length and how often it occurs; "
-        "needs the extra `language`.",
+        "Add columns for [the language](#captions) of each caption, its length and how often it "
+        "occurs; needs the extra `language`.",
         CAPTIONS,
         default=False,
-        page="add columns of the caption: its [language](#captions), its length, its share of "
-        "letters, and how often it occurs",
     )
     role: str = option_field(
-        "Score the image of each sample that has this name in a role, such as source or "
-        "source_1, in place of the target.",
+        "Score the image of each sample that has this name [in a role](#images-in-roles), such as "
+        "source or source_1, in place of the target.",
         IMAGES,
         default="",
         read=role_image,
         usual="target",
         example="source",
-        page="score [the image in this role](#images-in-roles) in place of the target",
     )
     resolution: int = option_field(
         "Score only the images for this resolution; by default all.",
@@ -187,9 +174,7 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
     batch_size: int | str = field(
         default="auto",
         metadata=batch_size(
-            "Score this number of images at once; auto is 16 on a CPU and 64 on a GPU.",
-            "images at once; auto is 16 on a CPU and 64 on a GPU. A size that does not fit "
-            "into memory is halved, and stays so",
+            "Score this number of images at once; auto is 16 on a CPU and 64 on a GPU."
         ),
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset SCORES"))

@@ -47,14 +47,13 @@ class OneCaption(Options):
     """The options of captions if each sample has one caption."""
 
     captions: "str | os.PathLike[str]" = option_field(
-        "Take captions from this table: Parquet, CSV, TSV or JSON lines, or a folder or "
-        "pattern of them, with a column key, source, url or sha256. Samples that it does not "
-        "list keep their own.",
+        "Take captions from [this table](#other-captions): Parquet, CSV, TSV or JSON lines, or a "
+        "folder or pattern of them, with a column key, source, url or sha256. Samples that it does "
+        "not list keep their own.",
         CAPTIONS,
         default="",
         is_place=True,
         metavar="TABLE",
-        page="take captions from a table, [in place of the samples' own](#other-captions)",
     )
     captions_by: str = option_field(
         "Find samples in the table by this column.",
@@ -86,13 +85,11 @@ class OneCaption(Options):
     )
     empty: str = option_field(
         "Encode the empty caption with the images of each sample in place of its caption, with "
-        "--latents none, for models whose text depends on images.",
+        "--latents none, for models whose text [depends on images](#several-images-a-sample).",
         CAPTIONS,
         default="",
         choices=(PER_SAMPLE,),
         order=2,
-        page="encode the empty caption with the images of each sample, into a text dataset "
-        "from which `drop_text=` takes it: [several images a sample](#several-images-a-sample)",
     )
 
     @property
