@@ -16,7 +16,7 @@ from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import DC, TOKENS
-from wdsprep.encoding.options import parse_resolutions, resolutions_of
+from wdsprep.encoding.options import check_resolutions, parse_resolutions, resolutions_of
 from wdsprep.encoding.recipe_options import check_roles, check_roles_option
 from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
 from wdsprep.errors import UsageError
@@ -78,7 +78,7 @@ class PlanOptions(Options):
         "Plan for these resolutions; by default those of the trials, or 256 and 512.",
         IMAGES,
         default=None,
-        read=lambda given: None if given is None else resolutions_of(given),
+        read=check_resolutions,
         parse=parse_resolutions,
         metavar="PIXELS[,...]",
     )

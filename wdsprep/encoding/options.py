@@ -4,7 +4,7 @@ A run makes a dataset for each resolution, or for each caption.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from itertools import product
@@ -17,13 +17,13 @@ from wdsprep.encoding.models.presets import TRAINING_SIZES
 from wdsprep.encoding.recipe_options import (
     IMAGES,
     MODEL,
+    OF_IMAGES,
     Recipe,
     RecipeOptions,
     check_compiled_shapes,
 )
 from wdsprep.encoding.shape_lists import check_one_resolution
 from wdsprep.errors import UsageError
-from wdsprep.images.nearest_shape import DECODES
 from wdsprep.options import about, option_field, refuse_unknown_options
 from wdsprep.runners.options import (
     OUTPUT,
@@ -52,24 +52,23 @@ loaded once for this number of shards."""
 
 def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
     """Return the resolutions that one run encodes, each into a separate dataset."""
-    if isinstance(given, str):
-        raise UsageError(
-            f"--resolution {brief(given)}: give whole numbers of pixels, such as 256 or 256,512"
-        )
-    is_one = not isinstance(given, Sequence)
-    numbers = [given] if is_one else list(given)  # type: ignore[arg-type]
-    found = tuple(whole_number("--resolution", number) for number in numbers)
-    if not found:
-        raise UsageError("no --resolution is given: give one, such as 256")
-    if twice := [number for number in found if found.count(number) > 1]:
-        raise UsageError(f"--resolution {twice[0]} is given twice: give each once")
-    return found
+    return (given,) if isinstance(given, int) else tuple(given)
 
 
 def check_resolutions(given: int | Sequence[int]) -> int | tuple[int, ...]:
     """Check a value of --resolution, and return it as a number or a tuple of numbers."""
-    found = resolutions_of(given)
-    return found if isinstance(given, Sequence) else found[0]
+    if isinstance(given, str):
+        raise UsageError(
+            f"--resolution {brief(given)}: give whole numbers of pixels, such as 256 or 256,512"
+        )
+    if not isinstance(given, Sequence):
+        return whole_number("--resolution", given)
+    numbers = tuple(whole_number("--resolution", number) for number in given)
+    if not numbers:
+        raise UsageError("no --resolution is given: give one, such as 256")
+    if twice := [number for number in numbers if numbers.count(number) > 1]:
+        raise UsageError(f"--resolution {twice[0]} is given twice: give each once")
+    return numbers
 
 
 def parse_resolutions(text: str) -> tuple[int, ...]:
@@ -277,17 +276,13 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         There is one for each resolution and caption. If text is stored apart, there is one for the
         latents of each resolution, without text, and then one for the text of each caption.
         """
-        how: Callable[..., Encode] = partial(Encode, device=self.device, **self.of_recipe)
+        how = partial(Encode, device=self.device, **vars(self.part(RecipeOptions)))
         resolutions, texts = self.resolutions, len(self.caption_names)
         if not self.text_out:
             return [how(resolution=number) for number in resolutions] * texts
         alone: dict[str, Any] = {
+            **{name: getattr(RecipeOptions, name) for name in OF_IMAGES},
             "latents": "none",
-            "shapes": (),
-            "max_crop": 1.0,
-            "upscale": 1.0,
-            "flip": False,
-            "decode": DECODES[0],
         }
         latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
         return latents + [how(resolution=min(resolutions), **alone)] * texts

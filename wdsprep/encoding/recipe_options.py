@@ -6,7 +6,7 @@ a whole.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from wdsprep.dataset.npy_arrays import Field, mirrored_name
@@ -25,7 +25,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODES
 from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import Options, about, option_field
+from wdsprep.options import Options, about, option_field, options_of
 from wdsprep.runners.options import WORKERS, batch_size
 from wdsprep.text import shortened
 
@@ -41,6 +41,8 @@ ALIGNED, PIPELINE, PIXELS, SHAPES = "aligned", "pipeline", "pixels", "shapes"
 FULL = "full"
 RULES, MASK_RULES = (ALIGNED, PIPELINE, PIXELS), ("latent", FULL)
 """The rules that have a name: for images, and for masks."""
+OF_IMAGES = ("shapes", "max_crop", "upscale", "flip", "decode")
+"""The options that text alone does not have."""
 
 
 def check_roles_option(given: Any) -> tuple[str, ...]:
@@ -220,11 +222,6 @@ class RecipeOptions(Options):
     )
 
     @property
-    def of_recipe(self) -> Mapping[str, Any]:
-        """Return the values of the options of `RecipeOptions` by name, without subclasses'."""
-        return {each.name: getattr(self, each.name) for each in fields(RecipeOptions)}
-
-    @property
     def is_of_text(self) -> bool:
         """Return whether only text is encoded, so that no image is opened."""
         return self.latents == "none"
@@ -242,7 +239,8 @@ class Recipe(RecipeOptions):
         least = 0 if self.is_of_text else 1
         if self.resolution < least:
             raise UsageError(f"--resolution {self.resolution}: give {least} or more pixels")
-        self._check_text_alone()
+        if self.is_of_text:
+            self._check_text_alone()
         object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
         object.__setattr__(self, "role_size", tuple(self._role_sizes()))
         check_compiled_shapes([self])
@@ -297,19 +295,14 @@ class Recipe(RecipeOptions):
 
     def _check_text_alone(self) -> None:
         """Raise UsageError if text alone has options of images, or nothing is left to encode."""
-        of_images = {
-            "--shapes": bool(self.shapes),
-            "--max-crop": self.max_crop < 1,
-            "--upscale": self.upscale > 1,
-            "--flip": self.flip,
-            "--decode": self.decode != DECODES[0],
-        }
-        given = [option for option, is_given in of_images.items() if is_given]
-        if self.is_of_text and given:
-            raise UsageError(
-                f"{given[0]} is for images, which --latents none leaves alone: leave it out"
-            )
-        if self.is_of_text and self.text == "none":
+        for option in options_of(RecipeOptions):
+            value = getattr(self, option.name)
+            if option.name in OF_IMAGES and value and value != option.default:
+                raise UsageError(
+                    f"{option.dashed} is for images, which --latents none leaves alone: leave it "
+                    "out"
+                )
+        if self.text == "none":
             raise UsageError(
                 "--latents none and --text none leave nothing to encode: leave one out"
             )
