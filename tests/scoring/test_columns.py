@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -16,10 +15,8 @@ from tests.kit.packs import write_files
 from tests.kit.scores import columns_in, pictures_in, score_here
 from tests.kit.sealed_files import resealed
 from wdsprep.cli import main
-from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.reporting.inspect import MatchingSamples
-from wdsprep.store import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -37,20 +34,30 @@ def wanted(scores: Path, least: float) -> set[str]:
     return {key for key, each in columns_in(scores).items() if each["aesthetic"] >= least}
 
 
-def test_load_serves_what_a_condition_on_scores_leaves_with_their_columns(
-    scores: Path, images: Path, least: float
+def test_a_condition_on_scores_leaves_the_same_samples_wherever_it_is_asked(
+    scores: Path, images: Path, least: float, tmp_path: Path
 ) -> None:
-    loader = wdsprep.load(
-        str(images), join=str(scores), where=f"aesthetic >= {least}", pixels=64, global_batch=1
-    )
-    columns, seen = columns_in(scores), set()
-    for batch in loader:
-        (key,) = batch["key"]
-        seen.add(key)
+    where, keys, columns = f"aesthetic >= {least!r}", wanted(scores, least), columns_in(scores)
+    options: dict[str, Any] = {"join": scores, "where": where, "global_batch": 1}
+    served = {batch["key"][0]: batch for batch in wdsprep.load(images, pixels=64, **options)}
+    assert served.keys() == keys
+    for key, batch in served.items():
         assert batch["aesthetic"].dtype == torch.float32
         assert batch["aesthetic"].item() == pytest.approx(columns[key]["aesthetic"])
         assert batch["clip_image_emb"].shape == (1, 24)
-    assert seen == wanted(scores, least)
+    encode_here(images, tmp_path / "latents")
+    assert {batch["key"][0] for batch in wdsprep.load(tmp_path / "latents", **options)} == keys
+    rows = wdsprep.table(images, join=[scores]).filter(where)
+    assert {key for key, _ in rows.project("key, caption").fetchall()} == keys
+    for place, joined in ((scores, ()), (images, scores)):
+        found = wdsprep.inspect(place, where=where, join=joined)
+        assert isinstance(found, MatchingSamples)
+        assert {row.key for row in found.first} == keys
+    wdsprep.select([images, scores], tmp_path / "{name}", where=where)
+    chosen = columns_in(tmp_path / "scores")
+    assert chosen.keys() == keys
+    assert chosen.items() <= columns.items()
+    assert not wdsprep.verify(tmp_path / "images", tmp_path / "scores").findings
 
 
 def test_a_list_of_scores_has_no_sizes_and_captions(
@@ -62,32 +69,11 @@ def test_a_list_of_scores_has_no_sizes_and_captions(
     assert ([len(row.split()) for row in rows], more[:4]) == ([3, 3], "and ")
 
 
-def test_duckdb_gets_scores_beside_what_is_known_of_images(
-    images: Path, scores: Path, least: float
-) -> None:
-    rows = wdsprep.table(images, join=[scores]).filter(f"aesthetic >= {least!r}")
-    assert {key for key, _ in rows.project("key, caption").fetchall()} == wanted(scores, least)
-
-
 def test_a_condition_may_leave_joined_scores_out(
     scores: Path, images: Path, tmp_path: Path
 ) -> None:
-    wdsprep.select(str(images), str(tmp_path / "out"), join=str(scores), where="width > 0")
-    whole, some = (read_manifest(open_store(str(at))) for at in (images, tmp_path / "out"))
-    assert whole is not None
-    assert some is not None
-    assert some.samples == whole.samples
-
-
-def test_select_takes_scores_along_and_chooses_by_them(
-    scores: Path, images: Path, least: float, tmp_path: Path
-) -> None:
-    given = [str(images), str(scores)]
-    wdsprep.select(given, str(tmp_path / "{name}"), where=f"aesthetic >= {least}")
-    chosen = columns_in(tmp_path / "scores")
-    assert chosen.keys() == wanted(scores, least)
-    assert chosen.items() <= columns_in(scores).items()
-    assert not wdsprep.verify(str(tmp_path / "images"), str(tmp_path / "scores")).findings
+    selected = wdsprep.select(images, tmp_path / "out", join=scores, where="width > 0")
+    assert selected.outcomes[str(tmp_path / "out")].manifest.samples == 15
 
 
 def test_another_selection_by_other_scores_into_the_same_place_is_refused(
@@ -101,33 +87,19 @@ def test_another_selection_by_other_scores_into_the_same_place_is_refused(
         wdsprep.select(str(images), str(tmp_path / "out"), join=str(tmp_path / "swin"), **asked)
 
 
-def test_latents_are_served_by_scores_of_their_images(
-    scores: Path, images: Path, least: float, tmp_path: Path
+def test_scores_of_other_images_are_refused(
+    scores: Path, images: Path, models: Path, tmp_path: Path
 ) -> None:
-    encode_here(images, tmp_path / "latents")
-    loader = wdsprep.load(
-        str(tmp_path / "latents"), join=str(scores), where=f"aesthetic >= {least}", global_batch=1
-    )
-    keys = {batch["key"][0] for batch in loader}
-    assert keys == wanted(scores, least)
-
-
-def test_scores_of_other_images_are_refused(scores: Path, tmp_path: Path) -> None:
+    """Of fewer ones, too."""
     other = packed(pictures(tmp_path / "in", range(30, 45)), tmp_path / "images")
-    with pytest.raises(UsageError, match="were made from different images"):
-        wdsprep.load(str(other), join=str(scores), pixels=64, global_batch=1)
-    with pytest.raises(UsageError, match="were made from different images"):
-        wdsprep.select(str(other), str(tmp_path / "o"), join=str(scores), where="aesthetic > 1")
-    assert not (tmp_path / "o").exists()
-
-
-def test_scores_of_fewer_other_images_are_refused_as_those_of_other_images(
-    images: Path, models: Path, tmp_path: Path
-) -> None:
-    few = packed(pictures(tmp_path / "in", range(30, 34)), tmp_path / "few")
+    few = packed(pictures(tmp_path / "few-in", range(30, 34)), tmp_path / "few")
     score_here(few, tmp_path / "scores", model=str(models / "vit"))
+    for place, joined in ((other, scores), (images, tmp_path / "scores")):
+        with pytest.raises(UsageError, match="were made from different images"):
+            wdsprep.load(place, join=joined, pixels=64, global_batch=1)
     with pytest.raises(UsageError, match="were made from different images"):
-        wdsprep.load(str(images), join=str(tmp_path / "scores"), pixels=64, global_batch=1)
+        wdsprep.select(other, tmp_path / "o", join=scores, where="aesthetic > 1")
+    assert not (tmp_path / "o").exists()
 
 
 def test_scores_without_the_images_of_an_append_are_to_be_scored_again(
@@ -143,17 +115,14 @@ def test_scores_without_the_images_of_an_append_are_to_be_scored_again(
 def test_unfinished_scores_are_refused_by_the_command_that_ends_them(
     images: Path, models: Path, tmp_path: Path
 ) -> None:
-    score_here(images, tmp_path / "scores", model=str(models / "vit"), limit=4)
-    with pytest.raises(UsageError, match='run the same "wdsprep score" again'):
-        wdsprep.load(str(images), join=str(tmp_path / "scores"), pixels=64, global_batch=1)
-    with pytest.raises(UsageError, match='run the same "wdsprep score" again'):
-        wdsprep.select(
-            str(images), str(tmp_path / "o"), join=str(tmp_path / "scores"), where="nsfw > 0"
-        )
-    with pytest.raises(UsageError, match=r'run the same "wdsprep score" again.* and then export'):
-        wdsprep.export(
-            str(images), str(tmp_path / "o"), to="parquet", join=[str(tmp_path / "scores")]
-        )
+    scores, out, again = tmp_path / "scores", tmp_path / "o", 'run the same "wdsprep score" again'
+    score_here(images, scores, model=str(models / "vit"), limit=4)
+    with pytest.raises(UsageError, match=again):
+        wdsprep.load(images, join=scores, pixels=64, global_batch=1)
+    with pytest.raises(UsageError, match=again):
+        wdsprep.select(images, out, join=scores, where="nsfw > 0")
+    with pytest.raises(UsageError, match=f"{again}.* and then export"):
+        wdsprep.export(images, out, to="parquet", join=[scores])
 
 
 def test_scores_of_images_that_changed_are_not_selected_along(
@@ -166,28 +135,22 @@ def test_scores_of_images_that_changed_are_not_selected_along(
         wdsprep.select([str(changed), str(tmp_path / "scores")], str(tmp_path / "{name}-half"))
 
 
-def test_a_column_that_there_is_not_is_refused(scores: Path, images: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no sample has beauty"):
-        wdsprep.select(str(images), str(tmp_path / "o"), join=str(scores), where="beauty > 0")
-
-
-def test_a_joined_place_without_a_condition_is_refused(scores: Path, images: Path) -> None:
-    with pytest.raises(UsageError, match="--join adds columns for --where"):
-        wdsprep.select(str(images), "out", join=str(scores))
+def test_a_column_that_there_is_not_and_a_joined_place_without_a_condition_are_refused(
+    scores: Path, images: Path
+) -> None:
+    for where, said in (("beauty > 0", "no sample has beauty"), ("", "--join adds columns for")):
+        with pytest.raises(UsageError, match=said):
+            wdsprep.select(images, "out", join=scores, where=where)
 
 
 def test_scores_made_again_choose_anew(images: Path, models: Path, tmp_path: Path) -> None:
     out = tmp_path / "scores"
     for label in ("nsfw=bad", "neutral=bad"):
         score_here(images, out, model=str(models / "vit"), label=label, overwrite=True)
-        wanted = {key for key, each in columns_in(out).items() if each["bad"] > 0.5}
-        loader = (
-            wdsprep.load(str(images), join=str(out), where="bad > 0.5", pixels=64, global_batch=1)
-            if wanted
-            else []
-        )
+        wanted = {key for key, row in columns_in(out).items() if row["bad"] > 0.5}
+        options: dict[str, Any] = {"where": "bad > 0.5", "pixels": 64, "global_batch": 1}
+        loader = wdsprep.load(images, join=out, **options) if wanted else []
         assert {batch["key"][0] for batch in loader} == wanted
-        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
 
 
 def test_copies_in_several_datasets_are_chosen_by_the_scores_of_each(
@@ -224,35 +187,21 @@ def test_copies_in_several_datasets_are_chosen_by_the_scores_of_each(
         wdsprep.duplicates(places[0], third, join=given, keep="nsfw", workers=1)
 
 
-def test_a_table_of_scores_is_exported_which_a_loader_joins(
+def test_scores_are_exported_alone_or_with_images_and_a_loader_joins_their_table(
     scores: Path, images: Path, least: float, tmp_path: Path
 ) -> None:
-    wdsprep.export(str(scores), str(tmp_path / "table"), to="parquet")
-    rows = pq.read_table(tmp_path / "table").to_pylist()
-    columns = columns_in(scores)
-    assert {row["key"]: row["aesthetic"] for row in rows} == {
-        key: each["aesthetic"] for key, each in columns.items()
-    }
-    kept = pa.Table.from_pylist([{n: row[n] for n in ("key", "aesthetic")} for row in rows])
-    pq.write_table(kept, tmp_path / "scores.parquet")
-    loader = wdsprep.load(
-        str(images),
-        join=str(tmp_path / "scores.parquet"),
-        where=f"aesthetic >= {least}",
-        pixels=64,
-        global_batch=1,
-    )
+    columns = {key: row["aesthetic"] for key, row in columns_in(scores).items()}
+    wdsprep.export(images, tmp_path / "images", to="parquet", join=[scores])
+    rows = pq.read_table(tmp_path / "images").to_pylist()
+    assert {row["key"]: row["aesthetic"] for row in rows} == columns
+    assert all(row["image"]["bytes"] for row in rows)
+    wdsprep.export(scores, tmp_path / "table", to="parquet")
+    table = pq.read_table(tmp_path / "table").select(["key", "aesthetic"])
+    assert dict(zip(*table.to_pydict().values(), strict=True)) == columns
+    pq.write_table(table, tmp_path / "scores.parquet")
+    options: dict[str, Any] = {"where": f"aesthetic >= {least}", "pixels": 64, "global_batch": 1}
+    loader = wdsprep.load(images, join=tmp_path / "scores.parquet", **options)
     assert {batch["key"][0] for batch in loader} == wanted(scores, least)
-
-
-def test_images_are_exported_with_their_scores(scores: Path, images: Path, tmp_path: Path) -> None:
-    wdsprep.export(str(images), str(tmp_path / "table"), to="parquet", join=[str(scores)])
-    rows = pq.read_table(tmp_path / "table").to_pylist()
-    columns = columns_in(scores)
-    assert len(rows) == len(columns)
-    for row in rows:
-        assert row["aesthetic"] == columns[row["key"]]["aesthetic"]
-        assert row["image"]["bytes"]
 
 
 def test_a_report_shows_each_column_and_both_ends(
@@ -268,20 +217,6 @@ def test_a_report_shows_each_column_and_both_ends(
     part = page.partition('aria-label="Lowest aesthetic"')[2].partition("</section>")[0]
     assert all(key in part for key, _ in by_score[:4])
     assert not any(key in part for key, _ in by_score[4:])
-
-
-def test_inspect_asks_scores_and_images_by_them(scores: Path, images: Path) -> None:
-    by_key = columns_in(scores)
-    level = sorted(columns["aesthetic"] for columns in by_key.values())[9]
-    keys = sorted(key for key, columns in by_key.items() if columns["aesthetic"] > level)
-    assert len(keys) == 5
-    where = f"aesthetic > {level}"
-    for found in (
-        wdsprep.inspect(scores, where=where),
-        wdsprep.inspect(images, where=where, join=scores),
-    ):
-        assert isinstance(found, MatchingSamples)
-        assert sorted(row.key for row in found.first) == keys
 
 
 def test_columns_that_do_not_hold_what_settings_say_are_one_line(

@@ -11,7 +11,7 @@ import pytest
 
 import wdsprep
 from tests.kit.encodes import Here, packed, pictures, samples_in
-from tests.kit.packs import SCRIPT, jpeg, pack, write_files
+from tests.kit.packs import jpeg, pack, write_files
 from tests.kit.scores import arrays_in, columns_in, pictures_in, score_here
 from tests.kit.scoring_models import KINDS, LABELS, alone, small
 from tools.tiny.drawings import draw
@@ -107,30 +107,19 @@ def test_a_role_that_images_lack_is_refused(tmp_path: Path, role: str, said: str
         wdsprep.duplicates(pairs, role=role)
 
 
-def test_columns_do_not_depend_on_which_models_are_in_the_pass(
+def test_columns_do_not_depend_on_companions_nor_on_which_models_are_in_the_pass(
     scores: Path, images: Path, models: Path, tmp_path: Path
 ) -> None:
-    both = columns_in(scores)
+    both, head = columns_in(scores), f"aesthetic={models / 'head.safetensors'}"
     for kind in ("clip", "vit"):
         score_here(images, tmp_path / kind, model=f"{kind}={models / kind}")
         for key, facts in columns_in(tmp_path / kind).items():
             assert facts == {name: both[key][name] for name in facts}
-
-
-def test_columns_do_not_depend_on_companions(
-    scores: Path, images: Path, models: Path, tmp_path: Path
-) -> None:
-    given = {"model": f"clip={models / 'clip'}", "head": f"aesthetic={models / 'head.safetensors'}"}
+    given = {"model": f"clip={models / 'clip'}", "head": head}
     score_here(images, tmp_path / "ones", batch_size=1, **given)
-    both = columns_in(scores)
     for key, facts in columns_in(tmp_path / "ones").items():
         for name in ("clip_similarity", "aesthetic"):
             assert abs(facts[name] - both[key][name]) < CLOSE
-
-
-def scored(out: Path, images: Path, models: Path, *more: str) -> list[str]:
-    words = [str(SCRIPT), "score", str(images), str(out), "--model", str(models / "clip")]
-    return [*words, "--device", "cpu", "--runner", "local", *more]
 
 
 def test_new_shards_of_an_append_are_scored_by_the_next_run(models: Path, tmp_path: Path) -> None:
@@ -144,28 +133,20 @@ def test_new_shards_of_an_append_are_scored_by_the_next_run(models: Path, tmp_pa
     assert (again.samples, again.manifest.samples, again.manifest.complete) == (6, 12, True)
 
 
-def test_a_resume_with_other_weights_is_refused_in_words(
+def test_a_resume_with_other_weights_or_images_is_refused_in_words(
     images: Path, models: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "scores"
-    score_here(images, out, model=str(models / "vit"), limit=4)
+    out, vit = tmp_path / "scores", str(models / "vit")
+    score_here(images, out, model=vit, limit=4)
     small("vit", tmp_path / "other", hidden_act="relu")
     with pytest.raises(FingerprintError, match=r"scores\.models: other.*wdsprep score"):
         score_here(images, out, model=str(tmp_path / "other"))
     with pytest.raises(FingerprintError, match=r"scores\.columns\.neutral: number, now none;"):
         score_here(images, out, model=str(models / "clip"))
-
-
-def test_scores_of_other_images_are_not_gone_on_with(
-    images: Path, models: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "scores"
-    score_here(images, out, model=str(models / "vit"))
     other = packed(pictures(tmp_path / "others", range(30, 45)), tmp_path / "other-images")
-    with pytest.raises(
-        FingerprintError, match=r"changed or gone since .* was scored .*wdsprep score --redo"
-    ):
-        score_here(other, out, model=str(models / "vit"))
+    again = r"changed or gone since .* was scored .*wdsprep score --redo"
+    with pytest.raises(FingerprintError, match=again):
+        score_here(other, out, model=vit)
 
 
 def test_a_bad_image_is_a_reject_and_costs_no_other(models: Path, tmp_path: Path) -> None:
@@ -207,32 +188,20 @@ def test_embeddings_are_kept_in_half_precision_if_asked(
 def test_the_command_says_what_it_gives_and_a_condition_that_half_of_the_samples_meet(
     images: Path, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        *scored(tmp_path / "s", images, models, "--head", f"aesthetic={models}/head.safetensors")[
-            1:
-        ]
-    ]
-    words[words.index("local")] = "auto"
+    words = ["score", str(images), str(tmp_path / "s"), "--model", str(models / "clip")]
+    words += ["--head", f"aesthetic={models}/head.safetensors", "--device", "cpu"]
     with patch("wdsprep.encoding.encode.runner_of", lambda *_args, **_options: Here()):
         assert main(words) == 0
         out, err = capsys.readouterr()
         assert main([*words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert (said["columns"], said["samples"]) == (
-        {"similarity": "number", "aesthetic": "number"},
-        15,
-    )
+    columns = {"similarity": "number", "aesthetic": "number"}
+    assert (said["columns"], said["samples"]) == (columns, 15)
     assert err.startswith("scoring with local processes: the CPU alone here")
     assert "CLIPImageProcessor (fast)" in err
     following = shlex.split(out.splitlines()[-1].removeprefix("next: wdsprep "))
     assert main([word.replace("OUT", str(tmp_path / "good")) for word in following]) == 0
     assert 4 <= len(pictures_in(tmp_path / "good")) <= 11
-
-
-def test_without_a_model_or_language_there_is_nothing_to_do(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to score by"):
-        wdsprep.score(str(images), str(tmp_path / "scores"))
-    assert not (tmp_path / "scores").exists()
 
 
 def test_a_tar_of_embeddings_holds_nothing_else(scores: Path) -> None:
