@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tests.kit.encodes import Broken, Means
+from tests.kit.encodes import Means
 from tests.kit.gpus import pretend_cuda
 from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.reject_codes import Code
@@ -341,14 +341,6 @@ def test_networks_are_compiled_for_all_known_shapes_before_samples_come(
     cuts = [Shapes.from_sizes([(16, 16), (8, 32)]), Shapes.square(8)]
     engine(encoder, cuts=cuts, roles=roles)
     assert {*shapes} == wanted
-
-
-def test_a_failing_encoder_is_told_to_whoever_waits(engine: Engines) -> None:
-    made = engine(Broken())
-    with pytest.raises(BrokenWorkerError, match="ValueError: a kernel of 3"):
-        fed(made, range(100))
-    with pytest.raises(BrokenWorkerError):
-        made.check()
 
 
 # Captions

@@ -17,10 +17,8 @@ from tests.kit import corpus
 from tests.kit.damaged import findings
 from tests.kit.encodes import (
     SHARDS,
-    check_latents,
     command,
     encode_here,
-    image_samples,
     latents_of,
     members,
     packed,
@@ -287,18 +285,6 @@ def test_a_damaged_shard_is_left_out_and_done_once_it_is_packed_anew(
     assert command(own, out) == 0
     assert f"after {SHARDS - 1} shards encoded before" in capsys.readouterr().out
     assert tree(out) == tree(whole)
-
-
-def test_a_bad_image_that_pack_did_not_decode_is_a_reject(tmp_path: Path) -> None:
-    source = pictures(tmp_path / "in", range(6))
-    path = source / "photo-0003.jpg"
-    path.write_bytes(path.read_bytes()[:-2000])
-    packed(source, tmp_path / "images", "--check", "header")
-    done = encode_here(tmp_path / "images", tmp_path / "out")
-    check_latents(tmp_path / "images", tmp_path / "out")
-    (key,) = image_samples(tmp_path / "images").keys() - latents_of(tmp_path / "out").keys()
-    assert rejected(tmp_path / "out") == {key: "truncated"}
-    assert (done.samples, done.manifest.rejects) == (5, {"truncated": 1})
 
 
 def test_a_dataset_that_kept_no_image_says_so_and_why(tmp_path: Path) -> None:

@@ -181,9 +181,6 @@ def test_the_page_of_the_format_finds_each_shape_and_each_key(latents: Path) -> 
     assert recipe["find_key"](latents, receipt.unit, "000000999999") is None
 
 
-# --- whoever makes them
-
-
 # --- what cannot be
 
 

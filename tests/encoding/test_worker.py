@@ -126,20 +126,7 @@ def assert_in_turn(brought: list[Part], *, most: int) -> None:
     assert 2 <= len(brought) <= 2 * most
 
 
-def test_two_passes_over_a_shard_make_the_same_bytes(images: Path, tmp_path: Path) -> None:
-    shards = find_image_shards(str(images), 64).shards[:4]
-    encoder = InTurn()
-    for name, used in (("one", Means()), ("two", encoder)):
-        call = worker(images, tmp_path / name, used)
-        assert not do_all(call, shards)
-        call.close()
-    began = [Part.IMAGE, Part.TEXT]  # batches are sized, and then nothing is encoded
-    assert encoder.brought[:2] == began
-    assert_in_turn(encoder.brought[2:], most=len(shards))
-    assert tree(tmp_path / "one") == tree(tmp_path / "two")
-
-
-def test_two_passes_bring_the_text_to_each_of_several_datasets(
+def test_two_passes_make_the_same_bytes_and_bring_the_text_to_each_of_several_datasets(
     images: Path, tmp_path: Path
 ) -> None:
     shards = find_image_shards(str(images), 64).shards[5:8]  # also of bucket 128
@@ -150,6 +137,8 @@ def test_two_passes_bring_the_text_to_each_of_several_datasets(
         call = worker(images, tmp_path / name / "16", used, {tmp_path / name / "96": 96})
         assert not do_all(call, units)
         call.close()
+    began = [Part.IMAGE, Part.TEXT]  # batches are sized, and then nothing is encoded
+    assert encoder.brought[:2] == began
     assert_in_turn(encoder.brought[2:], most=len(shards))
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
     for number, place in enumerate(("16", "96")):

@@ -122,17 +122,6 @@ def test_columns_do_not_depend_on_companions_nor_on_which_models_are_in_the_pass
             assert abs(facts[name] - both[key][name]) < CLOSE
 
 
-def test_new_shards_of_an_append_are_scored_by_the_next_run(models: Path, tmp_path: Path) -> None:
-    source = pictures(tmp_path / "downloads", range(6))
-    images = packed(source, tmp_path / "images")
-    given = {"model": str(models / "vit")}
-    score_here(images, tmp_path / "scores", **given)
-    pictures(tmp_path / "downloads", range(6, 12))
-    packed(source, images, "--append")
-    again = score_here(images, tmp_path / "scores", **given)
-    assert (again.samples, again.manifest.samples, again.manifest.complete) == (6, 12, True)
-
-
 def test_a_resume_with_other_weights_or_images_is_refused_in_words(
     images: Path, models: Path, tmp_path: Path
 ) -> None:
