@@ -55,6 +55,7 @@ def test_help_has_headings_whole_sentences_and_examples_that_can_be_parsed(
         if isinstance(param, HeadedOption):
             assert param.heading != GENERAL, param.name
             assert re.fullmatch(r"[A-Z].* .*\.", param.help or ""), param.name
+            assert "](" not in (param.help or ""), "links are for pages"
         else:
             assert isinstance(param, click.Argument), "its options are made by `option`"
     assert 1 <= len(declared.examples) <= 3
