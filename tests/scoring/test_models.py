@@ -145,21 +145,6 @@ def test_outputs_that_depend_on_companions_are_refused(
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "file", "changes", "words"),
-    [
-        ("vit", PROCESSOR, {"size": -5}, "says size -5"),
-        ("vit", PROCESSOR, {"size": {"height": 20_000, "width": 20_000}}, "says width 20000"),
-        ("clip", PROCESSOR, {"size": {"shortest_edge": 60_000}}, "says shortest_edge 60000"),
-        ("vit", PROCESSOR, {"image_mean": [0.5] * 4}, "as an image processor"),
-        ("vit", PROCESSOR, {"resample": 99}, "as an image processor"),
-        ("vit", PROCESSOR, {"rescale_factor": "a"}, "as an image processor"),
-        ("vit", "config.json", {"id2label": 7}, "as a config"),
-        ("dinov2", "config.json", {"model_type": ["dinov2"]}, "as a config"),
-        ("clip", "tokenizer_config.json", {"model_max_length": "long"}, "as AutoTokenizer"),
-        ("clip", "tokenizer_config.json", {"pad_token": None}, "as a tokenizer"),
-    ],
-)
 def test_two_models_with_the_same_column_are_refused(
     images: Path, models: Path, tmp_path: Path
 ) -> None:
