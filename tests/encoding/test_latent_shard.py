@@ -279,19 +279,6 @@ def test_chance_picks_the_mirror_image_at_a_rate(made: dict[str, Path], which: s
     assert 0.2 < np.mean(seen) < 0.4
 
 
-def test_what_is_mirrored_is_the_same_on_any_ranks_and_after_a_resume(
-    made: dict[str, Path],
-) -> None:
-    def latents(**options: Any) -> torch.Tensor:
-        loader = load(made["both"], flip=0.5, epochs=4, **options)
-        return torch.stack([batch["latent"].clone() for batch in loader])
-
-    whole = latents()
-    assert torch.equal(latents(step=5), whole[5:])
-    halves = [latents(rank=rank, world_size=2) for rank in (0, 1)]
-    assert torch.equal(torch.cat(halves, dim=1), whole)
-
-
 def test_both_may_be_asked_for_and_a_state_knows_the_rate(made: dict[str, Path]) -> None:
     batch = next(iter(load(made["both"], fields=("latent", "latent_flipped"))))
     assert not torch.equal(batch["latent"], batch["latent_flipped"])

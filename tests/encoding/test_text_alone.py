@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import wdsprep
-from tests.kit.damaged import check, findings, flip
+from tests.kit.damaged import check, findings
 from tests.kit.encode_work import Making
 from tests.kit.encodes import (
     COUNT,
@@ -27,12 +27,10 @@ from tests.kit.encodes import (
     positions_in,
     rejected,
 )
-from tests.kit.packs import check_tables, jpeg, manifest_of, tar_bytes, tree, write_files
+from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
 from tests.kit.stores import Far
-from wdsprep.checks.findings import Kind
-from wdsprep.dataset.file_names import is_table, tar_of
-from wdsprep.dataset.reindex import UNTOLD, index
+from wdsprep.dataset.file_names import is_table
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import decode_index
 from wdsprep.encoding import image_shards
@@ -194,45 +192,11 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = packed(write_files(root / "photos", files), root / "images")
     with patch("wdsprep.encoding.encode.make_encoder", Making()):
         encode_here(images, root / "latents", **HOW)
-        encode_here(images, root / "square", max_crop=0.3)
     return images
 
 
 def tables_in(root: Path) -> list[str]:
     return sorted(name for name in tree(root) if is_table(name))
-
-
-@pytest.mark.parametrize("made", ["latents", "square"])
-def test_rows_say_which_samples_of_the_image_shard_are_there(mixed: Path, made: str) -> None:
-    root, moved = mixed.parent / made, 0
-    assert rejected(root)
-    check_tables(root)
-    for shard in manifest_of(root).shards:
-        keys, there = list(members(root / shard.name)), list(members(mixed / shard.name))
-        rows = positions_in(root, shard.name)
-        assert [there[row] for row in rows] == keys
-        moved += rows != [*range(len(keys))]
-    assert moved
-    assert not findings(mixed, root)
-
-
-def test_tables_are_made_again_by_repair_and_by_index(mixed: Path, tmp_path: Path) -> None:
-    root = tmp_path / "latents"
-    shutil.copytree(mixed.parent / "latents", root)
-    whole = tree(root)
-    lost, wrong, *_ = tables_in(root)
-    (root / lost).unlink()
-    (receipt,) = (r for r in manifest_of(root).receipts if tar_of(lost) == r.shards[0].name)
-    with pytest.raises(UsageError, match=f"is missing: run .*index {root}"):
-        read_positions(open_store(str(root)), receipt)
-    flip(root / wrong, 99)
-    assert {found.name for found in check(root).findings} == {lost, wrong}
-    assert [found.name for found in check(root, quick=True).findings] == [lost]
-    assert wdsprep.repair(str(root), yes=True).is_whole
-    assert tree(root) == whole
-    (root / lost).unlink()
-    assert index(str(root)) == {lost: receipt.shards[0].samples}
-    assert tree(root) == whole
 
 
 @pytest.mark.usefixtures("cheap")
@@ -255,7 +219,7 @@ def test_what_is_taken_back_takes_its_rows_along(mixed: Path, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("cheap")
 def test_rows_of_other_tars_cannot_be_told_from_keys(tmp_path: Path) -> None:
-    """Keys in no order, one reject: rows are there, and nobody else can make them."""
+    """Keys in no order, one reject: rows are there."""
     pairs = [("b", (64, 64)), ("c", (32, 32)), ("a", (80, 80)), ("d", (70, 70))]
     tar = tar_bytes(
         (f"{key}.{ending}", data)
@@ -274,21 +238,10 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(tmp_path: Path) -> None:
     )
     assert positions_in(out, "64/x.tar") == [0, 2, 3]
     assert not findings(out) + findings(made)
-    table = out / "64/x.parquet"
-    flip(table, 99)
-    (found,) = check(out).findings
-    assert (found.name, found.unit, found.kind) == ("64/x.parquet", "64/x", Kind.DAMAGED)
-    table.unlink()
-    told: list[str] = []
-    assert index(str(out), on_message=told.append) == {}
-    next_step = told.pop().partition(f"{UNTOLD}: ")[2]
-    assert "wdsprep repair" in next_step
+    (out / "64/x.parquet").unlink()
     (receipt,) = manifest_of(out).receipts
     with pytest.raises(UsageError, match=f"is missing: run .*index {out}"):
         read_positions(open_store(str(out)), receipt)
-    assert wdsprep.repair(str(out), yes=True).is_whole
-    encode_here(url, out)
-    assert positions_in(out, "64/x.tar") == [0, 2, 3]
 
 
 @pytest.mark.usefixtures("cheap")

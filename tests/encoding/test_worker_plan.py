@@ -1,17 +1,16 @@
 """Who encodes on which machine, and how shards take turns on one: pure decisions."""
 
 import sys
-import threading
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.kit.encodes import Here
 from tests.kit.gpus import pretend_cuda
 from tests.kit.packs import tree
 from wdsprep.encoding import gpus, two_passes, worker_plan
@@ -22,7 +21,6 @@ from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.two_passes import TextPass, Turns
 from wdsprep.encoding.worker_plan import Machine, plan_workers, settle_runner
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.runners.base import Event, Finished, Unit, Work
 
 TWO_CORES = [Machine(cpus=2)]
 ONE_GPU = [Machine(cpus=8, gpus=("0",))]
@@ -240,85 +238,27 @@ def test_captions_that_wait_take_no_more_than_a_share_of_the_disk(
 # --- in a worker
 
 
-class Together:
-    """A runner that does as many units at once as the worker takes, in this process."""
-
-    def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        with closing(work.open()) as call:  # type: ignore[type-var]
-            left, events = iter(units), list[Event]()
-            lock = threading.Lock()
-
-            def go_on() -> None:
-                while True:
-                    with lock:
-                        unit = next(left, None)
-                    if unit is None:
-                        return
-                    events.append(Finished(unit=unit, result=_result(call(unit))))
-
-            count = call.units_at_once  # type: ignore[attr-defined]
-            threads = [threading.Thread(target=go_on) for _ in range(count)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(120)
-            yield from events
-
-
-def _result(steps: Generator[Any, None, Any]) -> Any:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-
-
-def test_the_toy_in_turns_makes_the_same_bytes_with_few_loads(
-    images: Path, latents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loads = []
-    load = encoders.load_vae
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        loads.append(arguments)
-        return load(*arguments, **options)
-
+@pytest.fixture
+def in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the toy's networks take turns on the device, in this process."""
     monkeypatch.setattr(encoders, "is_split", lambda *_: True)
-    monkeypatch.setattr(encoders, "load_vae", counted)
-    monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Together())
-    outcome = encode(str(images), str(tmp_path / "out"), model="tiny", resolution=64, device="cpu")
-    assert len(outcome.manifest.shards) == 14
+    monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Here())
+
+
+@pytest.mark.usefixtures("in_turns")
+def test_the_toy_in_turns_makes_the_same_bytes(images: Path, latents: Path, tmp_path: Path) -> None:
+    encode(str(images), str(tmp_path / "out"), model="tiny", resolution=64, device="cpu")
     assert tree(tmp_path / "out") == tree(latents)
-    assert 1 <= len(loads) <= 7
 
 
+@pytest.mark.usefixtures("in_turns")
 def test_a_compiler_that_is_lacking_is_missed_before_the_first_shard(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(*_: Any, **_options: Any) -> Any:
         raise RuntimeError("Cannot find a working triton installation")
 
-    monkeypatch.setattr(encoders, "is_split", lambda *_: True)
     monkeypatch.setattr("torch.compile", compiled)
-    monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Together())
     with pytest.raises(WorkError, match=r"^--compile does not work here \(Cannot find a working"):
         encode(str(images), str(tmp_path), model="tiny", resolution=64, device="cpu", compile=True)
     assert not any("receipts" in name for name in tree(tmp_path))
-
-
-def test_each_kind_of_gpu_gets_a_batch_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from wdsprep.encoding.models.base import auto_batch_size
-
-    def size(gigabytes: int, resolution: int) -> int:
-        free = gigabytes << 30
-        pretend_cuda(monkeypatch, mem_get_info=(free, free))
-        encoder: Any = SimpleNamespace(
-            device=torch.device("cuda"), itemsize=2, resolution=resolution
-        )
-        return auto_batch_size(encoder)
-
-    t4, a10g, h200 = (size(gigabytes, 512) for gigabytes in (15, 22, 139))
-    assert 1 < t4 < a10g < h200
-    assert size(22, 256) > a10g
