@@ -30,12 +30,12 @@ JOIN = about(
 )
 """The declaration of `join` in commands that select samples by --where."""
 TRACK = about(
-    "Tell Weights & Biases or TensorBoard how far the run is, every ten seconds.",
+    "Tell [Weights & Biases or TensorBoard](../runners/README.md#tracking) how far the run is, "
+    "every ten seconds.",
     OUTPUT,
     choices=TRACKERS,
     read=check_tracker,
     usual="no",
-    page="tell it how far the run is: [tracking](../runners/README.md#tracking)",
 )
 
 
@@ -60,11 +60,7 @@ def batch_size(help: str) -> Mapping[str, About]:
 
 def overwrite(what: str) -> Mapping[str, About]:
     """Return the declaration of the option to start over, which removes `what` first."""
-    return about(
-        f"Remove {what} first, and start over.",
-        OUTPUT,
-        page="remove the dataset first and start over",
-    )
+    return about(f"Remove {what} first, and start over.", OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
