@@ -376,10 +376,13 @@ def test_captions_of_one_length_share_a_batch_and_none_waits_for_ever(
     assert len(encoder.shapes) < 40 / 3 + 7 + 1  # whole batches, and what was left of each length
 
 
-def test_a_full_memory_brings_the_oldest_caption_on_its_way(engine: Engines) -> None:
+def test_a_full_memory_brings_the_oldest_caption_on_its_way(
+    engine: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Room for bytes is free again in the order in which samples came, and the oldest waits for
     others of its length, which cannot come for want of room."""
-    made = engine(ByLength(), waiting_nbytes=20 * len(grey(7)))
+    monkeypatch.setattr("wdsprep.encoding.engine.WAITING_NBYTES", 20 * len(grey(7)))
+    made = engine(ByLength())
     results: dict[int, Block] = {}
     taken = 0
 
@@ -563,12 +566,12 @@ def results_of(block: Block) -> list[EncodedSample | RejectedError]:
 
 @pytest.mark.parametrize("waiting", [0, 16])
 def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever(
-    engine: Engines,
-    waiting: int,
+    engine: Engines, waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = Shaped()
     shapes = Shapes.from_sizes([(16, 16), (8, 32), (32, 8)])
-    made = engine(encoder, cuts=[shapes], most_waiting=waiting)
+    monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", waiting)
+    made = engine(encoder, cuts=[shapes])
     results: dict[int, Block] = {}
     behind = waiting + 8
     with made.feeding(), made.turn():

@@ -4,11 +4,9 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ import torch
 import wdsprep
 from tests.kit import own_shapes
 from tests.kit.batches import assert_same
-from tests.kit.encode_work import Making
 from tests.kit.encodes import TOY, encode_here, in_this_process, latents_of, members, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from tests.kit.paths import format_recipe
@@ -36,10 +33,7 @@ MAX_CROP = 0.3
 COUNT = 500
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_models() -> Iterator[None]:
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        yield
+pytestmark = pytest.mark.usefixtures("stand_in")
 
 
 @pytest.fixture(scope="module")

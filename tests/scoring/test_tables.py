@@ -231,15 +231,6 @@ def test_scores_where_images_are_asked_for_are_called_scores(
     assert "is a dataset of scores: give a dataset of images" in capsys.readouterr().err
 
 
-def test_energon_gets_no_scores_without_tars(root: Path, tmp_path: Path) -> None:
-    if [*(root / "scores").glob("*/*.tar")]:
-        assert wdsprep.export(root / "scores", tmp_path / "out", to="energon").samples == 15
-        return
-    with pytest.raises(UsageError, match="no tars for Energon: give --to mds"):
-        wdsprep.export(root / "scores", tmp_path / "out", to="energon")
-    assert not (tmp_path / "out").exists()
-
-
 # --- kills, and samples that go
 def test_cut_off_at_any_write_the_next_run_gives_the_same_bytes(
     score: Score, tmp_path: Path
@@ -357,10 +348,17 @@ def test_a_sample_is_found_by_its_key_with_its_row_as_json(root: Path) -> None:
         assert wdsprep.inspect(scores, key).facts["json"] == row
 
 
-def test_scores_without_embeddings_are_no_batches_of_their_own(root: Path) -> None:
-    if [*(root / "scores").glob("*/*.tar")]:
-        (batch, *_) = wdsprep.load(root / "scores", global_batch=2)
+def test_scores_without_embeddings_are_neither_batches_of_their_own_nor_tars_for_energon(
+    root: Path, tmp_path: Path
+) -> None:
+    scores, out = root / "scores", tmp_path / "out"
+    if [*scores.glob("*/*.tar")]:
+        (batch, *_) = wdsprep.load(scores, global_batch=2)
         assert batch["image_emb"].shape == (2, 24)
+        assert wdsprep.export(scores, out, to="energon").samples == 15
         return
     with pytest.raises(UsageError, match="give it to join="):
-        wdsprep.load(root / "scores", global_batch=2)
+        wdsprep.load(scores, global_batch=2)
+    with pytest.raises(UsageError, match="no tars for Energon: give --to mds"):
+        wdsprep.export(scores, out, to="energon")
+    assert not out.exists()

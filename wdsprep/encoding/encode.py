@@ -150,8 +150,9 @@ def do_plan(
 
     with closing(plan.captions) if plan.captions else nullcontext():
         editions = _begin_datasets(plan)
-    for line in plan.messages():
-        listener.on_message(line)
+    for dataset in plan.datasets:
+        for line in dataset.removals:
+            listener.on_message(line)
     listener.on_begin(plan)
     planned = list(zip(plan.datasets, editions, strict=True))
     runs = [

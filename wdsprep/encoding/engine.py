@@ -123,8 +123,6 @@ class Engine:
         cuts: Sequence[Shapes] = (),
         roles: Sequence[RoleCuts] = (),
         parts: Sequence[Part] = (),
-        most_waiting: int = MOST_WAITING,
-        waiting_nbytes: int = WAITING_NBYTES,
     ) -> None:
         """Load the networks and start the threads.
 
@@ -132,8 +130,7 @@ class Engine:
         CPU computes at once. `cuts` are the shapes for the crops of an image, by the number of the
         dataset, by default one square of the encoder's resolution; `roles` are the rules for images
         in roles, if samples have any, and `parts` the parts of a sample that each dataset gets, by
-        default both. `most_waiting` is the most samples that are fed while one waits for others of
-        its shape, and `waiting_nbytes` the most bytes that may wait.
+        default both.
         """
         self._encoder, self._seed = encoder, seed
         self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
@@ -145,9 +142,9 @@ class Engine:
             self._part = Part.TEXT
         encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
         self.batches = DeviceBatches(encoder, batch_size, lanes=threads)
-        self._batcher = self._make_batcher(most_waiting)
+        self._batcher = self._make_batcher()
         window = max(self._batcher.image_window, self._batcher.text_window)
-        self.limit = EngineLimit(self._samples_inside + decoders + window, waiting_nbytes)
+        self.limit = EngineLimit(self._samples_inside + decoders + window, WAITING_NBYTES)
         self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self.batches.lanes)
         self._finishing = threading.Lock()
         self._unfinished: deque[Block] = deque()
@@ -160,7 +157,7 @@ class Engine:
         self._assembler = threading.Thread(target=self._assemble, name="assembler", daemon=True)
         self._assembler.start()
 
-    def _make_batcher(self, most_waiting: int) -> Batcher:
+    def _make_batcher(self) -> Batcher:
         encoder = self._encoder
         is_various = any(rules.has_various_sizes for rules in self._roles)
         return Batcher(
@@ -168,8 +165,8 @@ class Engine:
             self.batches,
             seed=self._seed,
             flips=any(field.mirrors for field in encoder.fields),
-            image_window=most_waiting if is_various or len(self._image_shapes) > 1 else 0,
-            text_window=most_waiting if encoder.groups_texts and self.batches.text_size > 1 else 0,
+            image_window=MOST_WAITING if is_various or len(self._image_shapes) > 1 else 0,
+            text_window=MOST_WAITING if encoder.groups_texts and self.batches.text_size > 1 else 0,
         )
 
     @property

@@ -85,11 +85,6 @@ class RunPlan:
     captions: "CaptionLayout | None" = None
     """The captions of a table, if the user gives one."""
 
-    def messages(self) -> Iterator[str]:
-        """Yield what the user is told before the work begins: which units are removed, and why."""
-        for dataset in self.datasets:
-            yield from dataset.removals
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodePlan(RunPlan):
@@ -100,16 +95,6 @@ class EncodePlan(RunPlan):
     model: Model
     recipe: Encode
     """The recipe by which a worker encodes for all datasets, with the defaults filled in."""
-
-    def messages(self) -> Iterator[str]:
-        """Yield which units are removed, and whether pack kept images that are too large here."""
-        yield from RunPlan.messages(self)
-        packed_area, most = self.source.max_area, self.recipe.max_area
-        if packed_area > most and not self.recipe.is_of_text:
-            yield (
-                f"{self.images} was packed with --max-area {packed_area}, but encode rejects "
-                f"images of more than {most:,} pixels: give the same --max-area to keep them"
-            )
 
 
 def headlines(plan: EncodePlan) -> Iterator[str]:
@@ -213,6 +198,11 @@ def make_plan(
                 ]
             )
         closing.pop_all()
+    if (packed_area := phases[0].source.max_area) > recipe.max_area and not recipe.is_of_text:
+        told(
+            f"{options.images} was packed with --max-area {packed_area}, but encode rejects "
+            f"images of more than {recipe.max_area:,} pixels: give the same --max-area to keep them"
+        )
     return EncodePlan(
         images=str(options.images),
         source=replace(phases[0].source, shards=()),

@@ -116,7 +116,7 @@ class ScoreEngine(Engine):
         most = BATCH_NBYTES // max(1, sum(own[0].nbytes for own in rows))
         super().__init__(encoder, batch_size=max(1, min(batch_size, most)), **options)
 
-    def _make_batcher(self, _most_waiting: int) -> ScoreBatcher:
+    def _make_batcher(self) -> ScoreBatcher:
         return ScoreBatcher(self._encoder, self.batches)
 
     def _warm_up(self) -> None:
