@@ -163,8 +163,6 @@ class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
         least=0,
         usual="all images",
         example="512",
-        page="score only the images for this resolution. Tars of another program need it: the "
-        "folder of their scores is named after it",
     )
     max_area: int = field(default=MAX_AREA, metadata=AREA)
     max_bytes: int | str = field(default=MAX_NBYTES, metadata=NBYTES)

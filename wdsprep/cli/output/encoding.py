@@ -235,7 +235,7 @@ def _captions_lines(manifest: Manifest, report: CaptionReport) -> Iterator[str]:
     table, read = report or ("", None)
     by = manifest.settings.get("captions_by", "")
     named = manifest.counts.get("named", 0)
-    whence = f"{table}, by {by}" if read else f"the field {manifest.settings['caption_field']}"
+    whence = f"{table}, by {by}" if read else f"the field {manifest.settings.get('caption_field')}"
     line = f"{plural(named, 'caption')} from {whence}"
     if unnamed := manifest.samples - named:
         names = _in_brackets(read.unnamed_examples, unnamed) if read else ""
