@@ -28,7 +28,7 @@ from tests.kit.encodes import (
 )
 from tests.kit.hub import set_constants
 from tests.kit.packs import manifest_of, tree, write_files
-from wdsprep.cli import cli, main
+from wdsprep.cli import main
 from wdsprep.encoding.models.find_model import TINY
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.recipe_options import MOST_COMPILED
@@ -276,9 +276,7 @@ def test_json_is_all_that_stands_on_stdout(
     assert found["images_per_s"] > 0
     assert list(found["workers"].values()) == [pytest.approx(found["images_per_s"])]
     assert found["encoded_bytes"] == sum(s.nbytes for s in manifest_of(tmp_path / "out").shards)
-    with in_this_process():
-        words = ["encode", str(images), str(tmp_path / "out"), "--resolution", "64", *TOY, "--json"]
-        cli.main(words, standalone_mode=False)
+    assert command(images, tmp_path / "out", "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert (again["encoded"], again["shards_before"]) == (0, SHARDS)
 

@@ -14,7 +14,7 @@ import torch
 import wdsprep
 from tests.kit import own_shapes
 from tests.kit.batches import assert_same
-from tests.kit.encodes import TOY, encode_here, in_this_process, latents_of, members, rejected
+from tests.kit.encodes import TOY, encode_here, latents_of, members, rejected, run
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from tests.kit.paths import format_recipe
 from wdsprep.cli import main
@@ -333,10 +333,8 @@ def test_small_images_are_scaled_up_where_asked_and_all_say_so(
     assert min(map(min, sizes)) > 30  # so that images of the lowest bucket are scaled up
     assert latents_of(text).keys() >= latents_of(out).keys()
     assert main(["verify", str(images), str(out), str(text)]) == 0
-    words = ["encode", str(images), str(out), "--text-out", str(text), *TOY]
-    words += ["--resolution", str(how["resolution"]), f"--upscale={most}"]
-    with in_this_process():
-        assert main([*words, *(["--shapes", NEAREST] if how["shapes"] else [])]) == 0
+    words = ["--resolution", str(how["resolution"]), "--text-out", str(text), f"--upscale={most}"]
+    assert run(images, out, *words, *(["--shapes", NEAREST] if how["shapes"] else [])) == 0
     assert f"{small} images scaled up, by at most {most} times" in capsys.readouterr().out
     other = {**how, "upscale": 1.25}
     with pytest.raises(FingerprintError, match=f"upscale: {most}, now 1.25"):
@@ -380,13 +378,12 @@ def test_a_condition_leaves_the_same_samples_in_the_same_order(images: Path, lat
 def test_the_summary_tells_the_shapes(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["encode", str(images), str(tmp_path / "out"), "--resolution", "64", *TOY]
-    with in_this_process():
-        assert main([*words, "--shapes", NEAREST, "--limit", "100"]) == 0
-        told = capsys.readouterr()
-        assert "for resolution 64 in 9 shapes; model tiny" in told.err
-        assert "shapes, width x height (batches have the height first): " in told.out
-        assert main([*words, "--shapes", NEAREST, "--limit", "100", "--json"]) == 0
+    words = ("--resolution", "64", "--shapes", NEAREST, "--limit", "100")
+    assert run(images, tmp_path / "out", *words) == 0
+    told = capsys.readouterr()
+    assert "for resolution 64 in 9 shapes; model tiny" in told.err
+    assert "shapes, width x height (batches have the height first): " in told.out
+    assert run(images, tmp_path / "out", *words, "--json") == 0
     shapes = json.loads(capsys.readouterr().out)["shapes"]
     assert sum(shapes.values()) == manifest_of(tmp_path / "out").samples
 
@@ -394,16 +391,15 @@ def test_the_summary_tells_the_shapes(
 def test_the_option_takes_a_number_or_none(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--resolution", "96", "--limit", "9", *TOY]
-    with in_this_process():
-        for number, given in enumerate((["--upscale"], ["--upscale", "1.5"], ["--upscale=1.5"])):
-            assert main(["encode", str(images), str(tmp_path / f"{number}"), *given, *words]) == 0
+    words = ["--resolution", "96", "--limit", "9"]
+    for number, given in enumerate((["--upscale"], ["--upscale", "1.5"], ["--upscale=1.5"])):
+        assert run(images, tmp_path / f"{number}", *given, *words) == 0
     settings = [manifest_of(tmp_path / f"{number}").settings for number in range(3)]
     assert settings[0] == settings[1] == settings[2]
     assert settings[0]["upscale"] == 1.5
     for wrong in ("0.5", "17", "big"):
-        assert main(["encode", str(images), f"--upscale={wrong}", *words]) == 2
+        assert run(images, f"--upscale={wrong}", *words) == 2
     capsys.readouterr()
-    assert main(["encode", "--upscale", "images", *words]) == 2
+    assert main(["encode", "--upscale", "images", *words, *TOY]) == 2
     said = "wdsprep: --upscale 'images': give a number, or put the option last, without one\n"
     assert capsys.readouterr().err == said

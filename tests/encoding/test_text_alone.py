@@ -26,6 +26,7 @@ from tests.kit.encodes import (
     packed,
     positions_in,
     rejected,
+    run,
 )
 from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
@@ -128,17 +129,9 @@ def test_a_resolution_chooses_images_and_its_absence_takes_all(
     high = texts(images, tmp_path / "high", resolution=128)
     assert set(latents_of(high)) == set(image_samples(images, bucket=128))
     monkeypatch.chdir(images.parent)
-    assert command_alone(images) == 0
+    assert run(images, "--latents", "none") == 0
     assert manifest_of(images.parent / "text").samples == COUNT
     shutil.rmtree(images.parent / "text")
-
-
-def command_alone(images: Path) -> int:
-    from tests.kit.encodes import TOY, in_this_process
-    from wdsprep.cli import main
-
-    with in_this_process():
-        return main(["encode", str(images), "--latents", "none", *TOY])
 
 
 @pytest.mark.parametrize(
