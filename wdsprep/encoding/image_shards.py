@@ -124,10 +124,10 @@ class ImageShards:
     resolution: int
     """The resolution to encode; if none was asked for, that of the lowest bucket."""
     shards: tuple[ImageShard, ...]
-    is_whole: bool
-    max_area: int
-    """The `--max-area` that the images were packed with; 0 if it is not known."""
     count: Callable[[Item], int]
+    is_whole: bool = True
+    max_area: int = 0
+    """The `--max-area` that the images were packed with; 0 if it is not known."""
     text_resolution: int = 0
     """The resolution of a text dataset with the captions of all these images, of any shape."""
     hashed_by: str | None = None
@@ -268,8 +268,6 @@ def _find_tars(url: str, resolution: int) -> ImageShards:
         resolution=resolution,
         text_resolution=resolution,
         shards=tuple(shards.values()),
-        is_whole=True,
-        max_area=0,
         count=source.count,
     )
 

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from wdsprep.dataset.npy_arrays import (
-    EMB,
-    FLIPPED,
-    LATENT,
-    TOKENS,
-    Field,
-    layout,
-    text_fields,
-)
+from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, TOKENS, Field, layout, text_fields
 from wdsprep.dataset.samples import is_mask
 from wdsprep.dataset.settings import as_json
 from wdsprep.encoding import HALF, TF32

@@ -171,14 +171,7 @@ def _find_pending(
             f"{cache.url} changed or went away since, or has another date ({examples(changed)}): "
             "give another place for the new latents, or start over with --overwrite"
         )
-    known = ImageShards(
-        url=cache.url,
-        resolution=0,
-        shards=shards,
-        is_whole=True,
-        max_area=0,
-        count=cache.count,
-    )
+    known = ImageShards(url=cache.url, resolution=0, shards=shards, count=cache.count)
     wanted = known.first(limit)
     left = pending_shards(edition.store, manifest, shards, wanted)
     remove_stale_units(edition, left.stale)

@@ -54,16 +54,16 @@ class CaptionTable:
         """
         files = recognise_tables(url)
         entries = tuple(files.entries())
-        found = cls(url=url, files=files, entries=entries, by=by, column=column or "caption")
-        there = _find_columns(files.open(entries[0].name))
-        found = replace(found, by=by or first_of(BY, there))
-        found.check(entries[0].name, there)
+        columns = _find_columns(files.open(entries[0].name))
+        by, column = by or first_of(BY, columns), column or "caption"
+        table = cls(url=url, files=files, entries=entries, by=by, column=column)
+        table._check(entries[0].name, columns)
         for entry in entries[1:]:
-            if (table := files.open(entry.name)).has_schema:
-                found.check(entry.name, table.columns())
-        return found
+            if (further := files.open(entry.name)).has_schema:
+                table._check(entry.name, further.columns())
+        return table
 
-    def check(self, name: str, there: Sequence[str]) -> None:
+    def _check(self, name: str, there: Sequence[str]) -> None:
         what = f"{self.files.url}/{name}" if len(self.entries) > 1 else self.url
         if not there:
             raise SourceError(f"{what} is empty: give the path of a table of captions")
@@ -159,8 +159,7 @@ class CaptionRecord:
         A damaged record counts as none.
         """
         with suppress(NotFoundError, FormatError):
-            said = read_record(cls, store.read(CAPTION_TABLE), CAPTION_TABLE)
-            return make_record(cls, said)
+            return make_record(cls, read_record(cls, store.read(CAPTION_TABLE), CAPTION_TABLE))
         return None
 
 
