@@ -16,7 +16,7 @@ dates are the old ones.
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from wdsprep.dataset.damage import naming_repair
@@ -134,25 +134,19 @@ def packed_items(store: Store, units: Iterable[str]) -> Iterator[Item]:
         yield from map(Item.from_line, lines)
 
 
-def is_dated(store: Store, part: Slice) -> bool:
-    """Return whether a slice was packed from the same items, apart from their dates."""
-    try:
-        before = map(_undated, packed_items(store, [part.name]))
-        return list(before) == list(map(_undated, part.items))
-    except NotFoundError:  # nothing tells
-        return False
-
-
-def is_without_facts(store: Store, part: Slice) -> bool:
-    """Return whether a slice was packed from the same items with the same dates.
+def compare_inputs(store: Store, part: Slice) -> Change:
+    """Return how the items of a slice have changed since it was packed, all of them together.
 
     Its list of inputs may lack the metadata of samples that were removed.
     """
-    lines = store.read(inputs_name(part.name)).decode().splitlines(keepends=True)
-    return len(lines) == len(part.items) and all(
-        line in (item.to_json(), without_facts(item).to_json())
-        for line, item in zip(lines, part.items, strict=True)
-    )
+    try:
+        before = list(packed_items(store, [part.name]))
+    except NotFoundError:  # nothing tells
+        return "changed"
+    if list(map(_undated, before)) != list(map(_undated, part.items)):
+        return "changed"
+    lines = [[without_facts(item).to_json() for item in items] for items in (before, part.items)]
+    return "none" if lines[0] == lines[1] else "dated"
 
 
 def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> list[str]:
@@ -164,41 +158,24 @@ def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> li
     ]
 
 
-def changed_units(
-    store: Store, source: Source, contents: Mapping[str, str], heard: Compared
-) -> list[str]:
-    """Read the items of units again, and return the units whose digest has changed.
-
-    `contents` has the digest of each unit from when it was packed. `heard` is called with the
-    number of items that have been read, and with the number of all.
-    """
-    of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
-    return find_changed_units(
-        source,
-        contents,
-        lambda unit: list(packed_items(store, [unit])),
-        heard=lambda done: heard(done, of),
-    )
-
-
 OVERWRITE = "--overwrite starts over"
 KEPT_ITEMS = 100_000  # a source with more is listed once more instead of kept in memory
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class SourceSurvey:
     """The result of a first pass over a source: its items, or their number if they are many."""
 
     source: Source
     limit: int
-    count: int
-    samples: int
-    captioned: int
-    unlisted: int
+    count: int = 0
+    samples: int = 0
+    captioned: int = 0
+    unlisted: int = 0
     """The number of images in no row of the metadata of a folder that has any."""
-    nbytes: int
-    kept: tuple[Item, ...] | None
-    left_out: Mapping[str, int]
+    nbytes: int = 0
+    kept: tuple[Item, ...] | None = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
     """The number of files in the source that are not items, by their kinds."""
 
     def items(self) -> Iterator[Item]:
@@ -257,34 +234,24 @@ def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> So
 
 
 def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
-    kept: list[Item] = []
-    count = samples = nbytes = captioned = unlisted = 0
+    seen, kept, left_out = SourceSurvey(source=source, limit=limit), list[Item](), LeftOut()
     has_metadata = isinstance(source, FolderSource) and bool(source.tables)
-    left_out = LeftOut()
     for item in limited(source, limit, left_out.note):
-        count += 1
-        samples += item.samples
-        nbytes += item.nbytes
-        captioned += bool(item.samples and item.has_text)
-        unlisted += bool(item.samples and has_metadata and not item.extra)
-        if count <= KEPT_ITEMS:
+        seen.count += 1
+        seen.samples += item.samples
+        seen.nbytes += item.nbytes
+        seen.captioned += bool(item.samples and item.has_text)
+        seen.unlisted += bool(item.samples and has_metadata and not item.extra)
+        if seen.count <= KEPT_ITEMS:
             kept.append(item)
-        if count % 1_000 == 0:
-            tell(count)
-    if not count:
+        if seen.count % 1_000 == 0:
+            tell(seen.count)
+    if not seen.count:
         what = "rows in its tables" if source.kind in ("table", "urls") else "images in it"
         raise SourceError(f"{source.url} holds nothing to pack: put {what}")
-    return SourceSurvey(
-        source=source,
-        limit=limit,
-        count=count,
-        samples=samples,
-        captioned=captioned,
-        unlisted=unlisted,
-        nbytes=nbytes,
-        kept=tuple(kept) if count <= KEPT_ITEMS else None,
-        left_out=dict(left_out.kinds),
-    )
+    seen.kept = tuple(kept) if seen.count <= KEPT_ITEMS else None
+    seen.left_out = dict(left_out.kinds)
+    return seen
 
 
 def limited(source: Source, limit: int, left_out: Told = ignore_left_out) -> Iterator[Item]:
@@ -336,10 +303,10 @@ def make_plan(
     )
     unchanged = _pending_if_unchanged(store, plan, complete=manifest.complete)
     if unchanged is not None:
-        pending, dated, same = unchanged
-        touched = [*units_with(store, earlier, plan.older.dated), *(dated.keys() - same)]
+        pending, digests, touched = unchanged
+        touched += units_with(store, earlier, plan.older.dated)
         _check_contents(store, manifest, seen, touched, compared)
-        return replace(plan, packed=packed | dated, count=pending)
+        return replace(plan, packed=packed | digests, count=pending)
     known, added = _check_only_added(store, manifest, seen, filled, append=append)
     touched = units_with(store, packed, known.dated)
     _check_contents(store, manifest, seen, touched, compared)
@@ -378,29 +345,29 @@ def _holes(
 
 def _pending_if_unchanged(
     store: Store, plan: SlicePlan, *, complete: bool
-) -> tuple[int, dict[str, str], set[str]] | None:
+) -> tuple[int, dict[str, str], list[str]] | None:
     """Compare the packed slices of the last generation with the source.
 
     Return the number of slices that are left to do, new digests, and names. A packed slice gets a
     new digest if its list of inputs has other dates, or lacks the metadata of removed samples. The
-    names are those of the slices whose dates are the same. Return None if a packed slice is gone or
-    has changed in another way, or if a complete dataset does not cover the source.
+    names are those of the slices with other dates. Return None if a packed slice is gone or has
+    changed in another way, or if a complete dataset does not cover the source.
     """
-    dated: dict[str, str] = {}
-    same: set[str] = set()
+    digests: dict[str, str] = {}
+    touched: list[str] = []
     unseen = {unit for unit in plan.packed if int(unit) >= plan.generations[-1]}
     pending = len(plan.holes)
     for part in plan.wanted():
         if part.name not in plan.packed:
             pending += 1
         elif plan.packed[part.name] != (digest := part.digest):
-            if not is_dated(store, part):
+            change = compare_inputs(store, part)
+            if change == "changed":
                 return None
-            dated[part.name] = digest
-            if is_without_facts(store, part):
-                same.add(part.name)
+            digests[part.name] = digest
+            touched += [part.name] if change == "dated" else []
         unseen.discard(part.name)
-    return None if unseen or (pending and complete) else (pending, dated, same)
+    return None if unseen or (pending and complete) else (pending, digests, touched)
 
 
 def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:
@@ -489,7 +456,13 @@ def _check_contents(
         return
     touched = set(units)
     contents = {r.unit: r.content for r in _own_receipts(manifest) if r.unit in touched}
-    if changed := changed_units(store, seen.source, contents, compared):
+    of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
+    if changed := find_changed_units(
+        seen.source,
+        contents,
+        lambda unit: list(packed_items(store, [unit])),
+        heard=lambda done: compared(done, of),
+    ):
         known, names = PackedItems(packed_items(store, changed)), _Names("changed")
         for item in seen.items():
             if known.change(item) == "dated":

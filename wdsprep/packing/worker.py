@@ -58,8 +58,6 @@ from wdsprep.sources.base import (
     LeftOut,
     Slice,
     Source,
-    Told,
-    ignore_left_out,
     naming_role,
 )
 from wdsprep.sources.folder import check_nbytes
@@ -72,61 +70,11 @@ if TYPE_CHECKING:
 
 SPARE = 4  # inputs ahead, so that none of the threads waits for its next
 REMOTE_READS = 16  # at a time and worker, where each one waits for a network
-NOT_KEPT = Content(is_kept=False)
 
 
 CheckedSample = Reject | tuple[Sample, tuple[Picture, ...]]
 """A reject, or a sample with its pictures as they are stored: the target, then those in roles."""
 SampleOrReject = Sample | Reject
-
-
-def check_samples(
-    source: Source,
-    rules: PackRules,
-    part: Slice,
-    *,
-    threads: int,
-    downloads: Downloads | None,
-    left_out: Told = ignore_left_out,
-    content: Content = NOT_KEPT,
-    removed: Removed | None = None,
-) -> Iterator[tuple[int, CheckedSample] | None]:
-    """Yield the number of each input of a slice, with its sample and pictures, or its reject.
-
-    Inputs that another slice has taken over are skipped. None is yielded while downloads are
-    awaited. `content` collects a fingerprint of each row that was read.
-    """
-    removed = removed or None  # asked several times of each sample
-    check, judge = partial(_check_facts, rules, removed), partial(_check_sample, rules, removed)
-    if source.kind == "folder":  # one sample an item: reading goes into the threads with it
-        threads = _reading_threads(source, rules, threads)
-
-        def read_and_judge(item: Item) -> list[tuple[bytes, CheckedSample]]:
-            rows = source.read(item)
-            return [(content.mark(row), judge(check(row))) for row in rows]
-
-        number = 0
-        for judged in map_ahead(read_and_judge, part.items, threads, most=threads + SPARE):
-            for mark, sample in judged:
-                content.add(mark)
-                yield number, sample
-                number += 1
-        return
-
-    def checked() -> Iterator[tuple[int, SampleOrReject]]:
-        items = (islice(source.read(item, left_out), item.take or None) for item in part.items)
-        for number, row in enumerate(chain.from_iterable(items)):
-            content.add(content.mark(row))
-            if row.source not in part.elsewhere:
-                yield number, check(row)
-
-    def judge_numbered(numbered: tuple[int, SampleOrReject]) -> tuple[int, CheckedSample]:
-        return numbered[0], judge(numbered[1])
-
-    rows = checked() if downloads is None else downloads.take(checked())
-    waiting = (IDLE if row is None else row for row in rows)
-    for judged_row in map_ahead(judge_numbered, waiting, threads, most=threads + SPARE):
-        yield None if judged_row is IDLE else judged_row
 
 
 def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
@@ -366,16 +314,44 @@ class PackedSlice:
     def check_samples(
         self, downloads: Downloads | None
     ) -> Iterator[tuple[int, CheckedSample] | None]:
-        return check_samples(
-            self._work.source,
-            self._rules,
-            self._part,
-            threads=self._work.threads,
-            downloads=downloads,
-            left_out=self._left_out.note,
-            content=self._content,
-            removed=self._draft.removed,
-        )
+        """Yield the number of each input, with its sample and pictures, or its reject.
+
+        Inputs that another slice has taken over are skipped. None is yielded while downloads are
+        awaited. The fingerprint of each row that is read is kept.
+        """
+        source, part, content = self._work.source, self._part, self._content
+        removed = self._draft.removed or None  # asked several times of each sample
+        check = partial(_check_facts, self._rules, removed)
+        judge = partial(_check_sample, self._rules, removed)
+        threads = self._work.threads
+        if source.kind == "folder":  # one sample an item: reading goes into the threads with it
+            threads = _reading_threads(source, self._rules, threads)
+
+            def read_and_judge(item: Item) -> list[tuple[bytes, CheckedSample]]:
+                rows = source.read(item)
+                return [(content.mark(row), judge(check(row))) for row in rows]
+
+            judged = map_ahead(read_and_judge, part.items, threads, most=threads + SPARE)
+            for number, (mark, sample) in enumerate(chain.from_iterable(judged)):
+                content.add(mark)
+                yield number, sample
+            return
+
+        def checked() -> Iterator[tuple[int, SampleOrReject]]:
+            left_out = self._left_out.note
+            items = (islice(source.read(item, left_out), item.take or None) for item in part.items)
+            for number, row in enumerate(chain.from_iterable(items)):
+                content.add(content.mark(row))
+                if row.source not in part.elsewhere:
+                    yield number, check(row)
+
+        def judge_numbered(numbered: tuple[int, SampleOrReject]) -> tuple[int, CheckedSample]:
+            return numbered[0], judge(numbered[1])
+
+        rows = checked() if downloads is None else downloads.take(checked())
+        waiting = (IDLE if row is None else row for row in rows)
+        for judged_row in map_ahead(judge_numbered, waiting, threads, most=threads + SPARE):
+            yield None if judged_row is IDLE else judged_row
 
     def add(self, number: int, checked: CheckedSample) -> None:
         """Add the input with this number to a shard, or to the rejects."""
