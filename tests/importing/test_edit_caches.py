@@ -420,7 +420,7 @@ BROKEN_MUSUBI: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "another-dtype": (stored({n: t.half() for n, t in qie(1).items()}), SHAPE, "latent.npy is <f2"),
     "other-channels": (also(CONTROL, 8, 1, 8, 8), SHAPE, "source.npy is bfloat16 (8, 8, 8)"),
     "frames": (stored({LATENTS: tensor(1, 16, 2, 8, 8)}), SHAPE, "(16, 2, 8, 8)"),
-    "a-gap": (also(CONTROL.replace("0", "2"), 16, 1, 8, 8), "no_role", "source_1 is missing"),
+    "a-gap": (also(CONTROL.replace("0", "2"), 16, 1, 8, 8), "role_gap", "source_1 is missing"),
     "twice": (also("latents_1x8x8_float16", 16, 1, 8, 8), UNREAD, "has latents twice"),
     "infinite": (also(CONTROL, 16, 1, 8, 8, number=np.inf), "not_finite", "source.npy has values"),
     "no-text": (

@@ -328,9 +328,9 @@ NUMBERED = {
     "1 2": ("source", "source_1"),
     "00 01": ("source", "source_1"),
     "- 1 2": ("source", "source_1", "source_2"),
-    "- 0 10": ("no_role", "source_2 is missing before source_11"),
-    "0 2": ("no_role", "source_1 is missing before source_2"),
-    "2 3": ("no_role", "source is missing before source_1"),
+    "- 0 10": ("role_gap", "source_2 is missing before source_11"),
+    "0 2": ("role_gap", "source_1 is missing before source_2"),
+    "2 3": ("role_gap", "source is missing before source_1"),
     "0 00": ("unreadable", "source: two images have its name and number"),
 }
 """The numbers in the names of images in a role, and the names of these or the reject."""
@@ -535,19 +535,31 @@ def test_texts_beside_sources_and_images_without_a_row_are_counted(
     assert "2 images in a folder, 1 with captions, 1 in no row" in capsys.readouterr().err
 
 
-def test_a_run_says_which_optional_role_no_sample_has(
+def test_a_run_says_how_many_samples_have_a_role_and_what_helps_against_gaps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    members = [("a.jpg", jpeg(1)), ("a.source.jpg", jpeg(2)), ("b.jpg", jpeg(3))]
+    """And before it begins, which optional role no sample has."""
+    members = [
+        ("a.jpg", jpeg(1)),
+        ("a.source.jpg", jpeg(2)),
+        ("b.jpg", jpeg(3)),
+        ("c.jpg", jpeg(4)),
+    ]
+    members += [(f"c.source_{number}.jpg", jpeg(number)) for number in (0, 2)]
     write_files(tmp_path, {"in/a.tar": tar_bytes(members)})
     words = ["pack", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "1", "--buckets=32"]
     words += ["--role", "mask=.msak", "--role", "source=.source"]
     words += ["--optional-role", "source", "--optional-role", "mask"]
     with packing_here():
         assert main(words) == 0
-    said = capsys.readouterr().err
-    assert "none of the first 2 samples has a mask: check --role mask=.msak" in said
-    assert "has a source" not in said
+    said, before = capsys.readouterr()
+    assert "none of the first 2 samples has a mask: check --role mask=.msak" in before
+    assert "has a source" not in before
+    assert "roles: 0 samples with mask, 1 sample with source\n" in said
+    assert (
+        "1 of 3 was rejected, all of them as role_gap: number the images of a role without" in said
+    )
+    assert "--optional-role" not in said
 
 
 def test_targets_and_roles_are_told_apart_by_what_the_user_names(tmp_path: Path) -> None:
@@ -588,6 +600,9 @@ def test_removal_takes_all_images_of_a_sample_and_keeps_it_away(tmp_path: Path, 
     wanted = {"keys": "000000000003", "sha256": hashlib.sha256(SOURCES[3][1]).hexdigest()}
     wdsprep.remove(out, yes=True, **{by: [wanted[by]]})
     assert len(samples_of(out)) == 3
+    assert {n: c for n, c in manifest_of(out).counts.items() if n.startswith("role:")} == {
+        "role:source": 3, "role:mask": 2,
+    }  # fmt: skip
     left = b"".join(tree(out).values())
     assert all(image not in left for image in (TARGETS[3], *SOURCES[3]))
     assert not wdsprep.verify(out).findings
@@ -605,6 +620,8 @@ def test_tables_have_columns_of_roles_that_conditions_may_name(tmp_path: Path) -
     assert [sample["txt"] for sample in samples_of(tmp_path / "wide")] == ["edit 2"]
     wdsprep.select(out, tmp_path / "two", where="source_1_width == 64 or source_width == 50")
     assert [sample["txt"] for sample in samples_of(tmp_path / "two")] == ["edit 0", "edit 3"]
+    assert manifest_of(tmp_path / "wide").counts["role:source"] == 1
+    assert "role:mask" not in manifest_of(tmp_path / "wide").counts
     assert samples_of(tmp_path / "two")[1]["source_1.jpg"] == SOURCES[3][1]
     assert manifest_of(tmp_path / "two").settings["roles"] == ["source", "mask"]
     assert not wdsprep.verify(tmp_path / "two").findings

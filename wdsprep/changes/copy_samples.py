@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wdsprep.changes.find_samples import image_digests
 from wdsprep.changes.selected_samples import CopyUnit, SamplesToCopy, list_pieces
-from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
+from wdsprep.dataset.coarse_histograms import count_sample, counted_columns
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.draft import Draft, DraftShard
 from wdsprep.dataset.file_names import (
@@ -34,7 +34,7 @@ from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.sample_table import KEY, ROW, table_columns
-from wdsprep.dataset.samples import facts_bytes, key_order, parse_object
+from wdsprep.dataset.samples import facts_bytes, key_order, parse_object, roles_of
 from wdsprep.dataset.settings import Settings, counted_as
 from wdsprep.dataset.shapes import shape_ranges
 from wdsprep.dataset.shard_reader import ShardReader
@@ -365,8 +365,9 @@ class _NewShard:
             with naming_repair(source.store):
                 for reject in source.rejects():
                     rejects.add(reject)
-        kind = counted_as(self._work.dataset, self._work.settings)
-        for source, before, among, shape in order_sources(sources, self._work.settings):
+        settings = self._work.settings
+        kind, roles = counted_as(self._work.dataset, settings), roles_of(settings)
+        for source, before, among, shape in order_sources(sources, settings):
             with naming_repair(source.store):
                 for samples in source.read(before, among):
                     self._leave_out_removed(samples, source.prefix)
@@ -374,9 +375,10 @@ class _NewShard:
                         self._add(samples, source.prefix)
                     self._samples += len(samples.keys)
                     self._nbytes += sum(end - begin for begin, end in samples.reach)
-                    names = [name for name in COUNTED if name in samples.rows.column_names]
+                    there = samples.rows.column_names
+                    names = [name for name in counted_columns(roles) if name in there]
                     for facts in samples.rows.select(names).to_pylist():
-                        count_sample(self._counts, kind, facts, shape)
+                        count_sample(self._counts, kind, facts, shape, roles=roles)
                     yield RunProgress(
                         samples=self._samples,
                         nbytes=self._nbytes,

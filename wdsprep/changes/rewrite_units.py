@@ -21,7 +21,7 @@ import numpy as np
 from blake3 import blake3
 
 from wdsprep.changes.copy_samples import offsets_without
-from wdsprep.dataset.coarse_histograms import COUNTED, count_sample
+from wdsprep.dataset.coarse_histograms import count_sample, counted_columns
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import (
     captions_name,
@@ -40,7 +40,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, hide_source, read_rejects, rejects_file
 from wdsprep.dataset.removed_samples import Removed, ShardRemoval, UnitRemoval
 from wdsprep.dataset.sample_table import table_columns, table_without
-from wdsprep.dataset.samples import key_order
+from wdsprep.dataset.samples import key_order, roles_of
 from wdsprep.dataset.sealed_json import hex_digest, read_lines
 from wdsprep.dataset.settings import SCORES, counted_as
 from wdsprep.dataset.shapes import shape_ranges
@@ -254,16 +254,17 @@ class UnitChange:
         """
         shards = {shard.name: shard for shard in receipt.shards}
         shapes = shape_ranges(receipt.settings, receipt.counts)
-        kind = counted_as(receipt.dataset, receipt.settings)
+        kind, roles = counted_as(receipt.dataset, receipt.settings), roles_of(receipt.settings)
         counts: Counter[str] = Counter()
         for removal in self._removal.shards if kind != SCORES else ():
             if not removal.is_all and removal.name not in rewritten:
                 raise self._unlike_receipt(removal.name)
-            table = read_sound_columns(self._store, receipt, shards[removal.name], COUNTED)
+            names = counted_columns(roles)
+            table = read_sound_columns(self._store, receipt, shards[removal.name], names)
             gone = table.take(np.array(removal.rows)).to_pylist()
             for row, facts in zip(removal.rows, gone, strict=True):
                 shape = next((name for name, rows in shapes.items() if row in rows), "")
-                count_sample(counts, kind, facts, shape)
+                count_sample(counts, kind, facts, shape, roles=roles)
         return counts
 
     def _with_new_image(self, receipt: Receipt) -> Receipt:

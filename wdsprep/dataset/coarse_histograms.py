@@ -14,25 +14,40 @@ from typing import Any
 from wdsprep.dataset.settings import SCORES
 
 COUNTED = ("caption", "width", "height", "repeats", "cut", "upscaled")
-"""The fields of json, and the columns of tables, by which samples are counted."""
+"""The fields of json, and the columns of tables, by which samples are counted, but for roles."""
 REPEATS = "repeats:"
 """The start of the names of counts of images by how often they come in an epoch."""
+IN_ROLE = "role:"
+"""The start of the names of counts of samples that have an image in a role."""
+
+
+def counted_columns(roles: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns by which samples are counted, if they have images in these roles."""
+    return (*COUNTED, *(f"{role}_width" for role in roles))
 
 
 def count_sample(
-    counts: Counter[str], dataset: str, facts: Mapping[str, Any], shape: str = ""
+    counts: Counter[str],
+    dataset: str,
+    facts: Mapping[str, Any],
+    shape: str = "",
+    *,
+    roles: Iterable[str] = (),
 ) -> None:
-    """Count one sample in `counts`, by its COUNTED facts and the name of its shape.
+    """Count one sample in `counts`, by its facts in `counted_columns` and the name of its shape.
 
-    Of an image, the length of the caption and the shorter side are counted, in bins, and how often
-    it comes in an epoch, if its json says that; of latents or text, a cut or an empty caption, an
-    image that was scaled up and the shape; of scores, nothing.
+    Of an image, the length of the caption and the shorter side are counted, in bins, how often it
+    comes in an epoch, if its json says that, and which of the `roles` it has; of latents or text, a
+    cut or an empty caption, an image that was scaled up and the shape; of scores, nothing.
     """
     if dataset == "images":
         counts[bin_name("caption", len(facts["caption"]))] += 1
         counts[bin_name("side", min(facts["width"], facts["height"]))] += 1
         if type(repeats := facts.get("repeats")) is int:
             counts[f"{REPEATS}{repeats}"] += 1
+        for role in roles:
+            if facts.get(f"{role}_width") is not None:
+                counts[f"{IN_ROLE}{role}"] += 1
         return
     if dataset == SCORES:
         return

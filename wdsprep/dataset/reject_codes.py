@@ -37,6 +37,7 @@ class Code(str, Enum):
     UNREADABLE = ("unreadable", "read")
     NO_IMAGE = ("no_image", "read")  # a caption or json without its image
     NO_ROLE = ("no_role", "read")  # a sample without an image in a role that was asked for
+    ROLE_GAP = ("role_gap", "read")  # an image in a role lacks before another one in that role
     BAD_JSON = ("bad_json", "read")
     BAD_CAPTION = ("bad_caption", "read")  # not UTF-8
     TAR_VANISHED = ("tar_vanished", "read")

@@ -310,6 +310,7 @@ class PackedSlice:
         self._open: dict[int, DraftShard] = {}
         self._done: list[Shard] = []
         self._samples = self._nbytes = 0
+        self._roles = [role.name for role in work.rules.roles]
 
     def check_samples(
         self, downloads: Downloads | None
@@ -372,7 +373,7 @@ class PackedSlice:
         shard.add(key, members, facts=facts, meta=meta)
         self._samples += 1
         self._nbytes += nbytes
-        count_sample(self._counts, "images", facts)
+        count_sample(self._counts, "images", facts, roles=self._roles)
 
     def _is_full(self, shard: DraftShard, nbytes: int) -> bool:
         too_many = shard.samples >= self._rules.samples_per_shard

@@ -363,7 +363,7 @@ def check_names(names: Iterable[str]) -> None:
             raise RejectedError(Code.UNREADABLE, detail)
         if number > counts[role]:
             missing = image_name(role, counts[role])
-            raise RejectedError(Code.NO_ROLE, f"{missing} is missing before {name}")
+            raise RejectedError(Code.ROLE_GAP, f"{missing} is missing before {name}")
         if number < counts[role]:
             raise RejectedError(Code.UNREADABLE, f"{name}: two images have its name and number")
         counts[role] += 1

@@ -14,7 +14,7 @@ from wdsprep.cli.output.shared import (
     rejects_lines,
     void_line,
 )
-from wdsprep.dataset.coarse_histograms import REPEATS
+from wdsprep.dataset.coarse_histograms import IN_ROLE, REPEATS
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.samples import TARGET, roles_of
@@ -43,6 +43,7 @@ AGAIN = "--retry-rejected fetches them again"
 REMEDIES: dict[str, str] = {
     **remedies_of(PackOptions),
     Code.NO_IMAGE: "put each image beside its caption, with the same name",
+    Code.ROLE_GAP: "number the images of a role without gaps, and put nulls behind them",
     Code.BAD_URL: "give URLs that begin with http:// or https://",
     Code.PRIVATE_ADDRESS: "--retry-rejected --allow-private-hosts fetches them",
     Code.DISALLOWED: "their owners want no training on them",
@@ -112,6 +113,10 @@ class PackOutput(CommandOutput[Outcome]):
         yield from broken_tars_lines(packed.broken_tars, images)
         yield from captionless_lines(packed) if packed.has_captions else [_captionless(manifest)]
         yield from _repeats_lines(manifest.counts)
+        if roles := roles_of(manifest.settings):
+            counts = {role: manifest.counts.get(f"{IN_ROLE}{role}", 0) for role in roles}
+            parts = [f"{plural(count, 'sample')} with {role}" for role, count in counts.items()]
+            yield f"roles: {', '.join(parts)}"
         yield from self.retry_lines([packed])
         if packed.is_void and not packed.quarantined:
             remedies = REMEDIES | (REMEDIES_OF_URLS if is_fetched else {})
@@ -121,7 +126,7 @@ class PackOutput(CommandOutput[Outcome]):
             smallest = next(side for side, (samples, _) in phases(manifest).items() if samples)
             words = [] if images == "shards/images" else [images]
             words += ["--resolution", str(smallest)]
-            if roles := roles_of(manifest.settings):
+            if roles:
                 words += ["--roles", ",".join((TARGET, *roles))]
             yield f"next: {command_line('encode', *words)}, with --model tiny for a trial"
 
