@@ -180,7 +180,7 @@ def test_help_and_version_load_nothing_heavy() -> None:
 
 def test_pack_needs_no_torch() -> None:
     loaded = loaded_by(
-        "import wdsprep.cli.output.packing, wdsprep.packing.worker, wdsprep.sources.image_tables\n"
+        "import wdsprep.cli.output.packing, wdsprep.packing.worker, wdsprep.sources.table_sources\n"
         "import wdsprep.runners.local"
     )
     assert not loaded & {"torch", "torchvision", "diffusers", "transformers", "webdataset", "ray"}

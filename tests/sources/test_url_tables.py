@@ -211,7 +211,7 @@ def test_an_exception_of_any_kind_at_a_row_is_the_refusal_of_that_row(
             raise kind("x")
         return facts
 
-    monkeypatch.setattr("wdsprep.sources.url_tables.plain_facts", throw)
+    monkeypatch.setattr("wdsprep.sources.table_sources.plain_facts", throw)
     for name in ("t.csv", "t.jsonl", "t.parquet"):
         rows = rows_of(tables / name)
         assert [isinstance(row, Sample) for row in rows] == [n != 3 for n in range(len(ROWS))]

@@ -22,9 +22,9 @@ from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.sources.base import Columns, Item, make_or_refuse
 from wdsprep.sources.captions import decode_facts, decode_text
 from wdsprep.sources.folder import check_nbytes
-from wdsprep.sources.image_tables import ArrowSource, MdsSource, TableSource
 from wdsprep.sources.patterns import is_glob, is_tar, table_kind, tar_stem
 from wdsprep.sources.recognise import recognise
+from wdsprep.sources.table_sources import ArrowSource, MdsSource, TableSource, UrlSource
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
 from wdsprep.sources.tables.mds import (
@@ -37,7 +37,6 @@ from wdsprep.sources.tables.mds import (
 )
 from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.sources.tars import TarsSource
-from wdsprep.sources.url_tables import UrlSource
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry
 from wdsprep.text import shown

@@ -178,7 +178,7 @@ def read_retries(edition: Edition) -> Retries:
 
 
 def _read_slice(store: Store, number: int) -> Slice:
-    from wdsprep.sources.url_tables import sources_of  # only retries need what reads tables
+    from wdsprep.sources.table_sources import sources_of  # only retries need what reads tables
 
     bare = Slice(number=number, items=())
     items = packed_items(store, [bare.name])
@@ -191,7 +191,7 @@ def _read_slice(store: Store, number: int) -> Slice:
 
 
 def _sources_by_unit(parts: Iterable[Slice]) -> Moved:
-    from wdsprep.sources.url_tables import sources_of
+    from wdsprep.sources.table_sources import sources_of
 
     found: dict[str, set[str]] = defaultdict(set)
     for part in parts:
@@ -254,7 +254,7 @@ def _retryable_items(
 
     Rows in `planned` have a retry slice already, and are left out.
     """
-    from wdsprep.sources.url_tables import some_rows, source_name, sources_of
+    from wdsprep.sources.table_sources import some_rows, source_name, sources_of
 
     with naming_repair(store):
         rejects = rejects_in(store, unit)

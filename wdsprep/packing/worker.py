@@ -61,7 +61,7 @@ from wdsprep.sources.base import (
     naming_role,
 )
 from wdsprep.sources.folder import check_nbytes
-from wdsprep.sources.url_tables import UrlSource
+from wdsprep.sources.table_sources import UrlSource
 from wdsprep.store import open_store, shared_store
 
 if TYPE_CHECKING:

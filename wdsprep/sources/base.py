@@ -31,7 +31,6 @@ from wdsprep.dataset.sealed_json import Nbytes, hex_digest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.images.headers import CAPTIONS, IMAGES, OTHER_IMAGES
-from wdsprep.sources.captions import NAMES, first_of
 from wdsprep.text import brief, examples, list_columns, plural, shown
 
 MOST_SLICES = 1_000_000
@@ -428,46 +427,6 @@ class Columns:
                 raise UsageError(
                     f"{what} has no column {name!r} (--{option}): it has {list_columns(there)}"
                 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tables:
-    """A source of tables. Its subclasses list and read them."""
-
-    url: str
-    columns: Columns
-    kind: str = "table"
-
-    def first_columns(self) -> tuple[str, Sequence[str]]:
-        """Return the column of images, or of their URLs, and all columns of the first file.
-
-        Raise an error if no column has images or URLs.
-        """
-        raise NotImplementedError
-
-    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
-        """Yield the name of each row of an item, and a function that makes a sample of it."""
-        raise NotImplementedError
-
-    def find_columns(self) -> tuple[str, str]:
-        """Return the columns of images, or of URLs, and of captions in the first file.
-
-        The second is "" if there are no captions. Raise an error if no column has images or URLs.
-        """
-        image, names = self.first_columns()
-        return image, self.columns.caption or first_of(NAMES, names)
-
-    def count(self, item: Item, /) -> int:
-        return item.samples
-
-    def read(
-        self,
-        item: Item,
-        /,
-        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
-    ) -> Iterator[Sample | Reject]:
-        for source, make in self.makers(item):
-            yield make_or_refuse(source, make)
 
 
 @cache

@@ -97,7 +97,7 @@ def recognise(
         pattern = pattern or ALL_TARS
         return TarsSource(url=place, pattern=pattern, columns=columns, max_nbytes=max_nbytes)
     if kinds <= {*SAVED}:
-        from wdsprep.sources.image_tables import ArrowSource, MdsSource
+        from wdsprep.sources.table_sources import ArrowSource, MdsSource
 
         return (MdsSource if "mds" in kinds else ArrowSource)(url=place, columns=columns)
     return _table_source(place, pattern, kinds, columns, rows_per_item)
@@ -230,10 +230,9 @@ def _table_source(
     Parquet is read for URLs if the user named a column of URLs, or if the first file has a column
     of URLs and none of images.
     """
-    from wdsprep.sources.url_tables import UrlSource, url_column
+    from wdsprep.sources.table_sources import TableSource, UrlSource, holds_bytes, url_column
 
     if kinds == PARQUET and not columns.url:
-        from wdsprep.sources.image_tables import TableSource, holds_bytes
         from wdsprep.sources.tables.parquet import ParquetTable
 
         table = ParquetTable(shared_store(url), next(table_files(url, pattern, PARQUET)).name)

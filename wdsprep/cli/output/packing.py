@@ -30,8 +30,7 @@ from wdsprep.sources.base import LeftOut
 from wdsprep.text import command_line, human_bytes, human_counts, plural
 
 if TYPE_CHECKING:
-    from wdsprep.sources.image_tables import ImageTables
-    from wdsprep.sources.url_tables import UrlSource
+    from wdsprep.sources.table_sources import ImageTables, UrlSource
 
 
 KOHYA = ".caption"

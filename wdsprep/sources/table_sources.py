@@ -1,9 +1,12 @@
-"""Tables with the images' bytes in a column: Parquet, Arrow and MDS.
+"""Tables with the images' bytes or their URLs in a column, as sources of `pack`.
 
-Parquet is as Ray and Hugging Face write it, Arrow is what `datasets` saves, and MDS is that of
-MosaicML streaming.
+Parquet with bytes is as Ray and Hugging Face write it, Arrow is what `datasets` saves, and MDS is
+that of MosaicML streaming. An item is a run of row groups of a Parquet file, or one of the other
+files as a whole.
 
-An item is a run of row groups of a Parquet file, or one of the other files as a whole.
+URLs are in Parquet, CSV, TSV, JSON lines and plain lists. Rows come without their images, which
+`pack` fetches. An item is a part of one table with as many rows as a slice takes. It may name a few
+rows of that part alone, which are to be tried once more.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,22 +17,24 @@ from typing import Any, cast
 import pyarrow as pa
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import RoleImage, Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.formats import png_of_pixels
 from wdsprep.sources.base import (
     Columns,
     Item,
-    Tables,
+    Role,
     Told,
     check_names,
+    field_texts,
     ignore_left_out,
+    make_or_refuse,
     name_images,
     naming_role,
 )
-from wdsprep.sources.captions import captions_of, first_of, plain_facts
-from wdsprep.sources.patterns import table_files
+from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
+from wdsprep.sources.patterns import TEXT_TABLES, table_files
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
 from wdsprep.sources.tables.mds import IMAGES as MDS_IMAGES
@@ -43,7 +48,8 @@ from wdsprep.sources.tables.mds import (
     shards_there,
     value_of,
 )
-from wdsprep.sources.tables.parquet import is_bytes, open_parquet, rows_in
+from wdsprep.sources.tables.parquet import ParquetTable, is_bytes, open_parquet, rows_in
+from wdsprep.sources.tables.text import Table, open_table
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry
 from wdsprep.text import list_columns, shown
@@ -51,6 +57,75 @@ from wdsprep.text import list_columns, shown
 BATCH_ROWS = 32
 COUNTED_ROWS = 1 << 20
 IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "data", "content")
+URL_NAMES = ("url", "image_url", "img_url", "urls", "top_url", "image_link", "img", "src", "link")
+CHOSEN = "|"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tables:
+    """A source of tables. Its subclasses list and read them."""
+
+    url: str
+    columns: Columns
+    kind: str = "table"
+
+    def first_columns(self) -> tuple[str, Sequence[str]]:
+        """Return the column of images, or of their URLs, and all columns of the first file.
+
+        Raise an error if no column has images or URLs.
+        """
+        raise NotImplementedError
+
+    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
+        """Yield the name of each row of an item, and a function that makes a sample of it."""
+        raise NotImplementedError
+
+    def find_columns(self) -> tuple[str, str]:
+        """Return the columns of images, or of URLs, and of captions in the first file.
+
+        The second is "" if there are no captions. Raise an error if no column has images or URLs.
+        """
+        image, names = self.first_columns()
+        return image, self.columns.caption or first_of(NAMES, names)
+
+    def count(self, item: Item, /) -> int:
+        return item.samples
+
+    def read(
+        self,
+        item: Item,
+        /,
+        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
+    ) -> Iterator[Sample | Reject]:
+        for source, make in self.makers(item):
+            yield make_or_refuse(source, make)
+
+
+def _make_sample(
+    source: str,
+    row: dict[str, Any],
+    columns: Columns,
+    take: Callable[[Role], Iterable[RoleImage]],
+    *,
+    image: bytes = b"",
+    url: str = "",
+) -> Sample:
+    """Make a Sample from a row without the column of its image or URL.
+
+    `take` returns the images that the row has in a role, whose columns are then removed from it.
+    """
+    images: list[RoleImage] = []
+    for role in columns.roles:
+        images += take(role)
+        for name in role.columns(row):
+            del row[name]
+    check_names(image.name for image in images)
+    facts = plain_facts(row)
+    captions = captions_of(facts, columns.caption)
+    further = tuple(images)
+    return Sample(
+        source=source, image=image, captions=captions, facts=facts, url=url, images=further
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +152,9 @@ class TableSource(Tables):
                     )
 
     def first_columns(self) -> tuple[str, Sequence[str]]:
-        first = next(self.files())
-        with open_parquet(shared_store(self.url), first.name) as file:
-            return image_of_schema(self, file.schema, first.name), file.schema.names
+        first = next(self.files()).name
+        schema = ParquetTable(shared_store(self.url), first).schema
+        return image_of_schema(self, schema, first), schema.names
 
     def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
         name = item.parts[0][0]
@@ -191,22 +266,13 @@ def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sampl
     data = _bytes_of(image, row.pop(image))
     if data is None:
         raise RejectedError(Code.NO_IMAGE, f"column {image} is null")
-    images: list[RoleImage] = []
-    for role in columns.roles:
+
+    def take(role: Role) -> list[RoleImage]:
         with naming_role(role.name):
             in_role = [_bytes_of(role.where, value) for value in role.values(row)]
-        for name in role.columns(row):
-            del row[name]
-        images += (RoleImage(*named) for named in name_images(role, in_role))
-    check_names(image.name for image in images)
-    facts = plain_facts(row)
-    return Sample(
-        source=source,
-        image=data,
-        captions=captions_of(facts, columns.caption),
-        facts=facts,
-        images=tuple(images),
-    )
+        return [RoleImage(*named) for named in name_images(role, in_role)]
+
+    return _make_sample(source, row, columns, take, image=data)
 
 
 def _bytes_of(column: str, value: Any) -> bytes | None:
@@ -282,3 +348,140 @@ def holds_bytes(kind: pa.DataType) -> bool:
 def likely_image(held: Sequence[str]) -> str:
     """Return the column of bytes that most likely holds images, or "" if there is none."""
     return first_of(IMAGE_NAMES, held) or next(iter(held), "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UrlSource(Tables):
+    """The tables of URLs below `url` that match `pattern`, or all of `kinds` if it is empty."""
+
+    pattern: str
+    rows_per_item: int
+    kinds: frozenset[str] = TEXT_TABLES
+    kind: str = "urls"
+
+    @property
+    def is_list(self) -> bool:
+        """Return whether the tables are plain lists of URLs, whose one column has no name."""
+        return self.kinds == {"txt"}
+
+    def files(self, left_out: Told = ignore_left_out) -> Iterator[Entry]:
+        return table_files(self.url, self.pattern, self.kinds, left_out)
+
+    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
+        for entry in self.files(left_out):
+            table = open_table(self.url, entry.name)
+            self._url_column(table, entry.name)
+            first = 0
+            for where, rows in table.parts(self.rows_per_item):
+                yield Item(
+                    name=f"{entry.name}[{first}:{first + rows}]",
+                    parts=((entry.name, entry.nbytes, entry.stamp),),
+                    extra=where,
+                    samples=rows,
+                )
+                first += rows
+
+    def first_columns(self) -> tuple[str, Sequence[str]]:
+        first = next(self.files())
+        table = open_table(self.url, first.name)
+        return self._url_column(table, first.name), table.columns()
+
+    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
+        column, rows = self._rows(item)
+        for number, row in rows:
+            source = source_name(item.parts[0][0], number)
+            yield source, partial(self._sample, row, column, source)
+
+    def urls(self, item: Item, /) -> Iterator[str]:
+        """Yield the URLs of each row of an item, be they valid or not: of its image, then by role.
+
+        Rows that cannot be read, or have no text in the column of URLs, are skipped.
+        """
+        column, rows = self._rows(item, urls_alone=True)
+        for _, row in rows:
+            if isinstance(row, dict) and isinstance(url := row.get(column), str):
+                yield url.strip()
+                for role in self.columns.roles:
+                    yield from filter(None, field_texts(role, row))
+
+    def _rows(
+        self, item: Item, *, urls_alone: bool = False
+    ) -> tuple[str, Iterator[tuple[int, TableRow]]]:
+        """Return the column of URLs, and the rows of an item, each after its number in the table.
+
+        With `urls_alone`, no other columns are read where that is possible.
+        """
+        table = open_table(self.url, item.parts[0][0])
+        column = self._url_column(table, table.name)
+        only = (column, *self.columns.in_roles(table.columns())) if urls_alone else ()
+        where, numbers = _place(item)
+        rows = table.rows(where, only)
+        return column, (row for row in rows if numbers is None or row[0] in numbers)
+
+    def _url_column(self, table: Table, name: str) -> str:
+        """Return the name of the column of URLs in a table.
+
+        Raise SourceError if there is none. Raise UsageError if the table has a schema and lacks a
+        column that the user named.
+        """
+        there = table.columns()
+        if table.has_schema:
+            self.columns.check(there, name)
+        column = self.columns.url or url_column(table.texts())
+        if column:
+            return column
+        if any("://" in title for title in there):
+            hint = "its first line is not a header: write the columns' names above it"
+        elif not all(title.isprintable() for title in there):
+            hint = "it does not begin with text: give another source"
+        else:
+            hint = (
+                f"it has {list_columns(there)}: give --url-col; if it names files, call it "
+                "metadata.jsonl or metadata.csv, and pack their folder"
+            )
+        raise SourceError(f"{self.url}/{name} has no column of URLs: {hint}")
+
+    def _sample(self, row: dict[str, Any] | RejectedError, column: str, source: str) -> Sample:
+        if isinstance(row, RejectedError):
+            raise row
+        value = row.get(column)
+        url = value.strip() if isinstance(value, str) else ""
+        if not url:
+            raise RejectedError(Code.BAD_URL, f"column {column} has none")
+
+        def take(role: Role) -> list[RoleImage]:
+            links = name_images(role, field_texts(role, row))
+            return [RoleImage(name, b"", link) for name, link in links]
+
+        return _make_sample(source, row, self.columns, take, url=url)
+
+
+def some_rows(item: Item, numbers: Sequence[int], *, name: str) -> Item:
+    """Return an item that has a few rows of another item, under a name of its own.
+
+    `numbers` are those of the rows in the table.
+    """
+    extra = f"{item.extra.partition(CHOSEN)[0]}{CHOSEN}{','.join(map(str, numbers))}"
+    return Item(name=name, parts=item.parts, extra=extra, samples=len(numbers))
+
+
+def sources_of(item: Item) -> Iterator[str]:
+    """Yield the names of the rows of an item that `some_rows` made."""
+    _, numbers = _place(item)
+    return (source_name(item.parts[0][0], number) for number in sorted(numbers or ()))
+
+
+def _place(item: Item) -> tuple[str, frozenset[int] | None]:
+    where, _, chosen = item.extra.partition(CHOSEN)
+    return where, frozenset(map(int, chosen.split(","))) if chosen else None
+
+
+def source_name(table: str, number: int) -> str:
+    """Return the name of a row in shards and rejects."""
+    return f"{shown(table)}#{number}"
+
+
+def url_column(names: Sequence[str]) -> str:
+    """Return the column that most likely holds URLs, or "" if there is none."""
+    by_name = {name.lower(): name for name in reversed(names)}
+    return next((by_name[name] for name in URL_NAMES if name in by_name), "")
