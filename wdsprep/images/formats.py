@@ -39,16 +39,11 @@ from wdsprep.dataset.rejects import RejectedError
 _AVIF, _HEIF = {b"avif", b"avis"}, {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1"}
 
 _MAGIC = {
-    b"\xff\xd8\xff": "JPEG",
-    b"\x89PNG\r\n\x1a\n": "PNG",
-    b"GIF87a": "GIF",
-    b"GIF89a": "GIF",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"II+\0": "TIFF",
-    b"MM\0+": "TIFF",
-    b"\0\0\0\x0cjP  \r\n\x87\n": "JPEG2000",
-    b"\xff\x4f\xff\x51": "JPEG2000",
+    "JPEG": (b"\xff\xd8\xff",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "JPEG2000": (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),
 }
 # "BM" and "P5" begin many a text, so more than the magic is asked of these two.
 _BMP = re.compile(rb"BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0\0\0", re.DOTALL)
@@ -119,8 +114,8 @@ def identify(data: bytes) -> str:
     If they are of no format that can be decoded, raise RejectedError, which says what they look
     like.
     """
-    for magic, name in _MAGIC.items():
-        if data.startswith(magic):
+    for name, starts in _MAGIC.items():
+        if data.startswith(starts):
             return name
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "WEBP"

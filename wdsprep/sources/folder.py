@@ -267,11 +267,11 @@ class Metadata:
         if self._rows is None:
             return "", ""
         key = shown(name)
-        row = self._rows.execute("SELECT row, folder FROM rows WHERE name = ?", (key,)).fetchone()
-        if row is None:
+        rows = self._query("SELECT row, folder FROM rows WHERE name = ?", key)
+        if not rows:
             return "", ""
-        self._rows.execute("DELETE FROM rows WHERE name = ?", (key,))
-        return str(row[0]), str(row[1])
+        self._query("DELETE FROM rows WHERE name = ?", key)
+        return rows[0][0], rows[0][1]
 
     def left(self) -> Iterator[tuple[str, str]]:
         """Yield the rows that nothing has taken, in the order of their names."""
