@@ -107,12 +107,6 @@ def test_bad_file_is_rejected_with_its_code(name: str):
         assert code_of(case.data, full=False) is case.code
 
 
-def test_conversion_gives_the_same_bytes_every_time():
-    for case in STORED.values():
-        first = prepare(case.data, limits=LIMITS, full=True)
-        assert first == prepare(case.data, limits=LIMITS, full=True)
-
-
 def test_limits_are_checked_in_order_and_on_the_upright_size():
     tall = Limits(min_side=64, max_area=96 * 64, max_aspect_ratio=1.5)
     assert prepare(corpus.turned(6), limits=tall, full=True).width == 96
