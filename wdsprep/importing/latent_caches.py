@@ -19,7 +19,7 @@ from wdsprep.dataset.tar.read import TarSample, open_unpacked_tape, scan
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.importing.column_arrays import nested_array
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
-from wdsprep.sources.base import Columns, Item, make_or_refuse
+from wdsprep.sources.base import Columns, Item, item_of, make_or_refuse
 from wdsprep.sources.captions import decode_facts, decode_text
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.patterns import is_glob, is_tar, table_kind, tar_stem
@@ -38,7 +38,6 @@ from wdsprep.sources.tables.mds import (
 from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import shared_store
-from wdsprep.store.base import Entry
 from wdsprep.text import shown
 
 BATCH_ROWS = 16
@@ -79,9 +78,9 @@ class LatentCache:
         """Yield the files of the cache by name, or as the index of an MDS folder lists them."""
         if self.kind == "mds":
             for shard, entry in shards_there(self.url):
-                yield _item(entry, name=shard.raw.name, extra=shard.index, samples=shard.samples)
+                yield item_of(entry, name=shard.raw.name, extra=shard.index, samples=shard.samples)
         elif self.kind == "arrow":
-            yield from map(_item, arrow_files(self.url))
+            yield from map(item_of, arrow_files(self.url))
         elif self.kind == "tars":
             pattern = TarsSource(url=self.url, pattern=self.pattern, columns=Columns())
             yield from pattern.items()
@@ -91,7 +90,7 @@ class LatentCache:
             )
             for entry in table.files():
                 with open_parquet(shared_store(self.url), entry.name) as file:
-                    yield _item(entry, samples=file.rows)
+                    yield item_of(entry, samples=file.rows)
 
     def columns(self, items: Sequence[Item]) -> list[str]:
         """Return the columns of the first file; for a tar, the members of its first sample."""
@@ -163,11 +162,6 @@ class LatentCache:
 
         with open_unpacked_tape(shared_store(self.url), tar) as tape:
             yield from scan(tape, wants=wants)
-
-
-def _item(entry: Entry, *, name: str = "", extra: str = "", samples: int = 0) -> Item:
-    parts = ((entry.name, entry.nbytes, entry.stamp),)
-    return Item(name=name or entry.name, parts=parts, extra=extra, samples=samples)
 
 
 def stem_of(name: str) -> str:

@@ -31,6 +31,7 @@ from wdsprep.dataset.sealed_json import Nbytes, hex_digest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.images.headers import CAPTIONS, IMAGES, OTHER_IMAGES
+from wdsprep.store.base import Entry
 from wdsprep.text import brief, examples, list_columns, plural, shown
 
 MOST_SLICES = 1_000_000
@@ -79,6 +80,12 @@ class Item(NamedTuple):
     def has_text(self) -> bool:
         """Return whether files beside an image, or a row of metadata, may have its caption."""
         return bool(self.extra or any(name[0] != "/" for name, _, _ in self.parts[1:]))
+
+
+def item_of(*files: Entry, name: str = "", extra: str = "", samples: int = 0) -> Item:
+    """Return the item that some files make, by default under the name of the first."""
+    parts = tuple([(file.name, file.nbytes, file.stamp) for file in files])
+    return Item(name=name or files[0].name, parts=parts, extra=extra, samples=samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,6 +29,7 @@ from wdsprep.sources.base import (
     check_names,
     field_texts,
     ignore_left_out,
+    item_of,
     make_or_refuse,
     name_images,
     naming_role,
@@ -144,12 +145,9 @@ class TableSource(Tables):
             with open_parquet(shared_store(self.url), entry.name) as file:
                 image_of_schema(self, file.schema, entry.name)
                 for first, last, rows in file.runs(self.rows_per_item):
-                    yield Item(
-                        name=f"{entry.name}[{first}:{last}]",
-                        parts=((entry.name, entry.nbytes, entry.stamp),),
-                        extra=f"{first}:{last}",
-                        samples=rows,
-                    )
+                    part = f"{first}:{last}"
+                    name = f"{entry.name}[{part}]"
+                    yield item_of(entry, name=name, extra=part, samples=rows)
 
     def first_columns(self) -> tuple[str, Sequence[str]]:
         first = next(self.files()).name
@@ -174,8 +172,7 @@ class ArrowSource(Tables):
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
         for entry in arrow_files(self.url, left_out):
             image_of_schema(self, arrow_schema(self.url, entry.name), entry.name)
-            parts = ((entry.name, entry.nbytes, entry.stamp),)
-            yield Item(name=entry.name, parts=parts, samples=0)
+            yield item_of(entry)
 
     def first_columns(self) -> tuple[str, Sequence[str]]:
         first = next(arrow_files(self.url)).name
@@ -209,12 +206,8 @@ class MdsSource(Tables):
     def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:  # noqa: ARG002  an index names all
         for shard, entry in shards_there(self.url):
             self._image(shard)
-            yield Item(
-                name=shard.raw.name,
-                parts=((entry.name, entry.nbytes, entry.stamp),),
-                extra=shard.index,
-                samples=shard.samples,
-            )
+            name, samples = shard.raw.name, shard.samples
+            yield item_of(entry, name=name, extra=shard.index, samples=samples)
 
     def first_columns(self) -> tuple[str, Sequence[str]]:
         first, _ = next(shards_there(self.url))
@@ -373,12 +366,8 @@ class UrlSource(Tables):
             self._url_column(table, entry.name)
             first = 0
             for where, rows in table.parts(self.rows_per_item):
-                yield Item(
-                    name=f"{entry.name}[{first}:{first + rows}]",
-                    parts=((entry.name, entry.nbytes, entry.stamp),),
-                    extra=where,
-                    samples=rows,
-                )
+                name = f"{entry.name}[{first}:{first + rows}]"
+                yield item_of(entry, name=name, extra=where, samples=rows)
                 first += rows
 
     def first_columns(self) -> tuple[str, Sequence[str]]:

@@ -32,6 +32,7 @@ from wdsprep.sources.base import (
     Told,
     check_names,
     ignore_left_out,
+    item_of,
     make_or_refuse,
     naming_role,
     number_files,
@@ -77,9 +78,7 @@ class TarsSource:
             elif wanted.takes(entry.name):
                 found += 1
                 beside = tables.pop(tar_stem(entry.name), None)
-                files = (entry, beside) if beside else (entry,)
-                parts = tuple((e.name, e.nbytes, e.stamp) for e in files)
-                yield Item(name=entry.name, parts=parts, samples=0)
+                yield item_of(entry, beside) if beside else item_of(entry)
             elif self.pattern == ALL_TARS and not (
                 is_hidden(entry.name) or is_index(entry.name) or NOT_OF_A_SAMPLE.search(entry.name)
             ):
