@@ -14,7 +14,7 @@ from tests.kit.fuzz.datasets import make_datasets
 from tests.kit.fuzz.judge import at_most, said_by
 from tests.kit.packs import manifest_of
 from tests.kit.sealed_files import resealed
-from tests.kit.small_sets import ENCODE, FIXTURE, LOAD, PACK, copied_fixture, run_in
+from tests.kit.small_sets import ENCODE, FIXTURE, LOAD, PACK, date, run_in
 from wdsprep.errors import FingerprintError, FormatError
 from wdsprep.store import open_store
 
@@ -87,7 +87,7 @@ def test_what_is_no_state_is_refused_in_a_line(sound: Path, state: Any) -> None:
         *({"version": value} for value in (True, "2", 99)),
         *({"step": value} for value in (True, -1, "5", 1.0, 10**30)),
         *({"seed": value} for value in ("x" * 10**6, b"x" * 10**6, object(), 10**5000, [[]] * 99)),
-        {f"other {number}": "\x1b" * 1000 for number in range(10_000)},
+        {f"other {number}": "\x1b" * 1000 for number in range(1_000)},
         {"x" * 1_000_000: 1},
     ],
     ids=lambda changed: next(iter(changed))[:10],
@@ -132,7 +132,9 @@ def test_samples_go_out_of_a_folder_whose_name_is_no_utf8(sound: Path, tmp_path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return copied_fixture(tmp_path / "home")
+    """A copy of the fixture in which all files have their date, which git does not keep."""
+    date(shutil.copytree(FIXTURE, tmp_path / "home"))
+    return tmp_path / "home"
 
 
 def tree(root: Path) -> dict[str, bytes]:

@@ -55,6 +55,10 @@ BY_NAME = ("getattr", "hasattr", "_changed_in_ray")
 """Functions whose second argument is the name of an attribute."""
 
 
+def name_of(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def own_names(tree: ast.Module) -> set[str]:
     """What the classes and functions of a module are called, or have."""
     found = set(PUBLIC)
@@ -64,7 +68,7 @@ def own_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found.add(node.target.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
+            found |= {node.attr} if name_of(node.value) in ("self", "cls") else set()
     return found
 
 
@@ -77,7 +81,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
             names = [node.module or "", *(alias.name for alias in node.names)]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+        elif isinstance(node, ast.Call) and name_of(node.func) in BY_NAME:
             names = [str(part.value) for part in node.args[1:2] if isinstance(part, ast.Constant)]
         else:
             continue

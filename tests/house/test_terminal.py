@@ -347,7 +347,12 @@ def test_a_pack_that_succeeds_keeps_secrets_to_itself(
     assert told == []  # rejects and samples hold the URLs of images, to be fetched again
 
 
-@pytest.mark.parametrize("kind", ["wandb", pytest.param("tensorboard", marks=pytest.mark.system)])
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [("wandb", "signature"), ("tensorboard", "password")],
+    indirect=["table"],
+)
 def test_a_tracker_is_given_no_secret(kind: str, table: str, tmp_path: Path) -> None:
     words = ["pack", table, "out", *PACK, "--track", kind]
     env = os.environ | {"WANDB_MODE": "offline", "HOME": str(tmp_path)}

@@ -1,19 +1,16 @@
-"""The tools: benchmarks, the S3 server of the tests, and what the workflows run."""
+"""The tools: benchmarks, and what the workflows run."""
 
-import contextlib
 import json
 import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.kit.s3 import s3_client
 from tools.benches import ROOT, Group, Rival, Role, figures, tables
 from tools.benches.turns import Measured, Taken, in_turns
 
@@ -106,53 +103,6 @@ def test_the_page_and_the_tables_show_what_was_recorded(
         (tmp_path / name).write_text(text)
     figures.show(json.loads(figures.RECORD.read_text()))
     assert {name: (tmp_path / name).read_text() for name in shown} == shown
-
-
-@pytest.fixture
-def client(bucket: str) -> Iterator[Any]:  # noqa: ARG001
-    with s3_client() as made:
-        yield made
-
-
-def error_code(call: Any, **kwargs: Any) -> str:
-    from botocore.exceptions import ClientError
-
-    with pytest.raises(ClientError) as caught:
-        call(**kwargs)
-    return str(caught.value.response["Error"]["Code"])
-
-
-def body(client: Any, bucket: str, key: str, **kwargs: Any) -> bytes:
-    with contextlib.closing(client.get_object(Bucket=bucket, Key=key, **kwargs)["Body"]) as stream:
-        return bytes(stream.read())
-
-
-def upload_parts(client: Any, bucket: str, key: str, *parts: bytes) -> dict[str, Any]:
-    """Upload in parts; what is left to say to complete_multipart_upload."""
-    upload = client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
-    target = {"Bucket": bucket, "Key": key, "UploadId": upload}
-    done = []
-    for number, data in enumerate(parts, 1):
-        answer = client.upload_part(**target, PartNumber=number, Body=data)
-        done.append({"PartNumber": number, "ETag": answer["ETag"]})
-    return {**target, "MultipartUpload": {"Parts": done}}
-
-
-def test_conditional_put_of_an_existing_key_is_refused(client: Any, bucket: str) -> None:
-    new = {"Bucket": bucket, "Key": "k", "IfNoneMatch": "*"}
-    client.put_object(**new, Body=b"first")
-    assert error_code(client.put_object, **new, Body=b"second") == "PreconditionFailed"
-    assert body(client, bucket, "k") == b"first"
-
-
-def test_this_server_ignores_the_condition_on_multipart_completion(
-    client: Any, bucket: str
-) -> None:
-    """AWS answers 412; Ceph 16 overwrites. When this fails, Ceph has learned it: celebrate."""
-    client.put_object(Bucket=bucket, Key="k", Body=b"first")
-    parts = upload_parts(client, bucket, "k", b"second")
-    client.complete_multipart_upload(**parts, IfNoneMatch="*")
-    assert body(client, bucket, "k") == b"second"
 
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))

@@ -8,15 +8,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from wdsprep.errors import FullError, NotAFileError, UsageError
+from wdsprep.errors import FullError, UsageError
 from wdsprep.runners.base import BrokenWorkerError, HopelessError
 
 Call = Callable[[Any], Generator[Any, None, Any]]
@@ -31,66 +31,48 @@ class Number:
         return f"{self.value:06d}"
 
 
-@dataclass(frozen=True)
-class Square:
-    """Three steps, then (square, pid); the units in the sets misbehave."""
+class Work:
+    """Work whose units are done by `call`, with nothing to open."""
 
-    kills: frozenset[int] = frozenset()
-    raises: frozenset[int] = frozenset()
-    fills: frozenset[int] = frozenset()
-    obstructed: frozenset[int] = frozenset()
-    unpicklable: frozenset[int] = frozenset()
-    exits: frozenset[int] = frozenset()
-    leaves: frozenset[int] = frozenset()
-    signals: frozenset[int] = frozenset()
-    breaks: frozenset[int] = frozenset()
-    despairs: frozenset[int] = frozenset()
-    interrupts: frozenset[int] = frozenset()
-    step_s: float = 0.0
-
-    def open(self) -> Call:
-        return self.square
-
-    def square(self, unit: Number) -> Generator[int, None, Any]:
-        for step in range(3):
-            time.sleep(self.step_s)
-            yield step
-        if unit.value in self.kills:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if unit.value in self.exits:
-            os._exit(7)
-        if unit.value in self.leaves:
-            raise SystemExit(7)
-        if unit.value in self.signals:
-            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-            while True:
-                yield 3
-                time.sleep(0.01)
-        if unit.value in self.breaks:
-            raise BrokenWorkerError("the GPU is poisoned")
-        if unit.value in self.despairs:
-            raise HopelessError("shard 256/000003.tar is truncated")
-        if unit.value in self.interrupts:
-            raise KeyboardInterrupt
-        if unit.value in self.raises:
-            raise ValueError(f"no square for {unit.value}")
-        if unit.value in self.fills:
-            raise FullError("the disk is full: make room and run again")
-        if unit.value in self.obstructed:
-            raise NotAFileError("256/000003.tar: is a folder, not a file: move it away")
-        if unit.value in self.unpicklable:
-            return threading.Lock()
-        return unit.value**2, os.getpid()
-
-
-@dataclass(frozen=True)
-class KillOnce:
-    """The worker dies at a step that depends on the unit, at its first attempt."""
-
-    folder: str
+    call: Call
 
     def open(self) -> Call:
         return self.call
+
+
+ERRORS: dict[str, BaseException] = {
+    "despairs": HopelessError("shard 256/000003.tar is truncated"),
+    "fills": FullError("the disk is full: make room and run again"),
+    "interrupts": KeyboardInterrupt(),
+    "raises": ValueError("no square for this"),
+}
+
+
+@dataclass(frozen=True)
+class Square(Work):
+    """Three steps, then (square, pid), but for the units that do some harm: one of ERRORS, or that
+    kill their worker, or whose result is no value to send."""
+
+    harm: Mapping[int, str] = field(default_factory=dict)
+    step_s: float = 0.0
+
+    def call(self, unit: Number) -> Generator[int, None, Any]:
+        for step in range(3):
+            time.sleep(self.step_s)
+            yield step
+        harm = self.harm.get(unit.value)
+        if harm == "kills":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if harm in ERRORS:
+            raise ERRORS[harm]
+        return threading.Lock() if harm else (unit.value**2, os.getpid())
+
+
+@dataclass(frozen=True)
+class KillOnce(Work):
+    """The worker dies at a step that depends on the unit, at its first attempt."""
+
+    folder: str
 
     def call(self, unit: Number) -> Generator[int, None, int]:
         marker = Path(self.folder, unit.name)
@@ -121,13 +103,10 @@ class Together:
 
 
 @dataclass(frozen=True)
-class BreakOnce:
+class BreakOnce(Work):
     """Unit 1 finds its worker broken, once; the others clean up, and tell where they ran."""
 
     folder: str
-
-    def open(self) -> Call:
-        return self.call
 
     def call(self, unit: Number) -> Generator[int, None, int]:
         marker = Path(self.folder, "broken")
@@ -141,19 +120,9 @@ class BreakOnce:
         return os.getpid()
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or read
-        return False
-
-
 @dataclass(frozen=True)
-class Visible:
+class Visible(Work):
     """Result: what CUDA_VISIBLE_DEVICES is."""
-
-    def open(self) -> Call:
-        return self.call
 
     def call(self, _unit: Number) -> Generator[str | None, None, str | None]:
         time.sleep(0.2)
@@ -162,11 +131,8 @@ class Visible:
 
 
 @dataclass(frozen=True)
-class Shared:
+class Shared(Work):
     """Result: the cores that go with one GPU of the node."""
-
-    def open(self) -> Call:
-        return self.call
 
     def call(self, _unit: Number) -> Generator[float, None, float]:
         from wdsprep.runners.ray.cluster import node_share
@@ -260,13 +226,10 @@ def temporary(path: Path) -> Generator[None, None, None]:
 
 
 @dataclass(frozen=True)
-class Slow:
+class Slow(Work):
     """Finishes after `folder/go` is there; says first where it runs."""
 
     folder: str
-
-    def open(self) -> Call:
-        return self.call
 
     def call(self, unit: Number) -> Generator[str, None, int]:
         import ray
@@ -336,11 +299,8 @@ class Deaf:
 
 
 @dataclass(frozen=True)
-class Deafened:
+class Deafened(Work):
     """A unit goes on for a minute after such a signal."""
-
-    def open(self) -> Call:
-        return self.call
 
     def call(self, unit: Number) -> Generator[int, None, int]:
         Deaf()
@@ -351,11 +311,8 @@ class Deafened:
 
 
 @dataclass(frozen=True)
-class Multiplies:
+class Multiplies(Work):
     """Result: how many threads more there are after a product of NumPy."""
-
-    def open(self) -> Call:
-        return self.call
 
     def call(self, _unit: Number) -> Generator[int, None, int]:
         before = len(os.listdir("/proc/self/task"))
@@ -404,13 +361,10 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Asleep:
+class Asleep(Work):
     """Each unit takes its time, and no processor."""
 
     unit_s: float
-
-    def open(self) -> Call:
-        return self.call
 
     def call(self, _unit: Number) -> Generator[int, None, int]:
         time.sleep(self.unit_s)

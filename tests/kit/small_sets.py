@@ -56,13 +56,6 @@ def run_in(home: Path, *words: str) -> None:
         assert main([*words]) == 0, words
 
 
-def copied_fixture(home: Path) -> Path:
-    """A copy of the fixture in which all files have their date, which git does not keep."""
-    shutil.copytree(FIXTURE, home)
-    date(home)
-    return home
-
-
 def write_fixture() -> None:
     """Write pictures, their shards and latents, and the state of a loader with what comes next."""
     shutil.rmtree(FIXTURE, ignore_errors=True)

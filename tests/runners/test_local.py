@@ -67,7 +67,7 @@ def test_a_step_that_takes_long_is_interrupted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_unit_that_ends_its_thread_by_whatever_means_is_heard_of(count: int) -> None:
-    work = Square(interrupts=frozenset({0}))
+    work = Square({0: "interrupts"})
     _, finished, (quarantined,) = run("local", work, numbers(4), units_per_worker=count)
     assert len(finished) == 3
     assert quarantined.reason == "KeyboardInterrupt"

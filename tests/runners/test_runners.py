@@ -62,7 +62,7 @@ def test_units_whose_worker_was_killed_are_done_by_another(kind: str, tmp_path: 
 def test_a_unit_that_always_kills_its_worker_is_quarantined_and_the_rest_finished(
     kind: str,
 ) -> None:
-    _, finished, (quarantined,) = run(kind, Square(kills=frozenset({2})), numbers(6))
+    _, finished, (quarantined,) = run(kind, Square({2: "kills"}), numbers(6))
     assert sorted(e.unit.value for e in finished) == [0, 1, 3, 4, 5]
     assert (quarantined.unit, quarantined.attempts) == (Number(2), 3)
     expected = {
@@ -75,15 +75,15 @@ def test_a_unit_that_always_kills_its_worker_is_quarantined_and_the_rest_finishe
 def test_units_that_fail_are_quarantined_each_for_its_reason_and_their_worker_lives_on(
     kind: str,
 ) -> None:
-    one = {n: frozenset({number}) for number, n in enumerate(("unpicklable", "raises", "despairs"))}
+    work = Square({0: "unpicklable", 1: "raises", 2: "despairs"})
     options = {"workers": 1, "units_per_worker": 3}
-    steps, finished, quarantined = run(kind, Square(**one), numbers(6), **options)
+    steps, finished, quarantined = run(kind, work, numbers(6), **options)
     assert [e.unit.value for e in finished] == [3, 4, 5]
     assert len({e.result[1] for e in finished}) == 1
     failed = sorted(quarantined, key=lambda event: event.unit.value)
     assert [(e.unit.value, e.attempts) for e in failed] == [(0, 3), (1, 3), (2, 1)]
     assert "lock" in failed[0].reason
-    assert failed[1].reason == "ValueError: no square for 1"
+    assert failed[1].reason == "ValueError: no square for this"
     assert "runner_work.py" in failed[1].trace
     assert failed[2].reason == "shard 256/000003.tar is truncated"
     assert [s.value for s in steps if s.unit.value == 1] == [0, 1, 2] * 3
@@ -91,7 +91,7 @@ def test_units_that_fail_are_quarantined_each_for_its_reason_and_their_worker_li
 
 def test_our_own_error_stops_the_run_and_comes_out_as_it_is(kind: str) -> None:
     with pytest.raises(FullError, match=r"^the disk is full: make room and run again$") as caught:
-        run(kind, Square(fills=frozenset({3})), numbers(1_000))
+        run(kind, Square({3: "fills"}), numbers(1_000))
     assert "runner_work.py" in str(caught.value.__cause__)
 
 

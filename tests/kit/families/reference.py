@@ -9,7 +9,7 @@ where a family has none, the inverse of how its pipeline makes latents ready for
 import ast
 import inspect
 import textwrap
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,36 +89,20 @@ class _Vae:
         return SimpleNamespace(latent_dist=given)
 
 
-def _sd(vae: _Vae, image: Tensor) -> Tensor:
-    return _prepared(diffusers.StableDiffusionImg2ImgPipeline, vae, image)
-
-
-def _sdxl(vae: _Vae, image: Tensor) -> Tensor:
-    return _prepared(diffusers.StableDiffusionXLImg2ImgPipeline, vae, image, add_noise=False)
-
-
-def _sd3(vae: _Vae, image: Tensor) -> Tensor:
-    return _prepared(diffusers.StableDiffusion3Img2ImgPipeline, vae, image)
-
-
-def _prepared(kind: Any, vae: _Vae, image: Tensor, **more: Any) -> Tensor:
-    """By the pipeline's `prepare_latents`, with a scheduler that adds no noise."""
+def _prepared(name: str, vae: _Vae, image: Tensor, **more: Any) -> Tensor:
+    """By `prepare_latents` of a pipeline, with a scheduler that adds no noise."""
     scheduler = SimpleNamespace(
         add_noise=lambda latents, *_: latents, scale_noise=lambda latents, *_: latents
     )
     own = SimpleNamespace(vae=vae, scheduler=scheduler)
-    cpu = torch.device("cpu")
+    kind, cpu = getattr(diffusers, f"{name}Img2ImgPipeline"), torch.device("cpu")
     return kind.prepare_latents(own, image, None, 1, 1, torch.float32, cpu, **more)
 
 
-def _flux(vae: _Vae, image: Tensor) -> Tensor:
-    own = SimpleNamespace(vae=vae)
-    return diffusers.FluxImg2ImgPipeline._encode_vae_image(own, image, None)
-
-
-def _chroma(vae: _Vae, image: Tensor) -> Tensor:
-    own = SimpleNamespace(vae=vae)
-    return diffusers.ChromaImg2ImgPipeline._encode_vae_image(own, image, None)
+def _encoded_by(name: str, vae: _Vae, image: Tensor) -> Tensor:
+    """By `_encode_vae_image` of a pipeline, which takes nothing else of it than its VAE."""
+    kind = getattr(diffusers, f"{name}Img2ImgPipeline")
+    return kind._encode_vae_image(SimpleNamespace(vae=vae), image, None)
 
 
 def _z_image(vae: _Vae, image: Tensor) -> Tensor:
@@ -132,8 +116,7 @@ def _z_image(vae: _Vae, image: Tensor) -> Tensor:
 
 
 def _qwen(vae: _Vae, image: Tensor) -> Tensor:
-    own = SimpleNamespace(vae=vae)
-    return diffusers.QwenImageImg2ImgPipeline._encode_vae_image(own, image[:, :, None], None)
+    return _encoded_by("QwenImage", vae, image[:, :, None])
 
 
 def _qwen_21(vae: _Vae, image: Tensor) -> Tensor:
@@ -164,10 +147,12 @@ def _scaled(vae: _Vae, image: Tensor) -> Tensor:
     return vae.encode(image).latent_dist.mode() * vae.config.scaling_factor
 
 
+_flux = partial(_encoded_by, "Flux")
+_sdxl = partial(_prepared, "StableDiffusionXL", add_noise=False)
 WAYS = {
-    "StableDiffusion": _sd,
+    "StableDiffusion": partial(_prepared, "StableDiffusion"),
     "StableDiffusionXL": _sdxl,
-    "StableDiffusion3": _sd3,
+    "StableDiffusion3": partial(_prepared, "StableDiffusion3"),
     "Flux": _flux,
     "PixArtAlpha": _scaled,
     "PixArtSigma": _scaled,
@@ -177,7 +162,7 @@ WAYS = {
     "QwenImage21": _qwen_21,
     "ZImage": _z_image,
     "AuraFlow": _scaled,
-    "Chroma": _chroma,
+    "Chroma": partial(_encoded_by, "Chroma"),
     "Kolors": _sdxl,
     "HiDreamImage": _flux,
     "Flux2Klein": _flux2,
