@@ -135,12 +135,12 @@ def counted(
 
 def read_all(store: S3Store, proxy: FaultProxy) -> list[bool]:
     """Of each read, whether it went by a signed URL."""
-    before, buffer = len(proxy.requests), bytearray(3)
+    before, buffer = len(proxy.seen), bytearray(3)
     for start in range(6):
         assert store.read("f", start=start, nbytes=2) == b"0123456789"[start : start + 2]
     assert store.read_into("f", memoryview(buffer), start=4) == 3
     assert buffer == b"456"
-    return ["X-Amz-Signature" in path for _, path in proxy.requests[before:]]
+    return ["X-Amz-Signature" in path for _, path in proxy.seen[before:]]
 
 
 def test_boto3_and_urllib3_have_what_reads_take_from_them(

@@ -10,20 +10,22 @@ import json
 import random
 import re
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 import wdsprep
 from tests.kit.encodes import in_this_process
-from tests.kit.faultproxy import FaultProxy, Handler
+from tests.kit.faultproxy import Fault, FaultProxy, Headers
 from tests.kit.packs import jpeg, pack, packing_here, upload, write_files
 from tests.kit.s3 import S3Server, create_bucket, set_s3_env
 from tests.kit.small_sets import ENCODE, MODEL, PACK, date, run_in, write_pictures
+from tests.kit.webserver import Connection, Request
 from wdsprep.cli import main
 from wdsprep.tables.stored_tables import WHOLE_NBYTES
 
@@ -107,20 +109,33 @@ MOST: dict[str, str] = {
 """The most that each may ask, where all receipts are as young as their manifest."""
 
 
-class Counting(Handler):
+class Counting(FaultProxy):
     """Tells the kind of each request, and how much of an object its answer has."""
 
-    counts: Counter[str]
+    def __init__(self, url: str) -> None:
+        super().__init__(url, lambda *_: None)
+        self._lock, self._counts = threading.Lock(), Counter[str]()
 
     def answer(
-        self, status: int, headers: list[tuple[str, str]], body: bytes, fault: Any = None
+        self,
+        connection: Connection,
+        request: Request,
+        status: int,
+        headers: Headers,
+        body: bytes,
+        fault: Fault | None = None,
     ) -> None:
-        kind = kind_of(self.command, self.path, "Range" in self.headers)
-        with self.server.lock:
-            self.counts[kind] += 1
-            if self.command == "GET" and kind != "list" and status < 300:
-                self.counts["bytes"] += len(body)
-        super().answer(status, headers, body, fault)
+        kind = kind_of(request.method, request.path, "Range" in request.headers)
+        with self._lock:
+            self._counts[kind] += 1
+            if request.method == "GET" and kind != "list" and status < 300:
+                self._counts["bytes"] += len(body)
+        super().answer(connection, request, status, headers, body, fault)
+
+    def taken(self) -> "Counter[str]":
+        """What was asked since this was last called."""
+        found, self._counts = self._counts, Counter()
+        return found
 
 
 def kind_of(method: str, path: str, is_range: bool) -> str:
@@ -132,16 +147,11 @@ def kind_of(method: str, path: str, is_range: bool) -> str:
     return method.lower()
 
 
-class Counted:
-    """What was asked since the last `taken`."""
+class Counted(NamedTuple):
+    """A bucket behind a proxy."""
 
-    def __init__(self, counts: "Counter[str]", url: str) -> None:
-        self._counts, self.url = counts, url
-
-    def taken(self) -> "Counter[str]":
-        found = Counter(self._counts)
-        self._counts.clear()
-        return found
+    proxy: Counting
+    url: str
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +159,6 @@ def bucket_in_front(
     s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Counted]:
     """A bucket with what the commands begin with, behind a proxy that counts."""
-    counts: Counter[str] = Counter()
-    handler = type("Counts", (Counting,), {"counts": counts})
     home = tmp_path_factory.mktemp("made")
     make_datasets(home)
     with pytest.MonkeyPatch.context() as patch:
@@ -158,10 +166,10 @@ def bucket_in_front(
         bucket = create_bucket()
         for name in ("downloads", *UPLOADED):
             upload(home / name, f"s3://{bucket}/{name}")
-        with FaultProxy(s3_server.url, lambda *_: None, handler=handler) as proxy:
+        with Counting(s3_server.url) as proxy:
             patch.setenv("AWS_ENDPOINT_URL", proxy.url)
             patch.setenv("XDG_CACHE_HOME", str(home / "empty"))
-            yield Counted(counts, f"s3://{bucket}")
+            yield Counted(proxy, f"s3://{bucket}")
     shutil.rmtree(home)
 
 
@@ -185,14 +193,14 @@ def test_no_command_asks_more_of_s3_than_before(
     found: dict[str, str] = {}
     for name, (dataset, options) in LOADS.items():
         serve(bucket_in_front.url, dataset, tmp_path, **options)
-        found[name] = told(bucket_in_front.taken())
+        found[name] = told(bucket_in_front.proxy.taken())
     for name, words in COMMANDS.items():
         there = [
             word.replace("AT", bucket_in_front.url).replace("HERE", str(tmp_path)) for word in words
         ]
         with in_this_process(), packing_here():
             assert main(there) == 0, name
-        found[name] = told(bucket_in_front.taken())
+        found[name] = told(bucket_in_front.proxy.taken())
     (tmp_path / "requests.json").write_text(json.dumps(found, indent=1))
     assert found.keys() == MOST.keys()
     faults = [each for name in found for each in other(name, read(found[name]), read(MOST[name]))]
@@ -207,10 +215,10 @@ def ask_where(counted: Counted, root: Path, samples: int, a_shard: int, meta: st
         write_files(root / "in", files), root / "out", "--samples-per-shard", f"{a_shard}"
     )
     upload(images, url := f"{counted.url}/{root.name}")
-    counted.taken()
+    counted.proxy.taken()
     found = wdsprep.inspect(url, where="width >= 64", limit=0)
     assert found.facts["matching"] == samples
-    return told(counted.taken())
+    return told(counted.proxy.taken())
 
 
 def noise(seed: int) -> str:

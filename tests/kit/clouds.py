@@ -26,9 +26,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.kit.faultproxy import Fault, FaultProxy, Handler, Rule
+from tests.kit.faultproxy import Fault, FaultProxy, Headers, Rule
 from tests.kit.paths import ROOT
 from tests.kit.s3 import s3_client
+from tests.kit.webserver import Connection, Request
 
 AZURITE = ROOT / ".venv/azurite/node_modules/azurite/dist/src/blob/main.js"
 ACCOUNT = "devstoreaccount1"
@@ -105,35 +106,42 @@ def _make_container(url: str, name: str) -> None:
         assert connection.getresponse().status == 201
 
 
-class GcsHandler(Handler):
+class GcsProxy(FaultProxy):
     """Requests of GCS's XML protocol as ones of S3's, and answers the other way."""
 
-    def ask(self, upstream: http.client.HTTPConnection, body: bytes) -> http.client.HTTPResponse:
-        del self.headers["Authorization"]  # anybody may read and write the bucket
-        if self.headers.get("x-goog-if-generation-match") == "0":
-            self.headers["If-None-Match"] = "*"
-        for name, value in list(self.headers.items()):
+    def ask(
+        self, upstream: http.client.HTTPConnection, request: Request
+    ) -> http.client.HTTPResponse:
+        headers = request.headers
+        del headers["Authorization"]  # anybody may read and write the bucket
+        if headers.get("x-goog-if-generation-match") == "0":
+            headers["If-None-Match"] = "*"
+        for name, value in headers.items():
             if name.lower().startswith("x-goog-"):
-                del self.headers[name]
+                del headers[name]
                 if name.lower().startswith("x-goog-meta-"):
-                    self.headers[f"x-amz-meta-{name[12:]}"] = value
-        return super().ask(upstream, body)
+                    headers[f"x-amz-meta-{name[12:]}"] = value
+        return super().ask(upstream, request)
 
     def answer(
-        self, status: int, headers: list[tuple[str, str]], body: bytes, fault: Fault | None = None
+        self,
+        connection: Connection,
+        request: Request,
+        status: int,
+        headers: Headers,
+        body: bytes,
+        fault: Fault | None = None,
     ) -> None:
         said = [(name.lower().replace("x-amz-", "x-goog-"), value) for name, value in headers]
         if status in (200, 206):
             said.append(("x-goog-generation", "1"))
-        if self.command == "HEAD":  # `answer` looks for the length by its usual name
-            said = [("Content-Length" if n == "content-length" else n, v) for n, v in said]
-        super().answer(status, said, body, fault)
+        super().answer(connection, request, status, said, body, fault)
 
 
 @contextlib.contextmanager
 def gcs_before(s3_url: str, folder: Path, patch: pytest.MonkeyPatch, rule: Rule) -> Iterator[Any]:
     """A server of GCS, and an environment that names it."""
-    with FaultProxy(s3_url, rule, handler=GcsHandler) as proxy:
+    with GcsProxy(s3_url, rule) as proxy:
         account = {"gcs_base_url": proxy.url, "disable_oauth": True}
         account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
         (folder / "gcs.json").write_text(json.dumps(account))

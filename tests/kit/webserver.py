@@ -9,13 +9,16 @@ end, so a behaviour that waits must wait in `Connection.rest` or on its socket.
 """
 
 import contextlib
+import http.client
+import io
 import socket
 import ssl
 import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from email.message import Message
 from pathlib import Path
 from types import TracebackType
 
@@ -26,10 +29,13 @@ TLS_HELLO = b"\x16\x03"
 @dataclass(frozen=True, slots=True)
 class Request:
     path: str
-    headers: Mapping[str, str]
-    """by their names in lower case"""
+    headers: Message
     method: str = "GET"
     body: bytes = b""
+
+    @property
+    def is_chunked(self) -> bool:
+        return "chunked" in self.headers.get("transfer-encoding", "").lower()
 
 
 class Connection:
@@ -64,18 +70,43 @@ class Connection:
             if self._rest.startswith(TLS_HELLO):
                 self.send(response(400))
                 return None
-        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
-        first, *lines = head.decode("latin-1").split("\r\n")
-        pairs = (line.partition(":") for line in lines)
-        headers = {name.lower(): value.strip() for name, _, value in pairs}
-        method, path, *_ = first.split(" ")
-        nbytes = int(headers.get("content-length", 0))
-        while len(self._rest) < nbytes:
-            if not (more := self.socket.recv(1 << 16)):
-                return None
-            self._rest += more
-        body, self._rest = self._rest[:nbytes], self._rest[nbytes:]
-        return Request(path, headers, method, body)
+        first, _, rest = self._rest.partition(b"\r\n")
+        head, _, self._rest = rest.partition(b"\r\n\r\n")
+        headers = http.client.parse_headers(io.BytesIO(head + b"\r\n\r\n"))
+        method, path, *_ = first.decode("latin-1").split(" ")
+        if headers.get("expect", "").lower() == "100-continue":
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request = Request(path, headers, method)
+        if not request.is_chunked:
+            return replace(request, body=self._take(int(headers.get("content-length", 0))))
+        chunks = []
+        while size := int(self._line().split(b";")[0], 16):
+            chunks.append(self._take(size))
+            self._line()
+        while self._line():
+            pass  # trailers of the transfer encoding; S3's own are inside the body
+        return replace(request, body=b"".join(chunks))
+
+    def _take(self, nbytes: int) -> bytes:
+        """So many bytes of a body."""
+        pieces, there = [self._rest], len(self._rest)
+        while there < nbytes:
+            pieces.append(self._more())
+            there += len(pieces[-1])
+        self._rest = b"".join(pieces)
+        taken, self._rest = self._rest[:nbytes], self._rest[nbytes:]
+        return taken
+
+    def _line(self) -> bytes:
+        while b"\r\n" not in self._rest:
+            self._rest += self._more()
+        line, _, self._rest = self._rest.partition(b"\r\n")
+        return line
+
+    def _more(self) -> bytes:
+        if not (data := self.socket.recv(1 << 16)):
+            raise ConnectionAbortedError("the client closed within its request's body")
+        return data
 
 
 Behaviour = Callable[[Connection, Request], bool]

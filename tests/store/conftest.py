@@ -20,8 +20,10 @@ def through(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -
     """Opens a store on S3 whose requests meet what a rule says."""
 
     @contextmanager
-    def opened_through(rule: Rule, **options: Any) -> Iterator[tuple[FaultProxy, S3Store]]:
-        with FaultProxy(s3_server.url, rule, **options) as proxy, monkeypatch.context() as patch:
+    def opened_through(
+        rule: Rule, kind: type[FaultProxy] = FaultProxy, **options: Any
+    ) -> Iterator[tuple[FaultProxy, S3Store]]:
+        with kind(s3_server.url, rule, **options) as proxy, monkeypatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL", proxy.url)
             with opened(f"s3://{bucket}/data") as store:
                 yield proxy, store

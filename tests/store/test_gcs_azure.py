@@ -57,7 +57,7 @@ def test_a_large_file_goes_up_in_parts_and_shows_when_it_is_whole(
             assert names(store) == []
         assert store.read("big.tar") == BIG
         assert store.read("big.tar", start=6 * MIB, nbytes=100) == BIG[6 * MIB :][:100]
-        assert len([path for _, path in proxy.requests if "partNumber=" in path]) == 5
+        assert len([path for _, path in proxy.seen if "partNumber=" in path]) == 5
         with pytest.raises(ZeroDivisionError):
             give_up(store)
         assert names(store) == ["big.tar"]

@@ -25,7 +25,7 @@ from wdsprep.store.s3.uploads import WRITER
 
 
 def signed(proxy: FaultProxy) -> list[str]:
-    return [path for _, path in proxy.requests if "X-Amz-Signature" in path]
+    return [path for _, path in proxy.seen if "X-Amz-Signature" in path]
 
 
 def test_one_signature_serves_all_ranges_of_an_object(through: Through) -> None:
@@ -58,7 +58,7 @@ def test_memory_is_filled_again_where_the_network_failed(
     with through(first(2, fault)) as (proxy, store):
         assert store.read_into("big", memoryview(buffer), start=5) == MIB
         assert buffer == BIG[5 : MIB + 5]
-        assert len(signed(proxy)) == len(proxy.requests) == 3
+        assert len(signed(proxy)) == len(proxy.seen) == 3
 
 
 @pytest.mark.parametrize("status", [200, 301, 307, 400, 403])
@@ -72,7 +72,7 @@ def test_what_refuses_a_url_is_asked_as_boto3_asks(
         assert store.read_into("f", memoryview(buffer), start=2) == 4
         assert buffer == b"2345"
         assert store.read("f", start=1, nbytes=2) == b"12"
-        assert [("X-Amz-Signature" in path) for _, path in proxy.requests] == [True, False, True]
+        assert [("X-Amz-Signature" in path) for _, path in proxy.seen] == [True, False, True]
 
 
 def test_urls_are_given_up_with_a_warning_where_all_are_refused(
@@ -116,7 +116,7 @@ def test_a_wrong_range_is_never_taken_for_the_bytes(through: Through, kind: str,
             with pytest.raises(StoreError) as caught:
                 act()
             assert one_line(caught.value, "when asked for bytes=2-5, so it or a proxy", "proxy")
-        assert len(proxy.requests) <= 1 + 2 * 2  # a server that ignores ranges will do so again
+        assert len(proxy.seen) <= 1 + 2 * 2  # a server that ignores ranges will do so again
 
 
 def test_a_range_that_is_the_whole_file_may_come_as_one(through: Through) -> None:
@@ -124,7 +124,7 @@ def test_a_range_that_is_the_whole_file_may_come_as_one(through: Through) -> Non
         write_bytes(store, "f", TEN)
         for _ in range(3):
             assert {store.read("f", nbytes=nbytes) for nbytes in (None, 10, 11)} == {TEN}
-        assert len(signed(proxy)) == len(proxy.requests) - 1
+        assert len(signed(proxy)) == len(proxy.seen) - 1
 
 
 def test_answers_in_chunks_cost_no_time(through: Through) -> None:
@@ -141,7 +141,7 @@ def test_answers_in_chunks_cost_no_time(through: Through) -> None:
         with pytest.raises(NotFoundError):
             store.read("none")
         assert [entry.name for entry in store.list()] == ["empty", "f"]
-        assert len(proxy.requests) <= 11
+        assert len(proxy.seen) <= 11
     assert time.monotonic() - began < 5
 
 

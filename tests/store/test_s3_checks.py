@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.faultproxy import CRC, Bend, Fault, Handler, Status
+from tests.kit.faultproxy import CRC, Bend, Fault, FaultProxy, Status
 from tests.kit.stores import BIG, one_line, uploads
 from tests.kit.webserver import Authority
 from tests.store.conftest import Through
@@ -138,7 +138,7 @@ def test_a_part_whose_crc_32_does_not_come_back_any_more_goes_again_with_its_md5
     assert sent == [(1, True), (2, False), (3, False), (3, True), (4, True)]
 
 
-class Forgetful(Handler):
+class Forgetful(FaultProxy):
     """Gives no CRC-32 back."""
 
     given_back = ("x-amz-checksum-algorithm",)
@@ -149,7 +149,7 @@ def test_a_server_that_does_not_give_crc_32_back_gets_md5_for_ever(
     through: Through, kind: dict[str, Any]
 ) -> None:
     heads = Heads()
-    options = {**kind, "knows_crc": True, "handler": Forgetful}
+    options = {**kind, "knows_crc": True, "kind": Forgetful}
     with through(heads, **options) as (_, store):
         for _ in range(2):
             write_bytes(store, "big", BIG)

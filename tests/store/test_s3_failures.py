@@ -51,7 +51,7 @@ def test_every_operation_outlives(through: Through, bucket: str, fault: Fault) -
         store.delete("small")
         store.sweep(lambda _name: True)
         assert [e.name for e in store.list()] == ["big", "once"]
-        lost = [key for key in set(proxy.requests) if seen[key] < 3]
+        lost = [key for key in set(proxy.seen) if seen[key] < 3]
         assert lost == [] or isinstance(fault, Delay | DelayBody | DropAfter)
     assert uploads(bucket) == []
 
@@ -68,11 +68,11 @@ def test_fault_without_end_is_one_clear_line_after_eight_attempts(
             lambda: store.delete("f"),
             store.sweep,
         ):
-            before = len(proxy.requests)
+            before = len(proxy.seen)
             with pytest.raises(StoreError) as caught:
                 act()
             assert one_line(caught.value, store.url)
-            assert len(proxy.requests) == before + ATTEMPTS
+            assert len(proxy.seen) == before + ATTEMPTS
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
@@ -80,7 +80,7 @@ def test_lost_answer_of_a_write_is_success(through: Through, exclusive: bool) ->
     rule = first(1, DropAfter(), "PUT")
     with through(rule) as (proxy, store):
         write_bytes(store, "f", b"mine", exclusive=exclusive)
-        assert len([1 for method, _ in proxy.requests if method == "PUT"]) == 2
+        assert len([1 for method, _ in proxy.seen if method == "PUT"]) == 2
         assert store.read("f") == b"mine"
         with pytest.raises(ExistsError):
             write_bytes(store, "f", b"mine", exclusive=True)
@@ -136,7 +136,7 @@ def test_upload_outlives_an_answer_that_breaks_off(through: Through, part: str, 
     with through(rule) as (proxy, store):
         write_bytes(store, "big", BIG)
         assert store.read("big") == BIG
-        assert len([1 for method, path in proxy.requests if method == "POST"]) == 3
+        assert len([1 for method, path in proxy.seen if method == "POST"]) == 3
 
 
 @pytest.mark.parametrize("kept", [0, 1, 999])
@@ -148,7 +148,7 @@ def test_body_that_always_breaks_off_is_never_short_data(
         with pytest.raises(ShortReadError) as caught:
             store.read("f")
         assert one_line(caught.value, f"{store.url}/f", "broke off", "check the network")
-        assert len(proxy.requests) == ATTEMPTS
+        assert len(proxy.seen) == ATTEMPTS
         with pytest.raises(ShortReadError):
             Chunks(store, "f").as_stream().read()
         if kept < 300:

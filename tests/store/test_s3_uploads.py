@@ -71,7 +71,7 @@ def test_part_that_fails_for_good_aborts_the_upload(through: Through, bucket: st
         with pytest.raises(StoreError) as caught:
             write_bytes(store, "big", BIG)
         assert one_line(caught.value, f"{store.url}/big", "500 InternalError", "try later")
-        assert len([path for _, path in proxy.requests if "partNumber=2" in path]) == ATTEMPTS
+        assert len([path for _, path in proxy.seen if "partNumber=2" in path]) == ATTEMPTS
         assert uploads(bucket) == []
         assert list(store.list()) == []
 
