@@ -35,11 +35,12 @@ QWEN_21 = pytest.param(
 )
 EDIT = pytest.param("QwenImageEdit", marks=pytest.mark.system)
 PLUS = pytest.param("QwenImageEditPlus", marks=pytest.mark.system)
+KONTEXT = pytest.param("FluxKontext", marks=pytest.mark.system)  # images of a million pixels
 KANDINSKY = pytest.param("Kandinsky5I2I", marks=pytest.mark.system)
 LONGCAT = pytest.param("LongCatImageEdit", marks=pytest.mark.system)
 OF_PICTURES = (EDIT, QWEN_21, KANDINSKY, LONGCAT)
 """Families whose text depends on references, but for that of the quick half."""
-FAMILIES = pytest.mark.parametrize("name", ["FluxKontext", "Flux2Klein", PLUS, *OF_PICTURES])
+FAMILIES = pytest.mark.parametrize("name", [KONTEXT, "Flux2Klein", PLUS, *OF_PICTURES])
 CAPTION = "a red house by the sea"
 
 Family = Callable[[str], Path]

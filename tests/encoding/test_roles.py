@@ -228,7 +228,7 @@ def test_a_control_image_is_kept_as_the_pixels_of_the_crop(pairs: Path, tmp_path
         ("tiny", {"role_size": ("source=nearest:16,2",), "shapes": [(64, 64), (80, 48)]}),
         ("tiny", {"roles": "source,mask"}),
         ("tiny", {"latents": "moments", "role_size": ("source=pixels", "mask=full")}),
-        ("FluxKontext", {}),
+        pytest.param("FluxKontext", {}, marks=pytest.mark.system),  # of a million pixels each
         ("Flux2Klein", {}),
     ],
 )
@@ -446,7 +446,7 @@ def as_floats(array: Any) -> torch.Tensor:
     return (tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor).float()
 
 
-@pytest.mark.parametrize("name", ["FluxKontext", "Flux2Klein", "QwenImageEditPlus", *OF_PICTURES])
+@pytest.mark.parametrize("name", [KONTEXT, "Flux2Klein", "QwenImageEditPlus", *OF_PICTURES])
 def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
     name: str, family: Family, tmp_path: Path
 ) -> None:
