@@ -18,7 +18,8 @@ import pytest
 from blake3 import blake3
 
 from tests.kit.hub import Hub, set_constants
-from tests.kit.model_files import VAE, flux_files, lay_out, sd_files
+from tests.kit.model_files import VAE, flux_files, sd_files
+from tests.kit.packs import write_files
 from tests.kit.runs import wait_until
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.sealed_json import hex_digest
@@ -59,14 +60,14 @@ def test_tiny_is_in_the_package_and_says_what_it_is() -> None:
 
 
 def test_a_folder_is_a_model(tmp_path: Path) -> None:
-    model = find_model(str(lay_out(tmp_path, sd_files())), text="emb")
+    model = find_model(str(write_files(tmp_path, sd_files())), text="emb")
     assert (model.folder, model.revision, model.vae, model.note) == (str(tmp_path), "", "vae", "")
     assert (model.channels, model.factor, model.scale, model.shift) == (4, 8, 0.18215, 0.0)
     assert not any(".fp16." in name or "unet" in name or ".bin" in name for name in model.files)
 
 
 def test_the_digest_is_that_of_the_files_used(tmp_path: Path) -> None:
-    folder = lay_out(tmp_path, sd_files())
+    folder = write_files(tmp_path, sd_files())
     model = find_model(str(folder), text="emb")
     lines = [
         f"{blake3((folder / name).read_bytes()).hexdigest()}  {name}\n"
@@ -89,7 +90,7 @@ def test_configs_decide_shapes_and_scales(tmp_path: Path) -> None:
         "force_upcast": True,
     }
     weights = {"diffusion_pytorch_model.safetensors": b"weights"}
-    bare = lay_out(tmp_path, {"config.json": json.dumps(flux).encode(), **weights})
+    bare = write_files(tmp_path, {"config.json": json.dumps(flux).encode(), **weights})
     model = find_model(str(bare), text="none")
     assert (model.vae, model.channels, model.scale, model.shift) == ("", 16, 0.3611, 0.1159)
     assert not model.fits_fp16
@@ -102,7 +103,7 @@ def test_configs_decide_shapes_and_scales(tmp_path: Path) -> None:
 def test_a_resolution_has_to_fit_the_vae_and_what_a_transformer_cuts_into_tokens(
     tmp_path: Path,
 ) -> None:
-    flux = find_model(str(lay_out(tmp_path, flux_files())), text="none")
+    flux = find_model(str(write_files(tmp_path, flux_files())), text="none")
     wrong = {0: "8", 260: "256 or 264"}, {5: "16", 264: "256 or 272"}
     for model, part, said in zip(
         (find_model("tiny", text="none"), flux), ("VAE", "transformer"), wrong, strict=True
@@ -118,7 +119,7 @@ def test_a_resolution_has_to_fit_the_vae_and_what_a_transformer_cuts_into_tokens
 
 
 def test_a_pipeline_is_its_text_parts_and_its_vae(tmp_path: Path) -> None:
-    model = find_model(str(lay_out(tmp_path, flux_files(is_distilled=True))), text="emb")
+    model = find_model(str(write_files(tmp_path, flux_files(is_distilled=True))), text="emb")
     assert model.pipeline_kind == "FluxPipeline"
     assert model.arguments == {"is_distilled": True}
     assert [(part.name, part.kind, part.has_weights) for part in model.components] == [
@@ -142,7 +143,7 @@ def test_a_pipeline_is_its_text_parts_and_its_vae(tmp_path: Path) -> None:
 
 
 def test_tokens_need_no_weights_of_towers_and_images_no_text_at_all(tmp_path: Path) -> None:
-    folder = lay_out(tmp_path, flux_files())
+    folder = write_files(tmp_path, flux_files())
     tokens, none = (find_model(str(folder), text=text) for text in ("tokens", "none"))
     assert {name for name in tokens.files if name.endswith(".safetensors")} == {
         "vae/diffusion_pytorch_model.safetensors"
@@ -172,7 +173,7 @@ def safetensors(**tensors: tuple[str, bytes]) -> bytes:
 def bare(folder: Path, config: dict[str, Any], weights: bytes = b"weights") -> Model:
     files = {"config.json": json.dumps(config).encode()}
     files["diffusion_pytorch_model.safetensors"] = weights
-    return find_model(str(lay_out(folder, files)), text="none")
+    return find_model(str(write_files(folder, files)), text="none")
 
 
 def test_means_and_deviations_are_one_number_for_each_channel(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_a_scale_beside_deviations_counts_where_there_is_a_unet(
     index = {"_class_name": "SomePipeline", denoiser: ["diffusers", "Denoiser"]}
     files = {**sd_files(), "vae/config.json": json.dumps(vae).encode()}
     files["model_index.json"] = json.dumps(index).encode()
-    model = find_model(str(lay_out(tmp_path, files)), text="none")
+    model = find_model(str(write_files(tmp_path, files)), text="none")
     assert (model.scale, model.shift) == ((scale,) * 4, (1.0,) * 4)
 
 
@@ -261,7 +262,7 @@ def test_a_misspelt_model_is_told_what_may_be_meant(
 
 
 def test_a_worker_checks_that_it_has_the_drivers_weights(tmp_path: Path) -> None:
-    folder = lay_out(tmp_path, sd_files())
+    folder = write_files(tmp_path, sd_files())
     model = find_model(str(folder), text="emb")
     assert check_weights(model) == model
     (folder / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"others")
@@ -306,11 +307,11 @@ def put_in_cache(cache: Path, files: dict[str, bytes], commit: str = COMMIT) -> 
     snapshot = root / "snapshots" / commit
     for name, data in files.items():
         blob = root / "blobs" / hashlib.sha256(data).hexdigest()
-        lay_out(blob.parent, {blob.name: data})
+        write_files(blob.parent, {blob.name: data})
         link = snapshot / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(blob, link.parent))
-    lay_out(root / "refs", {"main": commit.encode()})
+    write_files(root / "refs", {"main": commit.encode()})
     return snapshot
 
 

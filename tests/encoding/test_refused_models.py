@@ -18,10 +18,10 @@ from tests.kit.model_files import (
     VAE,
     changed,
     flux_files,
-    lay_out,
     sd_files,
     with_changes,
 )
+from tests.kit.packs import write_files
 from wdsprep.encoding.models.config_files import MOST, MOST_LAYERS, MOST_WIDTH
 from wdsprep.encoding.models.encode_prompt import explain_pipeline_errors
 from wdsprep.encoding.models.find_model import find_model
@@ -184,7 +184,7 @@ def test_a_model_that_will_not_do_is_named_in_one_line(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.json").write_text("{}")  # which one of them names from within
-    folder = lay_out(tmp_path / "model", with_changes(files(), changes))
+    folder = write_files(tmp_path / "model", with_changes(files(), changes))
     with pytest.raises((UsageError, WorkError)) as caught:
         find_model(str(folder), text=text)
     assert said in str(caught.value)
@@ -198,7 +198,7 @@ def test_a_part_left_out_is_no_second_tower_and_kolors_has_its_classes_in_diffus
     tmp_path: Path,
 ) -> None:
     index = {**INDEX, "text_encoder_2": [None, None]}
-    folder = lay_out(tmp_path / "sd", with_changes(sd_files(), {"model_index.json": index}))
+    folder = write_files(tmp_path / "sd", with_changes(sd_files(), {"model_index.json": index}))
     assert find_model(str(folder), text="emb").components == ()
     kolors = {
         "_class_name": "KolorsPipeline",
@@ -207,7 +207,7 @@ def test_a_part_left_out_is_no_second_tower_and_kolors_has_its_classes_in_diffus
         "vae": ["diffusers", "AutoencoderKL"],
     }
     changes = {"model_index.json": kolors, "tokenizer/tokenizer_config.json": CODE}
-    folder = lay_out(tmp_path / "kolors", with_changes(flux_files(), changes))
+    folder = write_files(tmp_path / "kolors", with_changes(flux_files(), changes))
     assert find_model(str(folder), text="tokens").components
 
 
@@ -243,7 +243,7 @@ def test_what_hidream_leaves_out_is_told_with_the_commands_that_bring_it(
     }
     named = parts if is_named else {}
     hidream = {**FLUX_INDEX, "_class_name": "HiDreamImagePipeline", **named}
-    folder = lay_out(tmp_path, flux_files(hidream))
+    folder = write_files(tmp_path, flux_files(hidream))
     said = refusal(folder)
     assert "leaves out text_encoder_4 and tokenizer_4" in said
     assert "`hf download meta-llama/Llama-3.1-8B-Instruct" in said
@@ -252,7 +252,7 @@ def test_what_hidream_leaves_out_is_told_with_the_commands_that_bring_it(
         "text_encoder_4/model.safetensors": b"llama",
         "tokenizer_4/tokenizer.json": b"{}",
     }
-    model = find_model(str(lay_out(folder, llama)), text="emb")
+    model = find_model(str(write_files(folder, llama)), text="emb")
     assert [part.name for part in model.components][-2:] == [*parts]
     assert llama.keys() <= set(model.files)
 

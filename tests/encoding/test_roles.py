@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 import wdsprep
 from tests.encoding.test_references import (
     EDIT,
+    KONTEXT,
     OF_PICTURES,
     QWEN_21,
     SEVERAL,

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.kit.chaos import Job, Result, Stage, encode_job, faults_of, pack_job, photos, undisturbed
+from tests.kit.chaos import Job, Result, Stage, encode_job, faults_of, pack_job, undisturbed
 from tests.kit.chaos_faults import (
     full_object_stores,
     machine_dies,
@@ -28,6 +28,7 @@ from tests.kit.chaos_faults import (
     worker_dies,
     worker_hangs,
 )
+from tests.kit.encodes import pictures
 from tests.kit.packs import tree
 from tests.kit.paths import ROOT
 from wdsprep.errors import AccessError
@@ -62,7 +63,7 @@ def leaver(stage: Stage) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("images")
-    job = pack_job(photos(root / "in", SLICE * SLICES), per_shard=SLICE, pause_s=0)
+    job = pack_job(pictures(root / "in", range(SLICE * SLICES)), per_shard=SLICE, pause_s=0)
     undisturbed(job, root / "out")
     return root / "out"
 

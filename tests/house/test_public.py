@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import wdsprep
-from tests.kit.packs import jpeg, write_files
+from tests.kit.packs import jpeg, packing_here, write_files
 from wdsprep.cli import cli
 from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError, WdsprepError
@@ -89,7 +89,8 @@ def test_results_are_typed_and_nothing_has_to_listen(name: str) -> None:
 def test_a_repair_is_told_before_it_is_done(tmp_path: Path) -> None:
     write_files(tmp_path / "in", {f"{n}.jpg": jpeg(n) for n in range(6)})
     out = str(tmp_path / "out")
-    wdsprep.pack(str(tmp_path / "in"), out, buckets="32", workers=1)
+    with packing_here():
+        wdsprep.pack(str(tmp_path / "in"), out, buckets="32")
     (tar,) = Path(out).rglob("*.tar")
     tar.write_bytes(tar.read_bytes()[:-1024])
     told = wdsprep.repair(out)

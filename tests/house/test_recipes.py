@@ -17,8 +17,8 @@ import pytest
 import torch
 import yaml
 
-from tests.kit.chaos import photos
 from tests.kit.damaged import check
+from tests.kit.encodes import pictures
 from tests.kit.latent_sets import field, write_latents
 from tests.kit.packs import jpeg, manifest_of, pack, write_files
 from tests.kit.paths import EXAMPLES, LOADING_PAGE, blocks
@@ -143,7 +143,9 @@ def slurm(tmp_path: Path) -> dict[str, str]:
 def test_the_slurm_script_starts_ray_on_all_nodes_encodes_and_leaves_none_running(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:
-    images = pack(photos(tmp_path / "in", 12), tmp_path / "images", "--samples-per-shard", "6")
+    images = pack(
+        pictures(tmp_path / "in", range(12)), tmp_path / "images", "--samples-per-shard", "6"
+    )
     out = tmp_path / "latents"
     options = ["--resolution", "64", "--model", "tiny", "--device", "cpu", "--json"]
     done = subprocess.run(

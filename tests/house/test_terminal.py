@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
-from tests.kit.packs import BUCKETS, jpeg, manifest_of, tar_bytes, write_files
+from tests.kit.packs import BUCKETS, jpeg, manifest_of, packing_here, tar_bytes, write_files
 from tests.kit.paths import ROOT
 from tests.kit.sites import FAST
 from tests.kit.terminals import draw_at_once
@@ -61,7 +61,8 @@ class Said:
         self._capture = capture
 
     def by(self, *arguments: str | Path, code: int = 0) -> str:
-        found = main([str(word) for word in arguments])
+        with packing_here():
+            found = main([str(word) for word in arguments])
         both = b"\n".join(self._capture.readouterr()).decode()
         assert found == code, both
         assert not OF_CONTROL.search(both), both.encode("unicode_escape")

@@ -29,7 +29,7 @@ from tests.kit.clusters import LEAN_HEAD
 from tests.kit.damaged import check
 from tests.kit.encode_work import Making
 from tests.kit.encodes import in_this_process
-from tests.kit.packs import BUCKETS, jpeg, once, packing_here, tree, wait_gone, write_files
+from tests.kit.packs import BUCKETS, once, packing_here, tree, wait_gone
 from wdsprep.cli import main
 from wdsprep.encoding import encode as encoding
 from wdsprep.packing import pack
@@ -321,14 +321,6 @@ def undisturbed(job: Job, out: Path) -> dict[str, bytes]:
         stack.enter_context(patch.object(encoding, "make_encoder", Making()))
         assert main(job.command(str(out), workers=1)) == 0
     return tree(out)
-
-
-def photos(root: Path, count: int) -> Path:
-    files: dict[str, bytes | str] = {}
-    for number in range(count):
-        files[f"{number:05d}.jpg"] = jpeg(number, ((64, 80), (100, 90), (72, 64))[number % 3])
-        files[f"{number:05d}.txt"] = f"photo {number} of a noise"
-    return write_files(root, files)
 
 
 def pack_job(source: Path | str, *, per_shard: int, pause_s: float) -> Job:

@@ -15,7 +15,6 @@ A program of its own, so that their imports and warnings stay out of the tests. 
 import io
 import json
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from datasets import Array3D, Dataset, DatasetDict, Features, Image, Sequence, V
 from PIL import Image as Pictures
 from streaming import MDSWriter
 
-from tests.kit.packs import jpeg
+from tests.kit.latent_sets import npy
+from tests.kit.packs import jpeg, tar_bytes
 
 COUNT = 12
 MDS_KINDS = {
@@ -165,22 +165,13 @@ def saved(array: "np.ndarray[Any, Any]") -> bytes:
     return data.getvalue()
 
 
-def npy(array: "np.ndarray[Any, Any]") -> bytes:
-    data = io.BytesIO()
-    np.save(data, array)
-    return data.getvalue()
-
-
 def write_tars(out: Path, members: dict[str, dict[str, bytes]], tars: int = 2) -> None:
     out.mkdir(parents=True)
     keys = [*members]
     for number in range(tars):
-        with tarfile.open(out / f"shard_{number}.tar", "w") as tar:
-            for key in keys[number * len(keys) // tars : (number + 1) * len(keys) // tars]:
-                for name, data in members[key].items():
-                    info = tarfile.TarInfo(f"{key}.{name}")
-                    info.size = len(data)
-                    tar.addfile(info, io.BytesIO(data))
+        some = keys[number * len(keys) // tars : (number + 1) * len(keys) // tars]
+        named = ((f"{key}.{name}", data) for key in some for name, data in members[key].items())
+        (out / f"shard_{number}.tar").write_bytes(tar_bytes(named))
 
 
 def primus(out: Path) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.kit.encodes import encode_here
-from tests.kit.meetings import Stage, is_over
-from tests.kit.packs import jpeg, pack, write_files
+from tests.kit.meetings import Stage
+from tests.kit.packs import is_running, jpeg, pack, write_files
 from tests.kit.scores import score_here
 from tests.kit.scoring_models import small
 from wdsprep.dataset.file_names import EDITION
@@ -183,9 +183,9 @@ class Kills:
             process = self._stage.start(words, self._log)
             struck_at = began + self._chance.random() * self._took_s * MARGIN
             if self._chance.random() >= SPARED:
-                while time.monotonic() < struck_at and not is_over(process):
+                while time.monotonic() < struck_at and is_running(process):
                     time.sleep(0.002)
-                if not is_over(process):
+                if is_running(process):
                     os.kill(process, signal.SIGKILL)
             code = self._stage.end(process)
             if code != -signal.SIGKILL:

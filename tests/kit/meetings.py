@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.kit.damaged import check, named
 from tests.kit.meeting_processes import ALIKE
-from tests.kit.packs import jpeg, tape_of, write_table
+from tests.kit.packs import is_running, jpeg, tape_of, write_table
 from tests.kit.paths import ROOT
 from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.dataset.reject_codes import Code
@@ -91,12 +91,6 @@ class Stage:
 
     def run(self, arguments: Sequence[object], log: Path) -> int:
         return self.end(self.start(arguments, log))
-
-
-def is_over(process: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    return True
 
 
 # --- the site
@@ -263,14 +257,14 @@ class Meeting:
             if struck is None:
                 continue
             time.sleep(self._chance.random() * LATEST_S)
-            if not is_over(processes[-1]):
+            if is_running(processes[-1]):
                 os.kill(processes[-1], struck)
                 done.kills += struck is signal.SIGKILL
                 done.stops += struck is signal.SIGSTOP
                 asleep += [processes[-1]] * (struck is signal.SIGSTOP)
         deadline = time.monotonic() + self._chance.random() * 4
-        while time.monotonic() < deadline and not all(
-            is_over(process) for process in processes if process not in asleep
+        while time.monotonic() < deadline and any(
+            is_running(process) for process in processes if process not in asleep
         ):
             time.sleep(0.02)
         for process in asleep:

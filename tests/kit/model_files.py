@@ -84,14 +84,6 @@ def without(files: dict[str, bytes], *names: str) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if name not in names}
 
 
-def lay_out(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return folder
-
-
 def with_changes(files: dict[str, bytes], changes: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the files with some replaced: by bytes, by JSON, or by nothing."""
     kept = without(files, *changes)

@@ -232,16 +232,17 @@ def children(pid: int) -> list[int]:
 def wait_gone(pids: Iterable[int], timeout_s: float = 15) -> None:
     deadline = time.monotonic() + timeout_s
     for pid in pids:
-        while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
+        while is_running(pid):
             assert time.monotonic() < deadline, f"process {pid} lives on"
             time.sleep(0.01)
 
 
-def _state(pid: int) -> str:
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is more than its exit code."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or read
+        return False
 
 
 # --- looking at what came of it

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.kit.paths import FIND_TESTS
 from tests.kit.runner_work import Number
 from wdsprep.runners.base import Finished, Quarantined, RunnerSettings, Step
@@ -41,10 +39,6 @@ def closed(folder: Path) -> dict[int, str]:
     return {
         int(path.name.removeprefix("closed-")): path.read_text() for path in folder.glob("closed-*")
     }
-
-
-def is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 DRIVER = f"""

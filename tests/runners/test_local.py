@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.kit.command_lines import python
+from tests.kit.packs import is_running
 from tests.kit.runner_work import Deafened, Endless, Multiplies, Square, Threadless, Visible
-from tests.kit.runs import closed, is_running, numbers, pids, run
+from tests.kit.runs import closed, numbers, pids, run
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import RunnerSettings
 from wdsprep.runners.make_runner import make_runner

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.kit.command_lines import python
+from tests.kit.packs import is_running
 from tests.kit.runner_work import (
     BreakOnce,
     Collected,
@@ -29,7 +30,7 @@ from tests.kit.runner_work import (
     Together,
     Unopenable,
 )
-from tests.kit.runs import DRIVER, closed, is_running, numbers, pids, run, wait_until
+from tests.kit.runs import DRIVER, closed, numbers, pids, run, wait_until
 from wdsprep.errors import FullError, UsageError, WorkError
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
