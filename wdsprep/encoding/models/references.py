@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.models.base import is_device_error
 from wdsprep.encoding.models.config_files import read_json
 from wdsprep.encoding.models.encode_prompt import IMAGE, assemble, pipeline_class, returned_names
@@ -107,11 +106,6 @@ class ReferencePipeline:
 
     def _refusal(self, error: BaseException) -> WorkError:
         return WorkError(f"{self._name} cannot take these reference images ({cause_of(error)})")
-
-    def size(self, size: Size) -> Size:
-        """Return the size at which the VAE is given a reference image of a size."""
-        _, height, width = self.prepare([blank_image(size)]).pixels[0].shape
-        return width, height
 
     def _stand_in(self, method: Any) -> Any:
         """Return a function that stands for `encode_prompt`, and notes what it is given."""
