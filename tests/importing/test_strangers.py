@@ -118,27 +118,23 @@ def import_three(place: Path, name: str, good: bytes, odd: bytes) -> "tuple[Any,
     return imported, rejects
 
 
-def check_one_reject(place: Path, name: str, good: bytes, odd: bytes) -> None:
-    imported, rejects = import_three(place, name, good, odd)
+FORMS = [*(("npy", kind) for kind in ODD_NPY), *(("pth", kind) for kind in ODD_PTH)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("form", "kind"), FORMS)
+def test_an_odd_array_is_a_reject_and_the_rest_is_taken(
+    tmp_path: Path, form: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = ODD_NPY[kind] if form == "npy" else ODD_PTH[kind]()
+    good = npy() if form == "npy" else pth(torch.tensor(GOOD))
+    imported, rejects = import_three(tmp_path, f"latent.{form}", good, odd)
     assert imported.manifest.samples == 2
     assert [reject["key"] for reject in rejects] == ["b"]
     assert rejects[0]["code"] in ("unreadable", "other_shape")
     assert "a bug" not in rejects[0]["detail"]
     assert len(rejects[0]["detail"]) < 300
-    assert not wdsprep.verify(str(place / "out")).findings
-
-
-@pytest.mark.parametrize("kind", ODD_NPY)
-def test_an_odd_npy_is_a_reject_and_the_rest_is_taken(tmp_path: Path, kind: str) -> None:
-    check_one_reject(tmp_path, "latent.npy", npy(), ODD_NPY[kind])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("kind", ODD_PTH)
-def test_an_odd_pth_is_a_reject_and_the_rest_is_taken(
-    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check_one_reject(tmp_path, "latent.pth", pth(torch.tensor(GOOD)), ODD_PTH[kind]())
+    assert not wdsprep.verify(str(tmp_path / "out")).findings
     assert "this ran" not in capsys.readouterr().out
 
 

@@ -85,9 +85,8 @@ def import_(options: ImportOptions) -> Outcome:
         chain.from_iterable(
             cache.rows(item, chosen.names, facts=False) for item in items[:PROBED_FILES]
         ),
-        text_length=options.text_length,
+        options=options,
         sizes=sizes,
-        resolution=resolution,
         what=first,
     )
     settings = settings_of(plan, cache, options)

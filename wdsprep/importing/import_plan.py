@@ -126,9 +126,8 @@ def settle_plan(
     chosen: ImportPlan,
     rows: Iterable[Row],
     *,
-    text_length: int,
-    sizes: tuple[Size, ...] = (),
-    resolution: int = 0,
+    options: ImportOptions,
+    sizes: tuple[Size, ...],
     what: str,
 ) -> ImportPlan:
     """Return the plan of an import, as the first rows demand.
@@ -165,11 +164,11 @@ def settle_plan(
         raise SourceError(f"none of the first rows of {what} can be imported ({why})")
     names = [n for n in (LATENT_NPY, *MEMBERS.values()) if n in sound[0]]
     try:
-        fields = [_field(name, sound, text_length) for name in names]
+        fields = [_field(name, sound, options.text_length) for name in names]
     except FormatError as error:
         raise SourceError(f"{what}: {error}") from error
     if sizes:  # the layout is that of the square
-        side = resolution // _cell(sound, sizes, what)
+        side = options.resolution // _cell(sound, sizes, what)
         fields[0] = replace(fields[0], shape=(fields[0].shape[0], side, side))
     has_references = any(f"{REFERENCES}.npy" in arrays for arrays in sound)
     if chosen.of(REFERENCES) and (has_references or chosen.is_asked):
