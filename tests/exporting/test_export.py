@@ -36,17 +36,6 @@ def rows_of(root: Path) -> dict[str, dict[str, Any]]:
     return {row["key"]: row for table in tables for row in table.to_pylist()}
 
 
-def test_workers_write_what_this_process_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = latents(tmp_path / "latents")
-    here = wdsprep.export(source, tmp_path / "here", to="parquet")
-    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
-    there = wdsprep.export(source, tmp_path / "there", to="parquet", workers=2, runner="local")
-    assert (here.samples, here.files, here.nbytes) == (15, 3, there.nbytes)
-    assert tree(tmp_path / "here") == tree(tmp_path / "there")
-
-
 def test_what_has_changed_is_done_again_and_what_is_gone_leaves(tmp_path: Path) -> None:
     source, out = tmp_path / "latents", tmp_path / "out"
     latents(source)
