@@ -11,6 +11,8 @@ remote store.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -120,23 +122,20 @@ class UnitSource:
         Large members are views: to copy them takes as long as to hash them.
         """
         with naming_place(f"{self.url}/{self.shard.name}"):
-            sample: ReadSample | None = None
-            for path, _start, data, nbytes, target in members(at):
-                split = split_member(path)
-                if split is None or target:
-                    continue
-                key, name = split
-                if sample is None or key != sample.key:
-                    if sample is not None:
-                        yield sample
-                    sample = ReadSample(key, {})
-                sample.places[name] = (data, nbytes)
-                if wants(name):
-                    read = view if nbytes >= LARGE_NBYTES else at
-                    content = sample.fields[name] = read(data, nbytes)
-                    if len(content) < nbytes:
-                        raise truncated(data, path)
-            if sample is not None:
+            files = (
+                (*split, start, nbytes)
+                for path, _, start, nbytes, target in members(at)
+                if (split := split_member(path)) and not target
+            )
+            for key, adjacent in groupby(files, itemgetter(0)):
+                sample = ReadSample(key, {})
+                for _, name, start, nbytes in adjacent:
+                    sample.places[name] = (start, nbytes)
+                    if wants(name):
+                        read = view if nbytes >= LARGE_NBYTES else at
+                        content = sample.fields[name] = read(start, nbytes)
+                        if len(content) < nbytes:
+                            raise truncated(start, f"{key}.{name}")
                 yield sample
 
     def _read_scores(self, tar: Samples) -> Samples:
