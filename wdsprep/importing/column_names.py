@@ -182,11 +182,11 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
 
     Columns of bare bytes have a dtype and a shape too.
     """
-    found = []
+    columns = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        role, equals, said = part.partition("=")
-        name, dtype, sides = (*said.split(":"), "", "")[:3]
-        if not equals or not name or said.count(":") > 2:
+        role, equals, named = part.partition("=")
+        name, dtype, sides = (*named.split(":"), "", "")[:3]
+        if not equals or not name or named.count(":") > 2:
             raise UsageError(
                 f"--columns {part!r}: write ROLE=NAME, as latent=z, or latent=z:float16:4x32x32 if "
                 "it holds bare bytes"
@@ -199,8 +199,8 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
                 f"--columns {part!r}: the shape of bare bytes is written as float16:4x32x32"
             )
         shape = tuple(int(side) for side in sides.split("x")) if sides else ()
-        found.append(CachedColumn(role=role, name=name, dtype=dtype, shape=shape))
-    return tuple(found)
+        columns.append(CachedColumn(role=role, name=name, dtype=dtype, shape=shape))
+    return tuple(columns)
 
 
 def choose_columns(

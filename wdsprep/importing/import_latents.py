@@ -50,7 +50,6 @@ class ImportWork:
     settings: Settings
     edition: str = ""
     """The mark of the dataset's edition."""
-    caption_col: str = ""
     empty: Mapping[str, bytes]
     """The arrays of the empty caption by the name of their member, if the user gives them."""
 
@@ -105,7 +104,6 @@ def import_(options: ImportOptions) -> Outcome:
         latents=latents,
         settings=settings,
         edition=edition.mark,
-        caption_col=options.caption_col,
         empty=no_caption,
     )
     runner = None
@@ -129,7 +127,7 @@ def _shards(cache: LatentCache, items: Sequence[Item], resolution: int) -> tuple
 
     Raise SourceError if two of them would have the same name, or if a name is not UTF-8.
     """
-    found: dict[str, ImageShard] = {}
+    shards: dict[str, ImageShard] = {}
     keys: set[str] = set()
     for item in items:
         stem = stem_of(item.name)
@@ -139,14 +137,14 @@ def _shards(cache: LatentCache, items: Sequence[Item], resolution: int) -> tuple
             )
         folder = f"{resolution}/"
         name, key = folder + stem.removeprefix(folder), stem.replace(".", "_")
-        if name in found or key in keys:
+        if name in shards or key in keys:
             raise SourceError(
                 f"{cache.url}/{item.name} and another file would have the same name here: rename "
                 "one"
             )
         keys.add(key)
-        found[name] = ImageShard(name=name, item=item)
-    return tuple(found.values())
+        shards[name] = ImageShard(name=name, item=item)
+    return tuple(shards.values())
 
 
 def _find_pending(

@@ -94,7 +94,7 @@ class ImportWorker:
         facts = plain_facts(
             {name: value for name, value in values.items() if name not in plan.names}
         )
-        captions = captions_of(facts, self._work.caption_col)
+        captions = captions_of(facts, settings.get("caption_col", ""))
         caption = captions[0] if captions else ""
         said: dict[str, Any] = {
             "caption": caption,
