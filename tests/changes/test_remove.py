@@ -356,17 +356,13 @@ def test_all_takes_along_the_latents_beside(pair: Pair, tmp_path: Path) -> None:
     assert findings(other) == []
 
 
-def test_latents_of_shapes_and_of_a_limit_follow_their_images(pair: Pair, tmp_path: Path) -> None:
-    _, images, _ = pair
-    shaped, first = tmp_path / "shaped", tmp_path / "first"
-    encode_here(images, shaped, shapes="nearest:8,2", max_crop=0.5)
+def test_latents_of_a_limit_follow_their_images(pair: Pair, tmp_path: Path) -> None:
+    images, first = pair[1], tmp_path / "first"
     encode_here(images, first, limit=3)
-    before = {place: samples_in(place) for place in (shaped, first)}
-    remove(images, shaped, first, keys=GONE)
-    assert check(images, shaped, first).findings == ()
-    for place, found in before.items():
-        assert samples_in(place) == {key: each for key, each in found.items() if key not in GONE}
-    assert encode_here(images, shaped, shapes="nearest:8,2", max_crop=0.5).samples == 0
+    before = samples_in(first)
+    remove(images, first, keys=GONE)
+    assert check(images, first).findings == ()
+    assert samples_in(first) == {key: each for key, each in before.items() if key not in GONE}
     assert encode_here(images, first, limit=2).samples == 0
 
 
