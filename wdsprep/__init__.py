@@ -13,7 +13,7 @@ The way of an image through the package, in the order in which a newcomer should
     failure costs.
  6. `packing.worker:PackWorker` packs slices.
  7. `fetch.client:Client` fetches an image that is a URL.
- 8. `packing.worker:check_samples` decides on each sample, by its caption and its metadata,
+ 8. `packing.worker:PackedSlice` decides on each sample, by its caption and its metadata,
  9. `images.pixel_rule:prepare` by its image, which it makes upright and sRGB if it is not.
 10. `dataset.tar.write:TarWriter` writes the sample into a tar of its bucket.
 11. `dataset.draft:Draft` gives the files of a slice their names, its receipt last.

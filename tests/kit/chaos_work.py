@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsprep.packing import worker as packer
-from wdsprep.packing.worker import check_samples
+from wdsprep.packing.worker import PackedSlice
 from wdsprep.runners.base import Unit, Work
 
 GO = "go"
@@ -39,13 +39,15 @@ class Traced:
             skew_clock(self.skews_s[len(list(page.parent.iterdir())) % len(self.skews_s)])
         page.touch()
         packer.PROGRESS_S = 0.05
-        packer.check_samples = self._slowly  # type: ignore[assignment]
-        return Tracing(self.work.open(), page, self.last)
+        check_samples = PackedSlice.check_samples
 
-    def _slowly(self, *arguments: Any, **options: Any) -> Iterator[Any]:
-        for found in check_samples(*arguments, **options):
-            time.sleep(self.pause_s)
-            yield found
+        def check_slowly(packed: PackedSlice, *arguments: Any) -> Iterator[Any]:
+            for checked in check_samples(packed, *arguments):
+                time.sleep(self.pause_s)
+                yield checked
+
+        PackedSlice.check_samples = check_slowly  # type: ignore[assignment, method-assign]
+        return Tracing(self.work.open(), page, self.last)
 
 
 class Tracing:
