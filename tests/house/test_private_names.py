@@ -41,7 +41,12 @@ from wdsprep.store.s3.s3_store import S3Store
 
 TAKEN = {
     "encoding.models.load_networks": {"_dynamo"},
-    "loading.batch_memory": {"_pytree", "_version", "torch.utils.data._utils.collate"},
+    "loading.batch_memory": {
+        "_new_shared",
+        "_pytree",
+        "_version",
+        "torch.utils.data._utils.collate",
+    },
     "loading.streaming.stream": {"ray.data._internal.execution.backpressure_policy"},
     "loading.streaming.trainer": {"_coord_actor"},
     "runners.ray.cluster": {"_global_node", "_private", "_worker_logs_enabled", "ray._raylet"},
@@ -115,6 +120,14 @@ def test_torch_counts_what_is_written_to_a_tensor_and_its_views() -> None:
     assert memory.any()
     del memory, whole, given, view
     assert alive() is None
+
+
+def test_torch_makes_memory_that_it_shares_as_it_is() -> None:
+    """Without, workers copy each new block once more: see loading/batch_memory.py."""
+    made = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(100))
+    assert made.is_shared()
+    assert made.share_memory_().data_ptr() == made.data_ptr()
+    assert made.shape == (100,)
 
 
 # botocore and urllib3

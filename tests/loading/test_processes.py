@@ -150,6 +150,22 @@ def test_what_workers_send_stays_as_long_as_it_is_kept(data: str) -> None:
     assert [right(batch, wanted) for batch in echoed] == [True] * (2 * 8 * 9 - 4)
 
 
+def mapping_of(tensor: torch.Tensor) -> str:
+    """The memory that a tensor is in, as the kernel lists it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(number, 16) for number in line.partition(" ")[0].split("-"))
+        if start <= tensor.data_ptr() < end:
+            return line
+    raise AssertionError
+
+
+def test_the_tensors_of_a_batch_come_from_a_worker_in_one_block(data: str) -> None:
+    """The descriptor of each block is asked of a thread of a worker that is busy."""
+    (batch, *_) = DataLoader(load(data), batch_size=None, num_workers=1)
+    assert mapping_of(batch["latent"]) == mapping_of(batch["emb"])
+    assert batch["latent"].data_ptr() % 64 == batch["emb"].data_ptr() % 64 == 0
+
+
 @pytest.mark.system
 def test_a_fork_of_the_trainer_takes_nothing_from_it(data: str) -> None:
     wanted = whole_of(data, 2)

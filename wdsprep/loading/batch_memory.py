@@ -13,11 +13,11 @@ or while holding the interpreter's lock, is no faster.
 
 From a DataLoader's worker a batch goes by shared memory. torch shares fresh memory for every
 tensor: the kernel has to clear it, and its descriptor goes over a socket of its own. That takes as
-long as reading. So a worker keeps its blocks: one goes to the trainer as torch sends it the first
-time, and by its number from then on. A word in the block says whether it is in use; the trainer
-clears it when no tensor is left in the block. The block is used again once the worker has let go of
-the batch as well. There is no lock and no name, and the memory is gone with the last process that
-has it.
+long as reading. So a worker keeps its blocks, each with all tensors of a batch: one goes to the
+trainer as torch sends it the first time, and by its number from then on. A word in the block says
+whether it is in use; the trainer clears it when no tensor is left in the block. The block is used
+again once the worker has let go of the batch as well. There is no lock and no name, and the memory
+is gone with the last process that has it.
 
 Only whole batches go by number, and only by multiprocessing's pickler. torch copies everything else
 that a worker makes of a batch and sends. A trainer lets go of the blocks of workers that have ended
@@ -35,9 +35,10 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
@@ -217,12 +218,13 @@ class Memory:
         """The last use of a block, by address: its shape, its version then and now (of a probe),
         and how far each row was filled."""
 
-    def take(self, nbytes: int) -> torch.Tensor:
+    def take(self, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Return memory of undefined content for the tensors of a batch, of so many bytes each."""
         if get_worker_info() is not None:
-            return worker_blocks().take(nbytes)
+            return worker_blocks().take(sizes)
         if self._pin:  # torch keeps pinned memory itself, until copies from it have finished
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        return torch.from_numpy(self._blocks.take(nbytes))
+            return [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for nbytes in sizes]
+        return [torch.from_numpy(self._blocks.take(nbytes)) for nbytes in sizes]
 
     def take_padded(self, count: int, field: Field) -> tuple[torch.Tensor, PaddedRows]:
         """Return memory for a field of variable length: the tensor, and its rows to be filled.
@@ -233,7 +235,7 @@ class Memory:
         shape = count, field.array_nbytes
         used = np.full(count, field.array_nbytes)
         if self._pin or get_worker_info() is not None:
-            memory = self.take(count * field.array_nbytes)
+            (memory,) = self.take([count * field.array_nbytes])
         else:
             with torch.inference_mode(False):  # where versions are counted, whatever the trainer's
                 memory = torch.from_numpy(self._padded.take(count * field.array_nbytes))
@@ -276,10 +278,14 @@ class _Block:
     """True if the trainer got this use of it."""
 
 
-SentTensor = tuple[
-    tuple[int, str], int, torch.Tensor | None, torch.dtype, tuple[int, ...], tuple[int, ...]
+SentTensor = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+"""A tensor as it is pickled: number of its block, start in it, dtype, shape and strides."""
+SentBatch = tuple[
+    dict[str, Any], tuple[int, str], dict[int, torch.Tensor | None], dict[str, SentTensor]
 ]
-"""A tensor as it is pickled: worker, number and memory of its block, dtype, shape and strides."""
+"""A batch as it is pickled: what goes as it is, the worker, its blocks by number, and tensors.
+
+A block that the trainer has is None."""
 
 
 class WorkerBlocks:
@@ -287,28 +293,35 @@ class WorkerBlocks:
 
     def __init__(self) -> None:
         self.worker = (os.getpid(), secrets.token_hex(8))
-        self._blocks: dict[int, _Block] = {}  # by address
+        self._blocks: list[_Block] = []
+        self._by_address: dict[int, _Block] = {}  # of tensors in the blocks
 
-    def take(self, nbytes: int) -> torch.Tensor:
+    def take(self, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Return memory of undefined content, for this worker and then for the trainer.
 
-        The memory is free again when neither uses it.
+        All of it is free again when neither uses any of it.
         """
-        size = WORD + round_up(nbytes)
-        unused = (b for b in self._blocks.values() if not (b.held or b.data[0]))
-        free = (b for b in unused if len(b.data) == size)
-        block = next(free, None)
+        ends = [*accumulate(-(-nbytes // WORD) * WORD for nbytes in sizes)]
+        size = WORD + round_up(ends[-1])
+        unused = (b for b in self._blocks if not (b.held or b.data[0]))
+        block = next((b for b in unused if len(b.data) == size), None)
         if block is None:
-            new = torch.empty(size, dtype=torch.uint8)
-            new.share_memory_()  # type: ignore[no-untyped-call]  # torch sends it without a copy
-            if len(self._blocks) == MOST:
-                return new[WORD : WORD + nbytes]
+            # torch sends this without a copy, and `share_memory_` copies what is there before:
+            memory = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+            new = torch.empty(0, dtype=torch.uint8).set_(memory)
             block = _Block(len(self._blocks), new, new.numpy())
-            self._blocks[new.data_ptr() + WORD] = block
+            if len(self._blocks) < MOST:
+                self._blocks.append(block)
         block.data[0], block.held, block.sent = 1, True, False
-        used = block.data[WORD : WORD + nbytes]
+        used = block.data[WORD:]
         weakref.finalize(used, self._end, block).atexit = False
-        return torch.from_numpy(used)
+        # From bytes, as in a BlockPool:
+        parts = zip(sizes, (0, *ends), strict=False)
+        rows = [np.frombuffer(used.data, np.uint8, nbytes, start) for nbytes, start in parts]
+        tensors = [*map(torch.from_numpy, rows)]
+        if block.number < MOST:
+            self._by_address |= {tensor.data_ptr(): block for tensor in tensors}
+        return tensors
 
     def _end(self, block: _Block) -> None:
         if os.getpid() != self.worker[0]:
@@ -317,21 +330,25 @@ class WorkerBlocks:
             block.data[0] = 0
         block.held = False
 
-    def send(self, value: Any) -> SentTensor | None:
-        """Return what to pickle in place of a tensor, or None for a value that goes as it is.
+    def send(self, batch: Mapping[str, Any]) -> SentBatch:
+        """Return what to pickle in place of a batch.
 
-        So does a tensor in no block, and a second one in a block that was sent for this use. The
-        memory of a block goes along only the first time.
+        Its tensors in blocks go by number, unless a block was sent for this use before. The memory
+        of a block goes along only the first time.
         """
-        if not isinstance(value, torch.Tensor):
-            return None
-        block = self._blocks.get(value.data_ptr())
-        if block is None or block.sent:
-            return None
-        memory = None if block.known else block.tensor
-        block.known = block.sent = True
-        layout = value.dtype, tuple(value.shape), value.stride()
-        return self.worker, block.number, memory, *layout
+        blocks: dict[int, _Block] = {}
+        sent: dict[str, SentTensor] = {}
+        for name, value in batch.items():
+            address = value.data_ptr() if isinstance(value, torch.Tensor) else 0
+            block = self._by_address.get(address)
+            if block is not None and not block.sent:
+                start = address - block.tensor.data_ptr()
+                sent[name] = block.number, start, value.dtype, tuple(value.shape), value.stride()
+                blocks[block.number] = block
+        memory = {number: None if b.known else b.tensor for number, b in blocks.items()}
+        for block in blocks.values():
+            block.known = block.sent = True
+        return {n: None if n in sent else batch[n] for n in batch}, self.worker, memory, sent
 
 
 def round_up(nbytes: int, least: int = 1) -> int:
@@ -356,38 +373,35 @@ def worker_blocks() -> WorkerBlocks:
 
 
 def _reduce(batch: SharedBatch) -> tuple[Any, ...]:
-    send = worker_blocks().send
-    sent = {name: tensor for name, value in batch.items() if (tensor := send(value)) is not None}
-    return _rebuild_batch, ({n: None if n in sent else batch[n] for n in batch}, sent)
+    return _rebuild_batch, worker_blocks().send(batch)
 
 
 ForkingPickler.register(SharedBatch, _reduce)
 
 
-def _rebuild_batch(batch: dict[str, Any], sent: dict[str, SentTensor]) -> dict[str, Any]:
-    return batch | {name: _rebuild_tensor(*tensor) for name, tensor in sent.items()}
-
-
-def _rebuild_tensor(
+def _rebuild_batch(
+    batch: dict[str, Any],
     worker: tuple[int, str],
-    number: int,
-    memory: torch.Tensor | None,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> torch.Tensor:
-    if memory is not None:
-        for known in list(_received):
-            try:
-                os.kill(known[0], 0)
-            except (ProcessLookupError, PermissionError):  # gone, or another user's by now
-                del _received[known]
-        _received.setdefault(worker, {})[number] = memory.numpy()
-    data = _received[worker][number]
-    last = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    used = data[WORD : WORD + (last + 1) * dtype.itemsize]
-    weakref.finalize(used, _free, data, os.getpid()).atexit = False
-    return torch.from_numpy(used).view(dtype).as_strided(shape, strides)
+    memory: Mapping[int, torch.Tensor | None],
+    sent: Mapping[str, SentTensor],
+) -> dict[str, Any]:
+    used: dict[int, Bytes] = {}
+    for number, new in memory.items():
+        if new is not None:
+            for known in list(_received):
+                try:
+                    os.kill(known[0], 0)
+                except (ProcessLookupError, PermissionError):  # gone, or another user's by now
+                    del _received[known]
+            _received.setdefault(worker, {})[number] = new.numpy()
+        data = _received[worker][number]
+        used[number] = data[:]
+        weakref.finalize(used[number], _free, data, os.getpid()).atexit = False
+    for name, (number, start, dtype, shape, strides) in sent.items():
+        last = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        part = np.frombuffer(used[number].data, np.uint8, (last + 1) * dtype.itemsize, start)
+        batch[name] = torch.from_numpy(part).view(dtype).as_strided(shape, strides)
+    return batch
 
 
 def _free(data: Bytes, owner: int) -> None:

@@ -66,6 +66,10 @@ DAMAGED_JSON = "its json is damaged"
 LISTED = (*TEXTS, "json", "key", "image", "made")
 COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
 """The torch dtype of a table's column, by its NumPy dtype."""
+SAMPLED = ""
+"""The name for the latents that are sampled from moments, while a batch begins."""
+TensorKinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+"""The dtype of each tensor of a batch, and the shape of one of its rows."""
 _log = logging.getLogger("wdsprep")
 
 PutSubstitute = Callable[[Batch, int], None]
@@ -109,35 +113,28 @@ class Reader:
             batch.out["samples"] = [None] * count
             return batch
         dataset = self.datasets[batch.stream[0]]
-        lengths = dataset.variable_fields(self.names)
-        for item in dataset.served:
-            if not item.is_variable or item in lengths:
-                self._begin_array(batch, item)
-        for name, kind in dataset.columns.items():
+        for item in dataset.variable_fields(self.names):
+            batch.variable = name = batch_name(item.name)
+            batch.lengths = np.zeros(count, np.int64)
             if name in self.names:
-                self._begin_tensor(batch, name, COLUMNS[kind], ())
-        listed = *LISTED, *dataset.role_images
-        if self.plan.pixels:
-            listed = LISTED
-            width, height = dataset.size or (self.plan.pixels,) * 2
-            for name in ("pixels", *dataset.role_images):
-                if name in self.names:
-                    planes = () if is_mask(name) else (3,)
-                    self._begin_tensor(batch, name, torch.uint8, (*planes, height, width))
+                memory, batch.padded = self._memory.take_padded(count, item)
+                batch.views[name] = batch.padded.rows
+                batch.out[name] = memory.view(TENSORS[item.dtype]).view(count, *item.shape)
+        tensors = self._tensors_of(dataset)
+        sizes = [count * prod(shape) * dtype.itemsize for dtype, shape in tensors.values()]
+        memories = self._memory.take(sizes) if sizes else []
+        for (name, (dtype, shape)), memory in zip(tensors.items(), memories, strict=True):
+            batch.out[name] = memory.view(dtype).view(count, *shape)
+            if name != batch_name(MASK) or not batch.variable:
+                batch.views[name] = memory.numpy().reshape(count, -1)
         for name in self.names:
-            if name in listed:
+            if name in LISTED or (name in dataset.role_images and not self.plan.pixels):
                 batch.out[name] = batch.keys if name == "key" else [None] * count
-        if self.plan.pad_roles:
-            for role, images in groupby(dataset.images_in_roles, lambda name: role_of(name)[0]):
-                if (name := presence_name(role)) in self.names:
-                    self._begin_tensor(batch, name, torch.bool, (len([*images]),))
-                    batch.out[name][:] = True
-        if dataset.has_moments and batch_name(LATENT) in self.names:
-            batch.moments = batch.out[batch_name(LATENT)]
-            channels, *sides = batch.moments.shape[1:]
-            latents = self._memory.take(batch.moments.nbytes // 2)
-            shape = patched_shape((channels // 2, *sides), dataset.patch)
-            batch.out[batch_name(LATENT)] = latents.view(batch.moments.dtype).view(count, *shape)
+        for name in self._presence_masks(dataset).keys() & self.names:
+            batch.out[name][:] = True
+        if SAMPLED in batch.out:
+            latent = batch_name(LATENT)
+            batch.moments, batch.out[latent] = batch.out[latent], batch.out[SAMPLED]
         if SHAPE in self.names:
             batch.out[SHAPE] = dataset.shape
         batch.flipped = {
@@ -147,6 +144,36 @@ class Reader:
         }
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
+
+    def _tensors_of(self, dataset: Dataset) -> TensorKinds:
+        """Return the tensors of a batch of a dataset, but for an array of variable length."""
+        names = {*self.names}
+        tensors: TensorKinds = {
+            name: (TENSORS[item.dtype], item.shape)
+            for item in dataset.served
+            if not item.is_variable
+            and ((name := batch_name(item.name)) in names or self._is_for_flip(item))
+        }
+        latent = batch_name(LATENT)
+        if dataset.has_moments and latent in names:
+            dtype, (channels, height, width) = tensors[latent]
+            tensors[SAMPLED] = dtype, patched_shape((channels // 2, height, width), dataset.patch)
+        others: TensorKinds = {n: (COLUMNS[kind], ()) for n, kind in dataset.columns.items()}
+        for item in dataset.variable_fields(self.names):
+            others[batch_name(MASK)] = torch.bool, item.shape[:1]
+        if self.plan.pixels:
+            width, height = dataset.size or (self.plan.pixels,) * 2
+            for name in ("pixels", *dataset.role_images):
+                others[name] = torch.uint8, (*(() if is_mask(name) else (3,)), height, width)
+        others |= self._presence_masks(dataset)
+        return tensors | {name: kind for name, kind in others.items() if name in names}
+
+    def _presence_masks(self, dataset: Dataset) -> TensorKinds:
+        """Return the masks that say which images in roles the samples have."""
+        if not self.plan.pad_roles:
+            return {}
+        roles = groupby(dataset.images_in_roles, lambda name: role_of(name)[0])
+        return {presence_name(role): (torch.bool, (len([*images]),)) for role, images in roles}
 
     def _is_for_flip(self, item: Field) -> bool:
         """Return whether some rows take this array of mirror images in the place of another."""
@@ -165,28 +192,6 @@ class Reader:
             joined = self.datasets[number].joined
             for places, other in zip(batch.joined_places, joined, strict=False):
                 places[:, span][:, here] = other.positions.locate(shard[here], index[here])
-
-    def _begin_array(self, batch: Batch, item: Field) -> None:
-        name, dtype = batch_name(item.name), TENSORS[item.dtype]
-        if not item.is_variable:
-            if name in self.names or self._is_for_flip(item):
-                self._begin_tensor(batch, name, dtype, item.shape)
-            return
-        if name in self.names:
-            memory, batch.padded = self._memory.take_padded(len(batch), item)
-            batch.views[name] = batch.padded.rows
-            batch.out[name] = memory.view(dtype).view(len(batch), *item.shape)
-        if batch_name(MASK) in self.names:
-            memory = self._memory.take(len(batch) * item.shape[0])
-            batch.out[batch_name(MASK)] = memory.view(torch.bool).view(len(batch), -1)
-        batch.variable, batch.lengths = name, np.zeros(len(batch), np.int64)
-
-    def _begin_tensor(
-        self, batch: Batch, name: str, dtype: torch.dtype, shape: tuple[int, ...]
-    ) -> None:
-        memory = self._memory.take(len(batch) * prod(shape) * dtype.itemsize)
-        batch.views[name] = memory.numpy().reshape(len(batch), -1)
-        batch.out[name] = memory.view(dtype).view(len(batch), *shape)
 
     def fill(self, batch: Batch, rows: range) -> None:
         """Read rows of a batch, and make the random changes to them.
