@@ -46,13 +46,13 @@ def test_a_batch_of_more_than_all_samples_is_refused_with_one_that_fits(
     assert load_batches(small, fits, world_size=world).steps_per_epoch == 1
 
 
-@pytest.mark.parametrize("said", [{"repeat": 2}, {"weight": 1}, {"count": 20}])
-def test_repeats_that_a_stream_asks_for_are_served(small: str, said: dict[str, Any]) -> None:
-    assert len(next(iter(load_batches(Stream(small, **said), 50)))["key"]) == 50
-
-
-def test_repeats_that_the_steps_of_an_epoch_ask_for_are_served(small: str) -> None:
-    loader = load_batches(small, 50, epoch_steps=1)
+@pytest.mark.parametrize(
+    "asked", [{"repeat": 2}, {"weight": 1}, {"count": 20}, {"epoch_steps": 1}], ids=str
+)
+def test_repeats_that_are_asked_for_are_served(small: str, asked: dict[str, Any]) -> None:
+    is_of_loader = "epoch_steps" in asked
+    of_stream, of_loader = ({}, asked) if is_of_loader else (asked, {})
+    loader = load_batches(Stream(small, **of_stream), 50, **of_loader)
     assert len(next(iter(loader))["key"]) == 50
     loader.load_state_dict(loader.state_dict())
 

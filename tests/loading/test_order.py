@@ -411,37 +411,24 @@ def test_golden_hashes_and_permutations() -> None:
     assert digest(shuffle_range(100_003, 7)) == "38c5f39fc79eea29"
 
 
-def golden_orders() -> dict[str, Order]:
-    one = (OrderStream(digest="a", sizes=[500] * 199 + [17]),)
-    two = (stream("a", 100, 1, 0, 37, weight=1), stream("b", *[64] * 90, weight=2.5))
-    return {
-        "one": Order(streams=one, global_batch=1024),
-        "seed": Order(streams=one, global_batch=1024, seed=1),
-        "window": Order(streams=one, global_batch=1024, window=33),
-        "run": Order(streams=one, global_batch=1024, run=1),
-        "odd": Order(streams=one, global_batch=129),
-        "tiny": Order(streams=(stream("t", 2, 1),), global_batch=70),
-        "two": Order(streams=two, global_batch=96),
-        "homogeneous": Order(streams=two, global_batch=96, homogeneous=True),
-        "huge": Order(streams=(OrderStream(digest="h", sizes=[10**6] * 10**4),), global_batch=4096),
-    }
-
-
+ONE = (OrderStream(digest="a", sizes=[500] * 199 + [17]),)
+TWO = (stream("a", 100, 1, 0, 37, weight=1), stream("b", *[64] * 90, weight=2.5))
+HUGE = (OrderStream(digest="h", sizes=[10**6] * 10**4),)
 GOLDEN = {
-    "one": "6a7212dd587a61b8",
-    "seed": "916c043073c193a1",
-    "window": "aa5c690ca6ebcd9c",
-    "run": "ccf0fa213512e986",
-    "odd": "d6e17bfb0333fc40",
-    "tiny": "b8d287d6f1316599",
-    "two": "46f00303c990cd07",
-    "homogeneous": "6b965c5e8749437d",
-    "huge": "4ed56a9b599ddac0",
+    "6a7212dd587a61b8": Order(streams=ONE, global_batch=1024),
+    "916c043073c193a1": Order(streams=ONE, global_batch=1024, seed=1),
+    "aa5c690ca6ebcd9c": Order(streams=ONE, global_batch=1024, window=33),
+    "ccf0fa213512e986": Order(streams=ONE, global_batch=1024, run=1),
+    "d6e17bfb0333fc40": Order(streams=ONE, global_batch=129),
+    "b8d287d6f1316599": Order(streams=(stream("t", 2, 1),), global_batch=70),
+    "46f00303c990cd07": Order(streams=TWO, global_batch=96),
+    "6b965c5e8749437d": Order(streams=TWO, global_batch=96, homogeneous=True),
+    "4ed56a9b599ddac0": Order(streams=HUGE, global_batch=4096),
 }
 
 
-@pytest.mark.parametrize("name", golden_orders())
-def test_golden_orders(name: str) -> None:
-    order = golden_orders()[name]
+@pytest.mark.parametrize("golden", GOLDEN)
+def test_golden_orders(golden: str) -> None:
+    order = GOLDEN[golden]
     near, far = order.steps(0, 5), order.steps(10**7 + 3, 3)
-    assert digest(table(near), table(far)) == GOLDEN[name]
+    assert digest(table(near), table(far)) == golden

@@ -1,8 +1,6 @@
 """Datasets whose samples have several images: batches of one size of each, in one order."""
 
 import io
-import itertools
-import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -132,19 +130,6 @@ def test_numbers_of_images_may_be_padded_to_one(url: str) -> None:
     for batch, mask, other in zip(load(url, pad_roles=True, epochs=3), only, workers, strict=True):
         assert torch.equal(batch["source_mask"], mask["source_mask"])
         assert_same([batch], [other])
-
-
-def test_the_order_is_the_same_on_any_ranks_and_resumes_in_mid_epoch(url: str) -> None:
-    whole = keys(load(url, epochs=2))
-    halves = [load(url, epochs=2, rank=rank, world_size=2) for rank in range(2)]
-    assert [flat(parts) for parts in zip(*map(keys, halves), strict=True)] == whole
-    first = load(url, epochs=2)
-    assert [*map(keys, [itertools.islice(first, 7)])] == [whole[:7]]
-    quarters = [load(url, epochs=2, rank=rank, world_size=4) for rank in range(4)]
-    for loader in quarters:
-        loader.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert [flat(parts) for parts in zip(*map(keys, quarters), strict=True)] == whole[7:]
-    assert len(json.dumps(first.state_dict())) < 1024
 
 
 def test_sources_that_were_encoded_alone_are_joined_to_targets(

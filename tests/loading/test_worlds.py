@@ -16,6 +16,7 @@ from tests.kit.batches import assert_same
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, write_part
 from tests.kit.latent_sets import EMB, LATENT, field, write_latents
 from tests.kit.packs import pack, photos
+from tests.kit.role_sets import SQUARE, random_samples, write_roles
 from tests.kit.shape_sets import write_shapes
 from wdsprep.errors import FingerprintError
 from wdsprep.loading.options import Stream
@@ -52,6 +53,11 @@ def mixture(folder: Path) -> Kind:
     return [Stream(latents, weight=3), Stream(other, weight=1)], {}
 
 
+def images_in_roles(folder: Path) -> Kind:
+    samples = random_samples(4, 60, shapes=((48, 80), SQUARE))
+    return write_roles(str(folder), samples), {"global_batch": 8}
+
+
 def crops(folder: Path) -> Kind:
     images = pack(photos(folder / "photos", 48), folder / "packed", "--samples-per-shard", "10")
     return str(images), {"pixels": 32, "fields": ("pixels", "txt", "json", "key")}
@@ -72,6 +78,7 @@ KINDS: dict[str, Any] = {
     "picked captions": lambda folder: joined(folder, text=VARIED, captions=PICKED),
     "a table": lambda folder: (write_latents(str(folder)), {"join": table(folder)}),
     "a condition": lambda folder: (write_latents(str(folder)), {"where": "key >= '000000000100'"}),
+    "images in roles": images_in_roles,
     "crops": crops,
 }
 
