@@ -20,7 +20,7 @@ from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.load_plan import Captions, Empty, LoadPlan
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, caption_name, served_text_fields
-from wdsprep.loading.wanted_arrays import TEXTS, select_rows
+from wdsprep.loading.wanted_arrays import TEXTS
 from wdsprep.text import brief, real_number
 
 
@@ -46,22 +46,16 @@ def finish(plan: LoadPlan, batch: Batch, rows: range) -> None:
 
 def _put_columns(plan: LoadPlan, batch: Batch, rows: range) -> None:
     """Write the values that joined tables have for these rows into the batch."""
-    for number in {*batch.stream[rows.start : rows.stop]}:
-        if not (tables := plan.datasets[number].tables):
-            continue
-        streams = batch.stream[rows.start : rows.stop]
-        is_all = streams.count(number) == len(streams)
-        of_stream = rows if is_all else [row for row in rows if batch.stream[row] == number]
-        where = slice(rows.start, rows.stop) if is_all else of_stream  # tensors are slow with lists
-        shards, indices = (select_rows(column, of_stream) for column in (batch.shard, batch.index))
-        for table in tables:
-            for name, values in table.values_of(np.array(shards), np.array(indices)).items():
+    for number, here in batch.by_stream(rows):
+        for table in plan.datasets[number].tables:
+            shards, indices = np.array(batch.shard)[here], np.array(batch.index)[here]
+            for name, values in table.values_of(shards, indices).items():
                 if "samples" in batch.out:
-                    for row, value in zip(of_stream, values.tolist(), strict=True):
-                        batch.out["samples"][row][name] = value
+                    samples = np.array(batch.out["samples"], object)[here]
+                    for sample, value in zip(samples, values.tolist(), strict=True):
+                        sample[name] = value
                 elif name in batch.out:
-                    into = batch.out[name]
-                    into[where] = torch.from_numpy(values)
+                    batch.out[name][here] = torch.from_numpy(values)
 
 
 def _sample(plan: LoadPlan, batch: Batch, moments: torch.Tensor, rows: range) -> None:

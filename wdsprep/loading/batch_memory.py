@@ -164,6 +164,13 @@ class Batch:
     def __len__(self) -> int:
         return len(self.shard)
 
+    def by_stream(self, rows: range) -> Iterator[tuple[int, "slice | Ints"]]:
+        """Yield the streams of rows, each with an index of its rows: a slice if it has all."""
+        streams = np.array(self.stream[rows.start : rows.stop])
+        for number in {*streams.tolist()}:
+            here = rows.start + np.flatnonzero(streams == number)
+            yield number, slice(rows.start, rows.stop) if len(here) == len(rows) else here
+
     def put(self, name: str, start: int, arrays: Arrays) -> None:
         """Write arrays into the rows from `start` on, if the batch has a tensor of that name.
 

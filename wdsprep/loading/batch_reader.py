@@ -183,15 +183,11 @@ class Reader:
         """Find the samples that are joined to these rows, and set their `joined_places`."""
         if not batch.joined_places:
             return
-        span = slice(rows.start, rows.stop)
-        streams = batch.stream[span]
-        shard, index = (np.array(column[span], np.int64) for column in (batch.shard, batch.index))
-        for number in {*streams}:
-            is_all = streams.count(number) == len(streams)  # as a rule, and then quicker
-            here = slice(None) if is_all else np.flatnonzero(np.array(streams) == number)
+        shard, index = (np.array(column, np.int64) for column in (batch.shard, batch.index))
+        for number, here in batch.by_stream(rows):
             joined = self.datasets[number].joined
             for places, other in zip(batch.joined_places, joined, strict=False):
-                places[:, span][:, here] = other.positions.locate(shard[here], index[here])
+                places[:, here] = other.positions.locate(shard[here], index[here])
 
     def fill(self, batch: Batch, rows: range) -> None:
         """Read rows of a batch, and make the random changes to them.

@@ -38,7 +38,7 @@ from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.augmentation import normalise_weights, stored_empty_captions
-from wdsprep.loading.batch_memory import WholeBatch, copy_batches
+from wdsprep.loading.batch_memory import SharedBatch, WholeBatch, copy_batches
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.load_plan import (
     Captions,
@@ -405,10 +405,8 @@ class Loader(IterableDataset[dict[str, Any]]):
         batches = serve(self.plan, places) if is_stored else self._session.serve(places)
         device = self.plan.device
         batches = batches if device is None else copy_batches(batches, device)
-        return (
-            (step, batch if isinstance(batch, WholeBatch) else WholeBatch(batch))
-            for step, batch in batches
-        )
+        kind = WholeBatch if get_worker_info() is None else SharedBatch
+        return ((step, kind(batch)) for step, batch in batches)
 
     @cached_property
     def _session(self) -> "Session":

@@ -212,21 +212,6 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
     return counts
 
 
-def latents_of_images(images: Dataset, settings: Mapping[str, Any]) -> Dataset:
-    """Return the dataset of latents that these images will become.
-
-    They come from the buckets of the settings' phase, in the order of stored latents.
-    """
-    if images.kind != "images":
-        raise UsageError(
-            f"{images.store.url} holds {images.kind}: encode= is for image shards that "
-            '"wdsprep pack" has made'
-        )
-    buckets = buckets_encoded(settings, images.settings["buckets"])
-    chosen = _select_buckets(images, buckets, settings["resolution"])
-    return replace(chosen, kind="latents", settings=settings, images=chosen)
-
-
 def select_large_enough(images: Dataset, side: int) -> Dataset:
     """Return the images of the buckets whose images are all at least `side` pixels a side."""
     return _select_buckets(images, buckets_of_phase(side, images.settings["buckets"]), side)
@@ -398,12 +383,18 @@ def find_latent_shapes(
     If all are squares, that is a single dataset. Images whose size `encode` would reject are left
     out, and a warning counts them.
     """
-    latents = latents_of_images(images, settings)
-    shapes = shapes_of(settings)
-    smallest = min(int(name.partition("/")[0]) for name in latents.names)
+    if images.kind != "images":
+        raise UsageError(
+            f"{images.store.url} holds {images.kind}: encode= is for image shards that "
+            '"wdsprep pack" has made'
+        )
+    buckets = buckets_encoded(settings, images.settings["buckets"])
+    chosen = _select_buckets(images, buckets, settings["resolution"])
+    shapes, cut = shapes_of(settings), cut_of(settings)
+    smallest = min(int(name.partition("/")[0]) for name in chosen.names)
     if not shapes and settings.get("max_crop", 1.0) == 1 and smallest >= settings["resolution"]:
-        return (latents,)  # every image is large enough for the square
-    chosen, cut = latents.files, cut_of(settings)
+        # every image is large enough for the square
+        return (replace(chosen, kind="latents", settings=settings, images=chosen),)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
     kept = open_or_make(
         cache_folder(cache), what, lambda writer, path: _find_shapes(chosen, cut, writer, path)

@@ -148,7 +148,7 @@ class ServingOptions(Options):
         example='"aesthetic >= 6"',
         page="serve only [samples whose json meets a condition](#samples-that-meet-a-condition)",
     )
-    seed: int = option_field("The seed of the order.", default=0, least=0)
+    seed: int = option_field("The seed of the order.", default=0, least=0, most=(1 << 63) - 1)
     epochs: int | None = option_field(
         "The length of an iteration, in epochs; None for an endless one.",
         default=1,
@@ -199,6 +199,7 @@ class ServingOptions(Options):
         "has: [images of many shapes](#images-of-many-shapes).",
         default=None,
         least=1,
+        most=(1 << 20) - 1,
     )
     window: int = option_field(
         "How far the order shuffles inside a shard.",
@@ -217,6 +218,7 @@ class ServingOptions(Options):
         "The steps of an epoch, if it is not as long as the data.",
         default=None,
         least=1,
+        most=(1 << 40) - 1,
         also=("steps_per_epoch",),
     )
     skip_missing: bool = option_field(

@@ -12,11 +12,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
-from wdsprep.loading.batch_memory import Batch, SharedBatch
+from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.batch_reader import Reader, Sources
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
@@ -55,12 +54,8 @@ def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int
 
 
 def serve(plan: LoadPlan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each step with its batch of stored samples, without keeping the batch."""
-    is_sent = get_worker_info() is not None
-    return (
-        (batch.step, SharedBatch(batch.out) if is_sent else batch.out)
-        for batch in fill_batches(plan, steps)
-    )
+    """Yield each step with its batch of stored samples."""
+    return ((batch.step, batch.out) for batch in fill_batches(plan, steps))
 
 
 def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -205,12 +200,9 @@ def wanted_by_source(
             by_source.setdefault(sources[slot], []).append(rows)
     wanted: dict[Shards, WantedRows] = {}
     for source, parts in by_source.items():
-        in_order, shards, indices = parts[0]
-        if len(parts) > 1:
-            in_order, shards, indices = map(np.concatenate, zip(*parts, strict=True))
-            by = np.argsort(in_order, kind="stable")
-            shards, indices = shards[by], indices[by]
-        wanted[source] = shards, indices
+        in_order, shards, indices = map(np.concatenate, zip(*parts, strict=True))
+        by = np.argsort(in_order, kind="stable")
+        wanted[source] = shards[by], indices[by]
     return wanted
 
 
@@ -231,10 +223,7 @@ def _groups(
     while done < len(steps):
         part = steps[done : done + count]
         every = plan.order.steps(part[0], part[-1] - part[0] + 1, rank=plan.rank, world=plan.world)
-        rows = slice(None, None, steps.step)
-        samples = Samples(
-            stream=every.stream[rows], shard=every.shard[rows], index=every.index[rows]
-        )
+        samples = every[:: steps.step]
         locate_in_tars(plan.datasets, samples)
         if places is not None:
             numbers = np.arange(part.start * plan.share, part.stop * plan.share) - places.start
@@ -259,11 +248,11 @@ def locate_in_tars(datasets: Sequence[Dataset], samples: Samples) -> None:
 def _make_batches(plan: LoadPlan, steps: range, samples: Samples) -> Iterator[Batch]:
     """Yield the batches of these steps one at a time, without positions that have no sample."""
     for row, step in enumerate(steps):
-        wanted = samples.stream[row] != NOBODY
-        yield Batch(
-            step=step,
-            first=plan.rank * plan.share,
-            stream=samples.stream[row][wanted].tolist(),
-            shard=samples.shard[row][wanted].tolist(),
-            index=samples.index[row][wanted].tolist(),
-        )
+        wanted = samples[row][samples.stream[row] != NOBODY]
+        yield begin_batch(step, plan.rank * plan.share, wanted)
+
+
+def begin_batch(step: int, first: int, samples: Samples) -> Batch:
+    """Return the batch of some samples of a step, the first of which has this place in it."""
+    columns = (samples.stream, samples.shard, samples.index)
+    return Batch(step, first, *(column.tolist() for column in columns))

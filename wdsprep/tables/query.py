@@ -10,8 +10,7 @@ from this one ends as any other.
 
 import ast
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -76,10 +75,7 @@ class Query:
         self.unseen = set(condition.names)
         self._engine = engine
         self._tree = ast.parse(condition.plain, mode="eval").body
-
-    @cached_property
-    def _wanted(self) -> Set[str]:
-        return {str(path[0]) for path in self.condition.names}
+        self._wanted = {META, REST, *(str(path[0]) for path in condition.names)}
 
     def masks(self, tables: Iterable[Sequence[pa.Table]]) -> Iterator[Mask]:
         """Yield which rows meet the condition, of tables that stand side by side.
@@ -106,7 +102,7 @@ class Query:
         """Return one table of the columns that matter; names have the numbers of their tables."""
         columns: dict[str, pa.ChunkedArray] = {}
         for number, table in enumerate(tables):
-            names = [name for name in table.column_names if name in {META, REST, *self._wanted}]
+            names = [name for name in table.column_names if name in self._wanted]
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise FormatError(f"a table has two columns {twice[0]}: leave one out")
             columns |= {f"{number} {name}": table.column(name) for name in names}

@@ -58,7 +58,7 @@ from wdsprep.loading.order.mixing import (
     split_shares,
 )
 from wdsprep.loading.order.shuffle import Passes
-from wdsprep.text import brief, plural, shortened, whole_number
+from wdsprep.text import brief, plural, shortened
 
 VERSION = 2
 SLOTS = 64  # the least number, if a batch has as many samples
@@ -108,12 +108,16 @@ class Samples:
     shard: Ints
     index: Ints
 
+    def __getitem__(self, which: Any) -> "Samples":
+        """Return the places of some of these samples, chosen as from an array."""
+        return Samples(stream=self.stream[which], shard=self.shard[which], index=self.index[which])
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
     """The samples of each step, computed from the seed and the data.
 
-    An order keeps nothing between calls but a cache.
+    An order keeps nothing between calls but a cache. The options of `load` bound its numbers.
     """
 
     streams: tuple[OrderStream, ...]
@@ -130,21 +134,6 @@ class Order:
     def __post_init__(self) -> None:
         if not self.streams:
             raise UsageError("an order needs at least one stream")
-        for name, low, high in (
-            ("global_batch", 1, 1 << 20),
-            ("seed", 0, 1 << 63),
-            ("window", 1, 1 << 31),
-            ("run", 1, 1 << 31),
-            ("shape_batch", 1, 1 << 20),
-            ("epoch_steps", 1, 1 << 40),
-        ):
-            given = getattr(self, name)
-            if given is None:
-                continue
-            value = whole_number(name, given)
-            if not low <= value < high:
-                raise UsageError(f"{name}={value}: give {low} or more, below {high}")
-            object.__setattr__(self, name, value)
         if self.global_batch % self.group:
             raise UsageError(
                 f"a global batch of {self.global_batch} does not divide by shape_batch "
@@ -186,8 +175,7 @@ class Order:
 
     def step(self, step: int, *, rank: int = 0, world: int = 1) -> Samples:
         """Return the samples of a step, or a rank's share of them, in their order."""
-        found = self.steps(step, 1, rank=rank, world=world)
-        return Samples(stream=found.stream[0], shard=found.shard[0], index=found.index[0])
+        return self.steps(step, 1, rank=rank, world=world)[0]
 
     def steps(self, first: int, count: int, *, rank: int = 0, world: int = 1) -> Samples:
         """Return the samples of steps [first, first + count), one row for each step.

@@ -31,7 +31,7 @@ from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.encoded_batches import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.order.global_order import Samples
-from wdsprep.loading.prefetch import NOTHING, locate_in_tars, open_reader
+from wdsprep.loading.prefetch import NOTHING, begin_batch, locate_in_tars, open_reader
 
 PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings
 FILL = 0.5  # the share used of Ray's object store, which spills to disk above 0.8
@@ -149,18 +149,11 @@ class DecodeStage:
 
     def _read(self, step: int, rank: int, rows: range) -> Batch:
         share = self._find_samples(step, rank)
-        span = slice(rows.start, rows.stop)
-        stream, shard, index = share.stream[span], share.shard[span], share.index[span]
-        batch = Batch(
-            step=step,
-            first=rank * self._pieces.plan.share + rows.start,
-            stream=stream.tolist(),
-            shard=shard.tolist(),
-            index=index.tolist(),
-        )
+        samples = share[rows.start : rows.stop]
+        batch = begin_batch(step, rank * self._pieces.plan.share + rows.start, samples)
         for number, sources in enumerate(self._reader.sources):
-            here = stream == number
-            sources[0].expect((shard[here], index[here]), NOTHING)
+            of_stream = samples[samples.stream == number]
+            sources[0].expect((of_stream.shard, of_stream.index), NOTHING)
         self._reader.fill(self._reader.begin(batch), range(len(batch)))
         return batch
 

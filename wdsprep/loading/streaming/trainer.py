@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, cast
 
 import ray
@@ -165,13 +166,9 @@ class Trainer:
         rows = [row for piece in pieces for row in piece.rows]
         arrays = [piece.arrays for piece in pieces]
         batches = [piece.batch for piece in pieces]
-        whole = Batch(
-            step=batches[0].step,
-            first=batches[0].first,
-            stream=[n for batch in batches for n in batch.stream],
-            shard=[n for batch in batches for n in batch.shard],
-            index=[n for batch in batches for n in batch.index],
-        )
+        columns = zip(*((batch.stream, batch.shard, batch.index) for batch in batches), strict=True)
+        stream, shard, index = ([*chain.from_iterable(parts)] for parts in columns)
+        whole = Batch(batches[0].step, batches[0].first, stream, shard, index)
         out = self._builder.build(whole, rows, arrays).out
         if (tee := self._tee) is not None:
             for piece in pieces:
