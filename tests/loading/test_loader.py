@@ -10,7 +10,6 @@ import re
 import shutil
 import tarfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +143,6 @@ def test_unknown_fields_and_rates_are_refused(data: str) -> None:
 
 
 # One order
-
-
-def test_each_sample_once_a_pass(data: str) -> None:
-    """75 steps are 8 passes; a step over a pass's end has samples of both."""
-    served = flat(keys(load(data, epochs=None), 75))
-    assert set(Counter(served).values()) == {8}
-    assert set(Counter(served[: 9 * BATCH]).values()) == {1}
 
 
 def test_an_iteration_is_an_epoch_and_the_next_goes_on(data: str) -> None:
@@ -301,12 +293,6 @@ def test_moving_the_loader_ends_an_iteration_and_begins_where_it_says(data: str)
     for step in (-3, "3", 1.5):
         with pytest.raises(UsageError):
             loader.step = step
-
-
-def test_the_state_counts_what_was_yielded(data: str) -> None:
-    loader = load(data, ahead=8)
-    for number, _ in enumerate(loader, 1):
-        assert loader.state_dict()["step"] == number
 
 
 def test_a_changed_dataset_or_parameter_is_refused_and_a_moved_one_is_not(

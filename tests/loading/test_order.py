@@ -348,19 +348,16 @@ def requests(order: Order, steps: int, *, rank: int = 0, world: int = 1) -> list
     return [indices for _, indices in group_neighbours(wanted, nothing, gap=0, most=1000)]
 
 
-def test_a_slot_serves_runs_of_neighbours() -> None:
-    """2 steps of 16 samples a slot: 2 runs of 16, which now and then are neighbours."""
+def test_a_slot_serves_runs_of_neighbours_and_a_rank_stays_with_few_windows() -> None:
+    """2 steps of 16 samples a slot: 2 runs of 16, which now and then are neighbours. 16 steps of a
+    rank that holds 8 of the 64 slots: 8 windows, each a range or two."""
     order = Order(streams=(stream("a", *[1000] * 500),), global_batch=1024)
     assert 64 * 2 * 0.8 < len(requests(order, 2)) < 64 * 2 * 1.05
     alone = Order(streams=order.streams, global_batch=1024, run=1)
     assert len(requests(alone, 2)) > 64 * 32 * 0.7
-
-
-def test_a_rank_stays_with_few_windows() -> None:
-    """16 steps of a rank that holds 8 of the 64 slots: 8 windows, each a range or two."""
-    order = Order(streams=(stream("a", *[1000] * 500),), global_batch=1024)
-    assert len(requests(order, 16, rank=3, world=8)) <= 8 * 2 + 1
-    assert sum(map(len, requests(order, 16, rank=3, world=8))) == 8 * 256
+    of_rank = requests(order, 16, rank=3, world=8)
+    assert len(of_rank) <= 8 * 2 + 1
+    assert sum(map(len, of_rank)) == 8 * 256
 
 
 # Shuffling, measured by `tools/bench order`

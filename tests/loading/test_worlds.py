@@ -41,6 +41,12 @@ def joined(folder: Path, *, text: Any, shapes: Any = (), captions: Any = None) -
     return latents, {"join": texts, "captions": captions}
 
 
+def empties(folder: Path) -> Kind:
+    """Empty captions of each sample, for the texts that are dropped."""
+    latents, options = joined(folder, text=VARIED, captions=("caption", "empty"))
+    return latents, {**options, "captions": None, "drop_text": 0.4}
+
+
 def table(folder: Path) -> str:
     lines = ["key,score", *(f"{number:012d},{number / 8}" for number in range(0, 300, 2))]
     (folder / "scores.csv").write_text("\n".join(lines))
@@ -76,6 +82,7 @@ KINDS: dict[str, Any] = {
     "joined text": lambda folder: joined(folder, text=VARIED),
     "joined shapes": lambda folder: joined(folder, text=TEXT, shapes=((48, 80), (64, 64))),
     "picked captions": lambda folder: joined(folder, text=VARIED, captions=PICKED),
+    "empty captions of samples": empties,
     "a table": lambda folder: (write_latents(str(folder)), {"join": table(folder)}),
     "a condition": lambda folder: (write_latents(str(folder)), {"where": "key >= '000000000100'"}),
     "images in roles": images_in_roles,
