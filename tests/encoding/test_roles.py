@@ -21,6 +21,7 @@ from tests.encoding.test_references import (
     EDIT,
     KONTEXT,
     OF_PICTURES,
+    PLUS,
     QWEN_21,
     SEVERAL,
     by_pipeline,
@@ -447,7 +448,7 @@ def as_floats(array: Any) -> torch.Tensor:
     return (tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor).float()
 
 
-@pytest.mark.parametrize("name", [KONTEXT, "Flux2Klein", "QwenImageEditPlus", *OF_PICTURES])
+@pytest.mark.parametrize("name", [KONTEXT, "Flux2Klein", PLUS, *OF_PICTURES])
 def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
     name: str, family: Family, tmp_path: Path
 ) -> None:
@@ -480,7 +481,7 @@ def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
         assert torch.equal(kept, embeddings.to(torch.bfloat16 if is_bfloat16 else torch.half))
 
 
-@pytest.mark.parametrize("name", ["QwenImageEditPlus", EDIT])
+@pytest.mark.parametrize("name", [PLUS, EDIT])
 def test_a_dropped_text_is_the_empty_caption_with_the_images_of_that_sample(
     name: str, family: Family, tmp_path: Path
 ) -> None:
