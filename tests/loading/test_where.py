@@ -24,7 +24,7 @@ from tests.kit.conditions import a_condition, a_row
 from tests.kit.latent_sets import field, flat, keys, npy, write_latents
 from tests.kit.packs import TWENTY, jpeg, pack, samples_of, upload, write_files
 from tests.kit.shape_sets import SHAPES, write_shapes
-from wdsprep.changes.image_hashes import ImagesLooked, find_compared
+from wdsprep.changes.image_hashes import HashedImages, find_compared
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.samples import facts_bytes, value_at_path
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, StoreError, UsageError
@@ -413,8 +413,8 @@ def test_every_command_finds_what_the_closures_find_in_the_json(
             assert sorted(sample["__key__"] for sample in there) == found, text
 
 
-def looked_at(images: Path) -> ImagesLooked:
-    return ImagesLooked(str(images), str(images), f"{images}-hashes", "")
+def looked_at(images: Path) -> HashedImages:
+    return HashedImages(str(images), str(images), f"{images}-hashes", "")
 
 
 def test_a_process_that_is_started_maps_positions_again(tmp_path: Path, cache_home: Path) -> None:

@@ -40,8 +40,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from wdsprep.changes.image_hashes import (
+    HashedImages,
     HashUnit,
-    ImagesLooked,
     find_compared,
     hash_shard,
     hashes_folder,
@@ -171,7 +171,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
     )
 
 
-def _opened(shown: Sequence[str], hashes: str, role: str) -> list[ImagesLooked]:
+def _opened(shown: Sequence[str], hashes: str, role: str) -> list[HashedImages]:
     if not shown:
         raise UsageError("nothing to compare: give a dataset of images")
     places = absolute_places(shown)
@@ -197,10 +197,10 @@ def _opened(shown: Sequence[str], hashes: str, role: str) -> list[ImagesLooked]:
                 f"the hashes would lie in {url}, which is inside a dataset: give another folder "
                 "with --hashes"
             )
-    return [ImagesLooked(*names, role) for names in zip(places, shown, kept, strict=True)]
+    return [HashedImages(*names, role) for names in zip(places, shown, kept, strict=True)]
 
 
-def _look(images: Sequence[ImagesLooked], options: DuplicatesOptions) -> None:
+def _look(images: Sequence[HashedImages], options: DuplicatesOptions) -> None:
     """Compute the hashes of each shard that has none yet, and keep them.
 
     Raise WorkError at the end if a shard failed.
@@ -235,7 +235,7 @@ class Copies:
     """
 
     def __init__(
-        self, images: Sequence[ImagesLooked], is_compared: Mask | None, ranks: Rows | None
+        self, images: Sequence[HashedImages], is_compared: Mask | None, ranks: Rows | None
     ) -> None:
         self._images, self.is_compared, self._ranks = images, is_compared, ranks
         names = ("hash", "content", "width", "height")
@@ -403,14 +403,14 @@ def _rows_to_go(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
     return order[places], numpy.searchsorted(starts, places, side="right") - 1
 
 
-def _spans(images: Sequence[ImagesLooked]) -> list[tuple[int, HashUnit, int, int]]:
+def _spans(images: Sequence[HashedImages]) -> list[tuple[int, HashUnit, int, int]]:
     """Return each shard with the number of its dataset, its first row and the row behind it."""
     units = [(number, unit) for number, dataset in enumerate(images) for unit in dataset.units]
     ends = accumulate((unit.shard.samples for _, unit in units), initial=0)
     return [(*unit, *rows) for unit, rows in zip(units, pairwise(ends), strict=True)]
 
 
-def largest_groups(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[DuplicateGroup]:
+def largest_groups(images: Sequence[HashedImages], copies: Copies) -> Iterator[DuplicateGroup]:
     """Yield a few groups: those with the most copies, the largest first.
 
     Of the copies of a group only the first few are listed.
@@ -438,7 +438,7 @@ def largest_groups(images: Sequence[ImagesLooked], copies: Copies) -> Iterator[D
 class CopyFiles:
     """The files with the results of a search: lists of keys, and tables, one for each dataset."""
 
-    def __init__(self, images: Sequence[ImagesLooked], output: str, table: str) -> None:
+    def __init__(self, images: Sequence[HashedImages], output: str, table: str) -> None:
         """Raise UsageError for a name that does not fit, such as one file for several datasets."""
         for option, url in (("-o", output), ("--table", table)):
             if len(images) > 1 and url and NUMBER not in url:

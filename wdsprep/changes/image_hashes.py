@@ -165,8 +165,8 @@ def _look(image: bytes) -> _Look:
     return hashed - (hashed >> 63 << 64), width, height, content
 
 
-class ImagesLooked:
-    """A dataset of images, with the hashes that are kept of its shards."""
+class HashedImages:
+    """A dataset of images, and the folder in which the hashes of its shards are kept."""
 
     def __init__(self, url: str, shown: str, kept: str, role: str) -> None:
         """Open the images at `url`, whose hashes are kept at `kept`.
@@ -224,7 +224,7 @@ class ImagesLooked:
 
 
 def find_compared(
-    images: Sequence[ImagesLooked], join: Sequence[str], where: str, keep: str
+    images: Sequence[HashedImages], join: Sequence[str], where: str, keep: str
 ) -> tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None]:
     """Return which samples have the image that counts and meet `where`, and the rank of each.
 
@@ -258,7 +258,7 @@ def find_compared(
     return is_compared, ranks
 
 
-def _mark_compared(images: ImagesLooked, subset: Subset) -> Iterator[NDArray[np.bool_]]:
+def _mark_compared(images: HashedImages, subset: Subset) -> Iterator[NDArray[np.bool_]]:
     """Yield a mask for each shard: which of its samples meet the condition."""
     per_shard = subset.selection(None).per_shard()
     names = subset.whole.files.names
@@ -270,7 +270,7 @@ def _mark_compared(images: ImagesLooked, subset: Subset) -> Iterator[NDArray[np.
 
 
 def _find_values(
-    column: str, images: ImagesLooked, places: Sequence[str]
+    column: str, images: HashedImages, places: Sequence[str]
 ) -> tuple[NDArray[np.bool_], NDArray[Any]]:
     """Return which samples have a value in a column of a joined table, and these values."""
     subset = select_samples(images.place, places, "", columns=[column])

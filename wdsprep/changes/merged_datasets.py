@@ -133,7 +133,7 @@ class Group:
 
     @property
     def readers(self) -> int:
-        """Return how many threads are useful for the slowest of the datasets."""
+        """Return how many threads are useful for the store that gains from the most."""
         return max(origin.store.readers for origin in self.origins)
 
     def read_keys(self, selection: SampleSelection) -> Iterator[tuple[ShardSamples, list[str]]]:

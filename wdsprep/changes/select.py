@@ -248,7 +248,7 @@ class _Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class _SelectedDataset:
-    """A dataset to write: a group of datasets, or a part of it."""
+    """A dataset to write: samples of a group of datasets: those chosen, or a part."""
 
     group: Group
     part: str

@@ -236,11 +236,10 @@ class EncodeOptions(EncodeCall, CaptionOptions):
 
     @cached_property
     def places(self) -> Mapping[int | str, str]:
-        """Return the places of the datasets of a run, by the resolution of each.
+        """Return the places of the datasets of a run: of latents by the resolution of each.
 
         Text datasets of several captions, and text that is stored apart, are listed by the names of
-        their captions instead. Raise UsageError if a place needs a name that is not given, or if
-        two datasets would have one place.
+        their captions. Raise UsageError if these places, names or resolutions do not go together.
         """
         is_of_text, names = self.latents == "none", self.caption_names
         beside = f"latents-{RESOLUTION}"

@@ -319,7 +319,7 @@ class Row:
 
     @property
     def is_reference(self) -> bool:
-        """Return whether the row is an image in a role, which becomes its mode, without noise."""
+        """Return whether the row is an image in a role. Its latent has no noise: the VAE's mode."""
         return isinstance(self.cut, tuple)
 
     @property

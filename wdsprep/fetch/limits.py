@@ -80,7 +80,7 @@ class HostLimits:
 
         The host gets no request for `pause_s` seconds. After FAILURES_IN_A_ROW failures with
         codes of DEAD, or with `for_all`, the failure is raised in all requests that wait for this
-        host. The host then gets one request at a time, until one does not fail so or none is left.
+        host. The host then gets one request at a time, until one ends without such a failure.
         """
         turns = self._hosts[host]
         failed = failure is not None and failure.code in DEAD

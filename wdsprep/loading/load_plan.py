@@ -95,7 +95,7 @@ class LoadPlan:
 
     @property
     def summary(self) -> str:
-        """A text with the URLs, the number of samples and the steps of an epoch."""
+        """A text with the first URLs, the number of samples and the steps of an epoch."""
         wholes = dict.fromkeys(dataset.whole for dataset in self.datasets)
         places = examples([repr(whole.store.url) for whole in wholes])
         samples = plural(sum(stream.samples for stream in self.order.streams), "sample")

@@ -70,7 +70,7 @@ def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
 
 
 def join_places(join: Places) -> tuple[str, ...]:
-    """Return the paths and URLs that `join` lists, as texts."""
+    """Return the paths and URLs that `join` lists, as texts; raise UsageError for anything else."""
     places: list[Any] = [] if join is None else [join]
     if isinstance(join, Iterable) and not isinstance(join, str | os.PathLike):
         places = [*join]

@@ -250,7 +250,7 @@ def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Rec
 def _retryable_items(
     store: Store, unit: str, is_curable: Callable[[Reject], bool], planned: frozenset[str]
 ) -> Iterator[Item]:
-    """Yield items that consist of the rejected rows of a slice that may succeed now.
+    """Yield items of a slice, cut down to the rejected rows that may succeed now.
 
     Rows in `planned` have a retry slice already, and are left out.
     """

@@ -76,7 +76,7 @@ class MatchingSamples(NotebookTable):
 
 
 def _find_matching(options: InspectOptions) -> MatchingSamples:
-    """Return how many samples meet the condition, and the first of them."""
+    """Return how many samples meet the condition, and the first `limit` of them."""
     # DuckDB takes 0.2 s, which few need
     from wdsprep.changes.merged_datasets import select_samples
     from wdsprep.loading.open_datasets import join_places

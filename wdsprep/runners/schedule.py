@@ -111,7 +111,7 @@ class WorkerTraceback(Exception):  # noqa: N818  it is never raised, only shown 
 
 @dataclass(slots=True, eq=False)
 class _Streak:
-    """Failures in a row at a place: those since it last finished a unit."""
+    """Failures in a row at one place of a worker, those since a unit was last finished there."""
 
     finished: int
     """The number of units that the run had finished when the first of them came."""

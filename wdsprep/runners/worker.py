@@ -96,7 +96,7 @@ def _lost_at_start(reason: str, error: WdsprepError | None = None) -> Message:
 
 
 def place_of(environment: Mapping[str, str]) -> str:
-    """Return the name of this machine, and the GPUs that a worker with this environment sees."""
+    """Return as one text this machine and the GPUs that a worker with this environment sees."""
     gpus = environment.get("CUDA_VISIBLE_DEVICES", "")
     return socket.gethostname() + (f", GPU {gpus}" if gpus else "")
 

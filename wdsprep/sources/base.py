@@ -290,9 +290,12 @@ class Role:
         match = self._ending.fullmatch(name)
         return (match[1] or "", int(match[2] or -1)) if match else None
 
-    def number(self, member: str) -> int | None:
-        """Return the number that a member of a tar has in this role, or None if it is not in it."""
-        found = self.member(member)
+    def number(self, field: str) -> int | None:
+        """Return the number in the name of a field of a sample, such as 1 in `source_1.jpg`.
+
+        It is -1 if there is none. Return None if the field is not in this role.
+        """
+        found = self.member(field)
         return found[1] if found and not found[0] else None
 
 

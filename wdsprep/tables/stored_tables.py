@@ -63,7 +63,7 @@ class ShardTables:
     def __init__(
         self, store: Store, shards: Sequence[Shard], columns: Columns = IMAGE_COLUMNS
     ) -> None:
-        """List the tables of shards, which have these columns."""
+        """List the folders of `shards` for their tables, of which `columns` are read."""
         self._store, self.shards, self._columns = store, shards, columns
         folders = {shard.name.rpartition("/")[0] for shard in shards}
         listed = chain.from_iterable(store.list(f"{name}/" if name else "") for name in folders)

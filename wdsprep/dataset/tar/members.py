@@ -204,7 +204,10 @@ ExtensionFacts = tuple[str, int, str]  # name, size and target of a link; "" and
 
 
 def _extension(kind: int, data: bytes, offset: int) -> ExtensionFacts:
-    """Return the name, size and link target that an extension header gives the next member."""
+    """Return the name, size and link target that an extension header gives the next member.
+
+    Raise an error for a global header that gives any of these to all members.
+    """
     if kind == KIND_PAX:
         return _pax(data, offset)
     if kind == KIND_LONG_NAME:

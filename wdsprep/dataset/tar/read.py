@@ -211,9 +211,9 @@ class _Group:
     fault: BadSampleError | None = None
 
     def check(self, name: str, before: Iterable[str] | None) -> None:
-        """Check the name of one more field of the sample, and keep the first fault.
+        """Check the name of one more field of the sample, and note its fault if it is the first.
 
-        `before` are the fields of an earlier sample with the same key.
+        `before` are the fields of an earlier sample with the same key, or None without one.
         """
         if name in self.fields or (self.unread and name in self.unread):
             self.fail(f"{self.key} has the field {name} twice", "repeated_field")

@@ -184,7 +184,7 @@ class CaptionLayout:
             yield from filter(len, samples.to_batches())
 
     def put(self, stores: Mapping[str, Store]) -> None:
-        """Write the captions of the units that datasets lack, and last the record of each.
+        """Write for each dataset the captions of the units that lack theirs, then its record.
 
         `stores` has the stores of the datasets by their places.
         """
