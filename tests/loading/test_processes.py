@@ -167,6 +167,17 @@ def test_the_tensors_of_a_batch_come_from_a_worker_in_one_block(data: str) -> No
 
 
 @pytest.mark.system
+def test_a_trainer_may_keep_more_batches_than_a_worker_has_blocks(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.loading.batch_memory.MOST", 3)
+    wanted = whole_of(data, 2)
+    kept = list(DataLoader(load(data, epochs=2, threads=1), batch_size=None, num_workers=1))
+    assert len(kept) == 18
+    assert all(right(batch, wanted) for batch in kept)
+
+
+@pytest.mark.system
 def test_a_fork_of_the_trainer_takes_nothing_from_it(data: str) -> None:
     wanted = whole_of(data, 2)
     loader = iter(DataLoader(load(data, epochs=20, threads=1), batch_size=None, num_workers=1))

@@ -301,7 +301,6 @@ class WorkerBlocks:
     def __init__(self) -> None:
         self.worker = (os.getpid(), secrets.token_hex(8))
         self._blocks: list[_Block] = []
-        self._by_address: dict[int, _Block] = {}  # of tensors in the blocks
 
     def take(self, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Return memory of undefined content, for this worker and then for the trainer.
@@ -309,6 +308,7 @@ class WorkerBlocks:
         All of it is free again when neither uses any of it.
         """
         ends = [*accumulate(-(-nbytes // WORD) * WORD for nbytes in sizes)]
+        parts = [*zip((0, *ends), sizes, strict=False)]
         size = WORD + round_up(ends[-1])
         unused = (b for b in self._blocks if not (b.held or b.data[0]))
         block = next((b for b in unused if len(b.data) == size), None)
@@ -316,19 +316,16 @@ class WorkerBlocks:
             # torch sends this without a copy, and `share_memory_` copies what is there before:
             memory = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
             new = torch.empty(0, dtype=torch.uint8).set_(memory)
+            if len(self._blocks) == MOST:
+                return [new[WORD + start :][:nbytes] for start, nbytes in parts]
             block = _Block(len(self._blocks), new, new.numpy())
-            if len(self._blocks) < MOST:
-                self._blocks.append(block)
+            self._blocks.append(block)
         block.data[0], block.held, block.sent = 1, True, False
         used = block.data[WORD:]
         weakref.finalize(used, self._end, block).atexit = False
         # From bytes, as in a BlockPool:
-        parts = zip(sizes, (0, *ends), strict=False)
-        rows = [np.frombuffer(used.data, np.uint8, nbytes, start) for nbytes, start in parts]
-        tensors = [*map(torch.from_numpy, rows)]
-        if block.number < MOST:
-            self._by_address |= {tensor.data_ptr(): block for tensor in tensors}
-        return tensors
+        rows = (np.frombuffer(used.data, np.uint8, nbytes, start) for start, nbytes in parts)
+        return [*map(torch.from_numpy, rows)]
 
     def _end(self, block: _Block) -> None:
         if os.getpid() != self.worker[0]:
@@ -346,12 +343,12 @@ class WorkerBlocks:
         blocks: dict[int, _Block] = {}
         sent: dict[str, SentTensor] = {}
         for name, value in batch.items():
-            address = value.data_ptr() if isinstance(value, torch.Tensor) else 0
-            block = self._by_address.get(address)
-            if block is not None and not block.sent:
-                start = address - block.tensor.data_ptr()
-                sent[name] = block.number, start, value.dtype, tuple(value.shape), value.stride()
-                blocks[block.number] = block
+            for block in self._blocks if isinstance(value, torch.Tensor) else ():
+                start = value.data_ptr() - block.tensor.data_ptr()
+                if 0 <= start < len(block.data) and not block.sent:
+                    layout = value.dtype, tuple(value.shape), value.stride()
+                    sent[name] = block.number, start, *layout
+                    blocks[block.number] = block
         memory = {number: None if b.known else b.tensor for number, b in blocks.items()}
         for block in blocks.values():
             block.known = block.sent = True
