@@ -150,6 +150,7 @@ PORT = refused_port()
         ("http://nobody.invalid/x", Code.DNS, "nobody.invalid", ""),
         ("file:///etc/hostname", Code.BAD_URL, "", "file: is not http, https, s3, gs, az or hf"),
     ],
+    ids=["refused", "no-such-host", "no-http"],  # the port is another in each process
 )
 def test_what_no_server_answers_has_its_code_too(
     patient: Fetcher, url: str, code: Code, host: str, detail: str
