@@ -30,7 +30,7 @@ from wdsprep.dataset.stored_dataset import find_claim, take_claim
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import FingerprintError
-from wdsprep.store.base import Store
+from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.local import LocalStore
 
 
@@ -87,6 +87,31 @@ def test_a_dataset_that_another_run_has_just_begun_is_no_other_thing(
     assert take_claim(claim).is_there
     with pytest.raises(FingerprintError, match="made with other settings: buckets: 64, now 32"):
         take_claim(replace(claim, manifest=replace(claim.manifest, settings={"buckets": [32]})))
+
+
+def test_a_run_that_begins_while_an_overwrite_deletes_ends_and_what_it_wrote_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, settings = LocalStore(tmp_path), {"buckets": [64]}
+    unit, delete, early = "000000", LocalStore.delete, list[Edition]()
+    take_claim(find_claim(store, "images", settings, overwrite=False))
+    write_bytes(store, receipt_name(unit), receipt_of_images(unit=unit).to_bytes())
+
+    def begin_first(of: LocalStore, name: str) -> None:
+        monkeypatch.undo()
+        early.append(Edition.from_store(of))
+        receipt = of.read(name)
+        delete(of, name)
+        with early[0].holding(unit):
+            write_bytes(of, name, receipt)
+
+    monkeypatch.setattr(LocalStore, "delete", begin_first)
+    claim = take_claim(find_claim(store, "images", settings, overwrite=True))
+    assert [entry.name for entry in store.list("receipts/")] == []
+    with pytest.raises(FingerprintError, match="started over"), early[0].holding(unit):
+        pass
+    with claim.edition.holding(unit):
+        pass
 
 
 @pytest.mark.parametrize("unit", ["000007", slice_name(FIRST_RETRY), "256/000007_01", "256/a b"])

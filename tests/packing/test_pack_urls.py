@@ -11,6 +11,7 @@ import pytest
 from blake3 import blake3
 
 import wdsprep
+from tests.kit.kills import CutError
 from tests.kit.packs import (
     BUCKETS,
     command,
@@ -30,6 +31,7 @@ from tests.kit.sites import FAST, KINDS, MENDED, Site, kill_when_asked, table_of
 from tests.kit.webserver import Connection, Request, WebServer, black_hole, ok
 from wdsprep.cli import main
 from wdsprep.errors import FingerprintError, UsageError, WorkError
+from wdsprep.store.local import LocalStore
 
 
 def test_each_row_is_packed_or_rejected_with_its_code_and_its_url(
@@ -242,6 +244,32 @@ def test_what_was_forbidden_is_fetched_where_a_retry_allows_it_and_its_receipt_s
     assert manifest_of(tmp_path / "out").settings["robots"] is True
     assert manifest_of(tmp_path / "out").counts["allowed_more:robots"] == 1
     assert not wdsprep.verify(tmp_path / "out", workers=1).findings
+
+
+def test_no_row_comes_twice_after_an_overwrite_that_was_killed_between_two_retries(
+    tmp_path: Path, site: tuple[Site, WebServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second retry takes its rows from the first."""
+    _, server = site
+    table = table_of(tmp_path, server, KINDS)
+    out = pack(table, tmp_path / "out", *RETRY)
+    for _ in range(2):
+        pack(table, out, *RETRY, "--retry-rejected")
+    delete, gone = LocalStore.delete, set[str]()
+
+    def stop_at_the_second(store: LocalStore, name: str) -> None:
+        if name.startswith("inputs/1"):
+            gone.add(name)
+        if len(gone) == 2:
+            raise CutError
+        delete(store, name)
+
+    monkeypatch.setattr(LocalStore, "delete", stop_at_the_second)
+    with pytest.raises(CutError):
+        pack(table, out, *RETRY, "--overwrite")
+    monkeypatch.undo()
+    pack(table, out, *RETRY)
+    assert outcome(out).keys() == wanted().keys()
 
 
 @pytest.mark.system

@@ -166,15 +166,30 @@ def take_claim(claim: DatasetClaim) -> DatasetClaim:
     store = edition.store
     with store.hold(MANIFEST_HOLD):
         if claim.starts_over:
-            edition = Edition.begun(store)
-            wait_for_holders(store)
-            names = [entry.name for entry in store.list()]
-            for pattern in OURS[manifest.dataset]:  # receipts first: then the rest never happened
-                for name in filter(pattern.fullmatch, names):
-                    store.delete(name)
-            forget_removal(store)
-        elif _has_manifest(store):
+            return _start_over(store, manifest)
+        if _has_manifest(store):
             return _check_claim(Edition.from_store(store), manifest.dataset, manifest.settings)
+        write_manifest(store, manifest)
+    return DatasetClaim(edition=edition, manifest=manifest, is_there=True)
+
+
+def _start_over(store: Store, manifest: Manifest) -> DatasetClaim:
+    """Begin another edition of a dataset, and delete what was written of it.
+
+    A run that begins while files are deleted has the new mark, and has perhaps read some of them.
+    So there is one more mark after that, which ends such a run, and what it wrote is deleted too.
+
+    Receipts go first: then the rest never happened. Names go from the last to the first, so that no
+    retry of a retry outlives the one that it takes rows from.
+    """
+    for _ in range(2):
+        edition = Edition.begun(store)
+        wait_for_holders(store)
+        names = [entry.name for entry in store.list()]
+        for pattern in OURS[manifest.dataset]:
+            for name in filter(pattern.fullmatch, reversed(names)):
+                store.delete(name)
+        forget_removal(store)
         write_manifest(store, manifest)
     return DatasetClaim(edition=edition, manifest=manifest, is_there=True)
 
