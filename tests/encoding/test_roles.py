@@ -359,7 +359,10 @@ EMPTY = {"latents": "none", "empty": "per-sample"}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"roles": "target,control"}, "has no images in the role control: its roles are source"),
+        (
+            {"roles": "target,control"},
+            "has no images in the role control: its roles are target, source",
+        ),
         ({"roles": "source,source"}, "--roles source is given twice: give each role once"),
         ({"roles": "Source"}, "--roles Source: give names of roles"),
         ({"roles": "mask", "flip": True}, "--flip is for latents, and --roles mask makes none"),

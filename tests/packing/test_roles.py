@@ -473,7 +473,8 @@ def test_images_in_roles_are_converted_as_targets_are_and_masks_keep_their_greys
         (["source={home}/s"], {"max_area": "9,source=x"}, "ROLE=N"),
         (["source={home}/m"], {}, "no image of .* has a source: one image is a.jpg, and .* b.png"),
         (["source={home}/in/x"], {}, "lies in .* of which all images are targets"),
-        (["source={home}/none"], {}, "holds no image"),
+        (["source={home}/none"], {}, "holds no image: give another folder"),
+        (["source={home}/befor"], {}, "holds no image .did you mean .*/before.*: give another"),
         (["source={home}/s/a.jpg"], {}, "holds no image"),
         (["all={home}/s"], {}, "all is the name of something else"),
         (["source=.edit"], {}, "no file ends in .edit"),
@@ -488,6 +489,7 @@ def test_roles_that_cannot_be_meant_are_refused_in_one_line(
     tmp_path: Path, roles: list[str], options: dict[str, Any], said: str
 ) -> None:
     write_files(tmp_path, {"in/a.jpg": jpeg(1), "s/a.jpg": jpeg(2), "m/b.png": jpeg(2, kind="PNG")})
+    write_files(tmp_path, {"before/a.jpg": jpeg(2)})
     write_table(tmp_path / "t.parquet", [{"image": jpeg(1), "text": "a", "n": 5}])
     write_files(tmp_path, {"a.tar": tar_bytes([("a.jpg", jpeg(1))])})
     roles = [role.format(home=tmp_path) for role in roles]

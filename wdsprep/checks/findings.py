@@ -44,7 +44,10 @@ class Kind(Enum):
     )
     FOREIGN = ("foreign", "move it out of the dataset")
     # Notes from here on.
-    UNFINISHED = ("unfinished", 'run the same "{maker}" again to go on')
+    UNFINISHED = (
+        "unfinished",
+        'run the same "{maker}" again to go on (without --limit, if it had one)',
+    )
     # A step that the next run does again.
     UNSETTLED = ("unsettled", f'run the same "{{maker}}" again, or {REPAIR.removeprefix("run ")}')
     LEFTOVER = ("leftover", "nothing to do")

@@ -70,7 +70,8 @@ def check_roles(images: str, wanted: Sequence[str], there: Sequence[str]) -> Non
         )
     if lacking:
         raise UsageError(
-            f"{images} has no images in the role {lacking[0]}: its roles are {', '.join(there)}"
+            f"{images} has no images in the role {lacking[0]}: its roles are "
+            f"{', '.join((TARGET, *there))}"
         )
 
 

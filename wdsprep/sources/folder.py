@@ -47,7 +47,7 @@ from wdsprep.sources.base import (
 )
 from wdsprep.sources.captions import apply_caption_file, captions_of, decode_facts, decode_text
 from wdsprep.sources.patterns import extension, kind_of
-from wdsprep.store import shared_store
+from wdsprep.store import did_you_mean_place, shared_store
 from wdsprep.store.base import Chunks, Entry, Store, is_hidden
 from wdsprep.text import list_columns, shown
 
@@ -363,7 +363,7 @@ class Metadata:
             )
         files = self._query("SELECT file FROM files WHERE role = ? LIMIT 1", role.name)
         if not files:
-            return f"{role.where} holds no image: give another folder"
+            return f"{role.where} holds no image{did_you_mean_place(role.url)}: give another folder"
         other = shown(os.fsdecode(files[0][0]))
         names = f"one image is {shown(self._first)}, and {role.where} has {other}"
         return f"{names}: give both the same name, apart from the extension"
