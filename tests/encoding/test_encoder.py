@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, interpolate
 
 from tools.tiny.drawings import draw
-from wdsprep.encoding.models.base import Encoded, Encoder
+from wdsprep.encoding.models.base import Encoded
+from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.models.noise import noise_keys

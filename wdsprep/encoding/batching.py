@@ -28,11 +28,12 @@ import torch
 from torch import Tensor
 
 from wdsprep.dataset.shapes import Size
-from wdsprep.encoding.models.base import Encoder, text_size
+from wdsprep.encoding.models.base import text_size
 from wdsprep.encoding.models.device import (
     Arrays,
     Device,
     DeviceBatch,
+    Encoder,
     ImageBatch,
     Launched,
     TextBatch,

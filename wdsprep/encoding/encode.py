@@ -32,7 +32,7 @@ from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep_to_begin
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.models.base import Encoder
+    from wdsprep.encoding.models.device import Encoder
 
 
 P = ParamSpec("P")

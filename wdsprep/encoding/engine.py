@@ -39,8 +39,8 @@ from wdsprep.dataset.npy_arrays import is_of_text
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches, Rows
-from wdsprep.encoding.models.base import Encoder, Part
-from wdsprep.encoding.models.device import Arrays, DeviceBatch, TextBatch
+from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.models.device import Arrays, DeviceBatch, Encoder, TextBatch
 from wdsprep.encoding.progress import Stats
 from wdsprep.encoding.role_images import RoleCuts
 from wdsprep.encoding.sample_chain import Block, EncodingSample, Row

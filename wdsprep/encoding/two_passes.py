@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
-from wdsprep.encoding.models.base import Encoder, Part
+from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.store.spool import Spool, spool_folder
 

@@ -19,7 +19,7 @@ from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import ray_in_use, with_runner
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.models.base import Encoder
+    from wdsprep.encoding.models.device import Encoder
     from wdsprep.encoding.worker import EncodeWorker
 
 

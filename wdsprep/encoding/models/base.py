@@ -1,8 +1,7 @@
-"""The inputs and outputs of encoders, the protocols they follow, and the batch sizes for a device.
+"""The inputs and outputs of encoders, their networks in two precisions, and the sizes of batches.
 
-`encoder` puts the parts together: a VAE (`vae`), and a text encoder (`text_encoders`).
-`auto_batch_size` chooses by the memory of a device, and `is_out_of_memory` recognises the errors
-that mean a lack of it.
+`device` has what an encoder has to do, and `encoder` puts the parts of one together.
+`is_out_of_memory` recognises the errors that mean a lack of memory.
 """
 
 import re
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +20,6 @@ from wdsprep.dataset.tar.write import Buffer
 from wdsprep.encoding import TF32
 from wdsprep.errors import WorkError
 from wdsprep.runners.stuck_workers import is_of_memory
-
-if TYPE_CHECKING:
-    from wdsprep.encoding.models.references import ReferencePipeline
 
 T = TypeVar("T")
 DTYPES = {
@@ -103,58 +99,6 @@ class Encoded:
     """the length of each row of the variable field"""
 
 
-class Encoder(Protocol):
-    """A model that is loaded onto one device and encodes images and captions."""
-
-    fields: tuple[Field, ...]
-    resolution: int
-    device: torch.device
-    itemsize: int
-    """bytes of a number while the VAE works"""
-    is_compiled: bool
-    """whether the first batch of a size takes much longer"""
-    has_text: bool
-    """whether anything is made of captions"""
-    text_batch_size: int
-    """the captions of a batch; 0: as many as images"""
-    groups_texts: bool
-    """whether captions are of several shapes"""
-    takes_images: bool
-    """whether what is made of captions depends on reference images"""
-    is_split: bool
-    """whether the device holds what encodes images or captions, but never both"""
-
-    @property
-    def references(self) -> "ReferencePipeline | None":
-        """Return what prepares reference images, if it is needed."""
-
-    def bring(self, part: "Part") -> None:
-        """Make the device ready to encode a part of samples.
-
-        If the device cannot hold all networks, those for the other part are removed from it.
-        """
-
-    def tokens(self, captions: Sequence[str], images: Sequence[Any] = (), /) -> list[Tokens]:
-        """Return the tokens of captions, made with the reference images of each if it takes them.
-
-        Several threads may call this and the other methods at once.
-        """
-
-    def encode_images(
-        self, pixels: Tensor, noise: Tensor = ..., /, *, exact: bool = False
-    ) -> Encoded:
-        """Encode pixels, uint8 (B, 3, H, W), with int64 (B,) keys of noise, all on the device.
-
-        References have no noise, and become their mode.
-        """
-
-    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
-        """Encode captions whose tokens have one shape."""
-
-    def empty(self) -> dict[str, Tensor]:
-        """Return the arrays of the empty caption, on the host, by field."""
-
-
 class NoRoomError(RuntimeError):
     """The lack of memory for a network in fp32, which a smaller batch would not mend."""
 
@@ -204,7 +148,6 @@ class InTwoPrecisions(Generic[T]):
         self._loaded.clear()
 
 
-CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long
 MAX_BATCH = 128
 CAPTIONS_BATCH = 32  # more fill no GPU better, and the hidden states of all layers are kept
 CLIP_CAPTIONS_BATCH = 128  # if CLIP alone encodes them: 32 take longer to launch than to compute
@@ -217,7 +160,6 @@ EXACT_BATCH = 4  # of the few images that are computed again in fp32
 TENSORS_AT_PEAK = 6
 FIRST_WIDTH = 128
 MOST_ELEMENTS = 2**31 - 1  # of one tensor: of more, kernels count in 64 bits, or cut it in pieces
-SHARE_OF_FREE_MEMORY = 0.8
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 # So libraries below torch say that memory is out, and other things too.
@@ -242,18 +184,6 @@ def limit_memory(share: float) -> None:
     global _gpu_share  # as torch has one allocator in a process
     _gpu_share = share
     torch.cuda.set_per_process_memory_fraction(share)
-
-
-def auto_batch_size(encoder: "Encoder") -> int:
-    """Return the number of images in a batch on a device.
-
-    On a CPU it is always the same, so that everybody gets the same bytes. On a GPU it is what fits
-    into the free memory.
-    """
-    if encoder.device.type != "cuda":
-        return CPU_BATCH
-    room = free_nbytes(encoder.device) * SHARE_OF_FREE_MEMORY
-    return fitting_batch_size(room, encoder.resolution, encoder.itemsize)
 
 
 def fitting_batch_size(nbytes: float, resolution: int, itemsize: int) -> int:

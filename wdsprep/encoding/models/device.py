@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
-from wdsprep.dataset.npy_arrays import is_of_text
+from wdsprep.dataset.npy_arrays import Field, is_of_text
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import computes_bf16, computes_tf32
@@ -29,10 +30,10 @@ from wdsprep.encoding.models.base import (
     EXACT_BATCH,
     TEXT_NBYTES,
     Encoded,
-    Encoder,
     NoRoomError,
+    Part,
     Tokens,
-    auto_batch_size,
+    fitting_batch_size,
     free_nbytes,
     is_out_of_memory,
     peak_nbytes,
@@ -41,9 +42,78 @@ from wdsprep.encoding.models.base import (
 from wdsprep.encoding.models.noise import noise_keys
 from wdsprep.encoding.progress import Stats
 
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.references import ReferencePipeline
+
+CPU_BATCH = 2  # more do not stay in the cache: on 2 cores, 8 at a time took 1.5 times as long
+SHARE_OF_FREE_MEMORY = 0.8
 OF_LATE = 256  # batches of a shape: most of a minute, and longer than a queue ever runs empty
-Arrays = dict[str, torch.Tensor]
+Arrays = dict[str, Tensor]
 """The arrays of one sample, by field; a variable one is as long as the caption."""
+
+
+class Encoder(Protocol):
+    """A model that is loaded onto one device and encodes images and captions."""
+
+    fields: tuple[Field, ...]
+    resolution: int
+    device: torch.device
+    itemsize: int
+    """bytes of a number while the VAE works"""
+    is_compiled: bool
+    """whether the first batch of a size takes much longer"""
+    has_text: bool
+    """whether anything is made of captions"""
+    text_batch_size: int
+    """the captions of a batch; 0: as many as images"""
+    groups_texts: bool
+    """whether captions are of several shapes"""
+    takes_images: bool
+    """whether what is made of captions depends on reference images"""
+    is_split: bool
+    """whether the device holds what encodes images or captions, but never both"""
+
+    @property
+    def references(self) -> "ReferencePipeline | None":
+        """Return what prepares reference images, if it is needed."""
+
+    def bring(self, part: Part) -> None:
+        """Make the device ready to encode a part of samples.
+
+        If the device cannot hold all networks, those for the other part are removed from it.
+        """
+
+    def tokens(self, captions: Sequence[str], images: Sequence[Any] = (), /) -> list[Tokens]:
+        """Return the tokens of captions, made with the reference images of each if it takes them.
+
+        Several threads may call this and the other methods at once.
+        """
+
+    def encode_images(
+        self, pixels: Tensor, noise: Tensor = ..., /, *, exact: bool = False
+    ) -> Encoded:
+        """Encode pixels, uint8 (B, 3, H, W), with int64 (B,) keys of noise, all on the device.
+
+        References have no noise, and become their mode.
+        """
+
+    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
+        """Encode captions whose tokens have one shape."""
+
+    def empty(self) -> dict[str, Tensor]:
+        """Return the arrays of the empty caption, on the host, by field."""
+
+
+def auto_batch_size(encoder: Encoder) -> int:
+    """Return the number of images in a batch on a device.
+
+    On a CPU it is always the same, so that everybody gets the same bytes. On a GPU it is what fits
+    into the free memory.
+    """
+    if encoder.device.type != "cuda":
+        return CPU_BATCH
+    room = free_nbytes(encoder.device) * SHARE_OF_FREE_MEMORY
+    return fitting_batch_size(room, encoder.resolution, encoder.itemsize)
 
 
 def device_name(device: torch.device) -> str:
@@ -60,17 +130,17 @@ class ImageBatch:
     """
 
     count: int
-    inputs: tuple[torch.Tensor, ...]
+    inputs: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, pixels: torch.Tensor, keys: Sequence[str], *, seed: int) -> "ImageBatch":
+    def of(cls, pixels: Tensor, keys: Sequence[str], *, seed: int) -> "ImageBatch":
         """Return a batch of images, with the noise of their keys; further rows are padding."""
         noise = torch.zeros(len(pixels), dtype=torch.int64)
         noise[: len(keys)] = noise_keys(seed, keys)
         return cls(len(keys), (pixels, noise))
 
     @property
-    def pixels(self) -> torch.Tensor:
+    def pixels(self) -> Tensor:
         return self.inputs[0]
 
     @property
@@ -275,7 +345,7 @@ class Device:
         made = Encoded(arrays, self._to_host(encoded.ok), lengths)
         return Launched(batch, exact, made, began, self._record_event())
 
-    def _to_host(self, made: torch.Tensor) -> torch.Tensor:
+    def _to_host(self, made: Tensor) -> Tensor:
         if not self._is_cuda:
             return made.contiguous()
         host = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)

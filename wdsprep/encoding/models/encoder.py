@@ -34,7 +34,6 @@ from wdsprep.encoding.models.base import (
     TENSORS,
     TEXT_NBYTES,
     Encoded,
-    Encoder,
     InTwoPrecisions,
     Part,
     Rows,
@@ -61,7 +60,7 @@ from wdsprep.errors import WorkError
 from wdsprep.text import human_bytes
 
 
-def load_encoder(model: Model, recipe: Recipe, device: str) -> Encoder:
+def load_encoder(model: Model, recipe: Recipe, device: str) -> "LatentEncoder":
     """Load the networks of a model that a recipe needs onto a device."""
     silence_libraries()
     if recipe.compile:

@@ -25,8 +25,8 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.tar.read import TarSample
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.batching import Batcher, DeviceBatches, Rows
-from wdsprep.encoding.models.base import Encoder, Part, auto_batch_size
-from wdsprep.encoding.models.device import DeviceBatch
+from wdsprep.encoding.models.base import Part
+from wdsprep.encoding.models.device import DeviceBatch, Encoder, auto_batch_size
 from wdsprep.encoding.models.find_model import Model, check_resolution, check_shapes, find_model
 from wdsprep.encoding.options import Encode
 from wdsprep.encoding.progress import Stats
