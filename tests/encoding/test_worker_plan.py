@@ -19,7 +19,7 @@ from wdsprep.encoding.models import encoder as encoders
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.two_passes import TextPass, Turns
-from wdsprep.encoding.worker_plan import Machine, plan_workers, settle_runner
+from wdsprep.encoding.worker_plan import Machine, plan_workers, settle_workers
 from wdsprep.errors import UsageError, WorkError
 
 TWO_CORES = [Machine(cpus=2)]
@@ -125,9 +125,11 @@ def test_which_runner_is_chosen_and_why_is_one_line(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(worker_plan, "this_machine", lambda _device: machine)
+    monkeypatch.setattr(worker_plan, "cluster_machines", lambda _address: None)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     said: list[str] = []
-    assert settle_runner(EncodeWorkerOptions(**options), said.append).runner == runner  # type: ignore[arg-type]
+    chosen, _ = settle_workers(EncodeWorkerOptions(**options), said.append)  # type: ignore[arg-type]
+    assert chosen.runner == runner
     assert len(said) == bool(line)
     assert "".join(said).startswith(line)
 

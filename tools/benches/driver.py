@@ -20,7 +20,7 @@ from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.pending_shards import PackedShards, largest_first, pending_shards
+from wdsprep.encoding.dataset_plan import PackedShards, largest_first, pending_shards
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.run import Run, do_runs, open_dataset_to_write

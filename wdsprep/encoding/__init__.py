@@ -4,8 +4,8 @@
 `recipe_options` what decides its bytes, `shape_lists` the shapes that a user names;
 `recipe_defaults` chooses what a recipe leaves open, and says which arrays a sample has. `captions`
 says where captions come from, if not from the samples. `run_plan` is made whole before anything is
-written: which `image_shards` there are, which of them are missing (`pending_shards`) for which
-dataset, and how many workers encode them (`worker_plan`), on which of the `gpus`.
+written: which `image_shards` there are, how many workers encode them (`worker_plan`), on which of
+the `gpus`, and for each dataset which shards are missing (`dataset_plan`).
 
 `sample_chain` lists the steps of a sample's way through the work, and has what it becomes on it;
 `role_images` cuts the images that it has in roles.

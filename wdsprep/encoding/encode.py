@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.stored_dataset import take_claim
-from wdsprep.dataset.unit_locks import Edition
+from wdsprep.encoding.dataset_plan import DatasetPlan, joint_units
 from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.models.find_model import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
-from wdsprep.encoding.pending_shards import joint_units, remove_stale_units
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
-from wdsprep.encoding.run_plan import DatasetPlan, RunPlan, make_plan
+from wdsprep.encoding.run_plan import RunPlan, make_plan
 from wdsprep.encoding.worker_plan import EncodeWork, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.job import JobListener
-from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, sweep_to_begin
+from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, remove_units, sweep_to_begin
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.device import Encoder
@@ -86,12 +85,7 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     numbers; `shapes` may also be a list of widths and heights; `track` is wandb or tensorboard.
     After an interruption, the same call continues the run.
     """
-    outcomes = _run_encode(options, options.listener_or_mute)
-    is_several = isinstance(options.resolution, Sequence) or options.paths or options.text_out
-    return outcomes if is_several else outcomes[0]
-
-
-def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
+    listener = options.listener_or_mute
     plan = make_plan(options, told=listener.on_message, compared=listener.on_comparison)
     recipe, speeds = plan.recipe, Speeds()
     # Of several in one pass nobody can tell how fast each would be alone.
@@ -122,7 +116,8 @@ def _run_encode(options: EncodeOptions, listener: JobListener) -> list[Outcome]:
             record = plan.captions and plan.captions.records[dataset.place]
             report = (plan.captions.table.url, record) if plan.captions and record else None
             listener.on_captions(outcome, report)
-    return outcomes
+    is_several = isinstance(options.resolution, Sequence) or options.paths or options.text_out
+    return outcomes if is_several else outcomes[0]
 
 
 def do_plan(
@@ -148,13 +143,19 @@ def do_plan(
             speeds.take(progress)
             listener.on_step(progress)
 
+    # No earlier step of a run writes to the datasets.
     with closing(plan.captions) if plan.captions else nullcontext():
-        editions = _begin_datasets(plan)
+        editions = [take_claim(dataset.claim).edition for dataset in plan.datasets]
+        planned = list(zip(plan.datasets, editions, strict=True))
+        for dataset, edition in planned:
+            sweep_to_begin(edition.store, dataset.claim.manifest)
+            remove_units(edition, dataset.stale)
+        if plan.captions:
+            plan.captions.put({dataset.place: edition.store for dataset, edition in planned})
     for dataset in plan.datasets:
         for line in dataset.removals:
             listener.on_message(line)
     listener.on_begin(plan)
-    planned = list(zip(plan.datasets, editions, strict=True))
     runs = [
         Run(
             edition,
@@ -186,22 +187,6 @@ def do_plan(
         figures=speeds.figures if speeds else dict,
         on_step=on_step,
     )
-
-
-def _begin_datasets(plan: RunPlan) -> list[Edition]:
-    """Begin or continue the datasets of a plan, and return an edition of each for the workers.
-
-    No earlier step of a run writes to the datasets. The captions of a table are stored here, and
-    stale units are removed, with what killed writers left behind.
-    """
-    editions = [take_claim(dataset.claim).edition for dataset in plan.datasets]
-    for dataset, edition in zip(plan.datasets, editions, strict=True):
-        sweep_to_begin(edition.store, dataset.claim.manifest)
-        remove_stale_units(edition, dataset.stale)
-    if plan.captions:
-        both = zip(plan.datasets, editions, strict=True)
-        plan.captions.put({dataset.place: edition.store for dataset, edition in both})
-    return editions
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":

@@ -8,7 +8,7 @@ The shard's size is compared instead, and its index with its headers (`ShardRead
 
 import pickle
 import shlex
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,6 @@ from blake3 import blake3
 
 from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.file_names import RECEIPTS, index_name, latent_unit
-from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample, roles_of
@@ -101,12 +100,6 @@ class ImageShard:
         return cls(name=own, item=item, digest=digest)
 
 
-def count_samples(shards: Sequence[ImageShard]) -> int:
-    """Return the number of samples to encode in image shards; 0 if nobody has counted them."""
-    counts = [shard.item.take or shard.item.samples for shard in shards]
-    return sum(counts) if all(counts) else 0
-
-
 def tars_of(url: str, max_nbytes: int, roles: Iterable[str] = ()) -> TarsSource:
     """Return the source that reads the image shards in a store, with images in these roles."""
     columns = Columns(roles=tuple(Role(name=name, where=f".{name}") for name in roles))
@@ -178,9 +171,34 @@ def find_image_shards(
     check_kind(store, manifest.dataset, "images")
     manifest = refresh_manifest(store, manifest)
     resolution = resolution or min(manifest.settings["buckets"])
-    wanted: dict[str, Any] = {"resolution": resolution, "upscale": upscale}
-    wanted |= {"shapes": shapes} if shapes else {}
-    shards = _select_shards(url, manifest, wanted)
+    encoded: dict[str, Any] = {"resolution": resolution, "upscale": upscale}
+    encoded |= {"shapes": shapes} if shapes else {}
+    buckets = buckets_encoded(encoded, manifest.settings["buckets"])
+    shards = tuple(
+        ImageShard(
+            name=latent_unit(shard.name),
+            item=Item(
+                name=shard.name, parts=((shard.name, shard.nbytes, ""),), samples=shard.samples
+            ),
+            digest=shard.digest,
+        )
+        for shard in manifest.shards
+        if shard.bucket in buckets
+    )
+    if not manifest.receipts:
+        raise SourceError(
+            f'{url} holds no shards yet: run the same "wdsprep pack" again, to its end'
+        )
+    if not manifest.samples:
+        raise SourceError(
+            f"{url} holds no image, as all were rejected ({human_counts(manifest.rejects)}; "
+            f"{url}/rejects/ lists them): pack again, with other limits or another source"
+        )
+    if not shards:
+        raise SourceError(
+            f"{url} holds no image of {least_side_of(encoded)} pixels or more: choose a lower "
+            "--resolution, or --upscale"
+        )
     lowest = min(int(shard.name.partition("/")[0]) for shard in shards)
     return ImageShards(
         url=store.url,
@@ -193,39 +211,6 @@ def find_image_shards(
         hashed_by=manifest.settings.get("compute_hash", ""),
         roles=roles_of(manifest.settings),
     )
-
-
-def _select_shards(
-    url: str, manifest: Manifest, settings: Mapping[str, Any]
-) -> tuple[ImageShard, ...]:
-    encoded = set(buckets_encoded(settings, manifest.settings["buckets"]))
-    shards = tuple(
-        ImageShard(
-            name=latent_unit(shard.name),
-            item=Item(
-                name=shard.name, parts=((shard.name, shard.nbytes, ""),), samples=shard.samples
-            ),
-            digest=shard.digest,
-        )
-        for shard in manifest.shards
-        if shard.bucket in encoded
-    )
-    if not shards:
-        raise SourceError(_explain_no_shards(url, manifest, least_side_of(settings)))
-    return shards
-
-
-def _explain_no_shards(url: str, manifest: Manifest, least_side: int) -> str:
-    """Return a message that says why a dataset has no shard for a resolution, and what to do."""
-    if not manifest.receipts:
-        return f'{url} holds no shards yet: run the same "wdsprep pack" again, to its end'
-    if not manifest.samples:
-        return (
-            f"{url} holds no image, as all were rejected ({human_counts(manifest.rejects)}; "
-            f"{url}/rejects/ lists them): pack again, with other limits or another source"
-        )
-    remedy = "choose a lower --resolution, or --upscale"
-    return f"{url} holds no image of {least_side} pixels or more: {remedy}"
 
 
 def _find_tars(url: str, resolution: int) -> ImageShards:

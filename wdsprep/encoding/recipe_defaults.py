@@ -34,7 +34,7 @@ def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, 
 
     A pipeline is asked for its arrays in a dry run; torch is imported only then.
     """
-    recipe = replace(recipe, **choices_for(recipe, model, device))
+    recipe = with_defaults(recipe, model, device)
     if not model.pipeline_kind:
         return recipe, model
     from wdsprep.encoding.models.dry_run import find_outputs
@@ -42,23 +42,24 @@ def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, 
     return recipe, find_outputs(model, recipe)
 
 
-def choices_for(recipe: Recipe, model: Model, device: str) -> dict[str, Any]:
-    """Return the values of a recipe that depend on the model and the device, by field."""
-    chosen: dict[str, Any] = {
-        "latents": latents_of(recipe.latents, model),
-        "dtype": recipe.dtype if recipe.dtype != "auto" else choose_dtype(recipe, model, device),
-        "role_size": tuple(_role_sizes(recipe, model)),
-    }
-    if model.components:
+def with_defaults(recipe: RecipeT, model: Model, device: str) -> RecipeT:
+    """Return the recipe with the values that depend on the model and the device filled in."""
+    text_length = recipe.text_length
+    if model.components and not text_length:
         preset = PRESETS.get(model.name.partition("@")[0])
-        usual = preset.text_length if preset else 0
-        chosen["text_length"] = recipe.text_length or usual
-    elif recipe.text_length:
+        text_length = preset.text_length if preset else 0
+    elif text_length and not model.components:
         raise UsageError(
             f"--text-length cannot be chosen for {model.name}, whose text has one length: leave it "
             "out"
         )
-    return chosen
+    return replace(
+        recipe,
+        latents=latents_of(recipe.latents, model),
+        dtype=recipe.dtype if recipe.dtype != "auto" else choose_dtype(recipe, model, device),
+        role_size=tuple(_role_sizes(recipe, model)),
+        text_length=text_length,
+    )
 
 
 def _role_sizes(recipe: Recipe, model: Model) -> Iterator[tuple[str, Any]]:
@@ -125,7 +126,10 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     """
     of_images = {"crop": "centre", DECODE: recipe.decode, "seed": recipe.seed, **rule_of(model)}
     if recipe.images_in_roles:
-        of_images |= _settings_of_roles(recipe)
+        lists = recipe.shape_lists
+        sizes = {role: SHAPES if role in lists else rule for role, rule in recipe.rules.items()}
+        of_images |= {"roles": recipe.roles, "role_sizes": sizes}
+        of_images |= {"role_shapes": lists} if lists else {}
     limits: dict[str, tuple[Any, Any]] = {  # each with its default
         "max_area": (recipe.max_area, MAX_AREA),
         "max_crop": (recipe.max_crop, 1.0),
@@ -135,10 +139,11 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     if recipe.is_of_text:
         of_images, limits = {}, {}
     limits["max_bytes"] = recipe.max_bytes, MAX_NBYTES
+    arrays = fields(model, recipe)
     settings = {
         "dtype": recipe.dtype,
         "latents": recipe.latents,
-        "layout": layout(fields(model, recipe)),
+        "layout": layout(arrays),
         "resolution": recipe.resolution,
         "text": recipe.text,
         "weights": model.weights,
@@ -150,26 +155,20 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     return as_json(settings)
 
 
-def _settings_of_roles(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that say which roles are encoded, and how large their images become."""
-    shapes = recipe.shape_lists
-    sizes = {role: SHAPES if role in shapes else rule for role, rule in recipe.rules.items()}
-    return {
-        "roles": recipe.roles,
-        "role_sizes": sizes,
-        **({"role_shapes": shapes} if shapes else {}),
-    }
-
-
 def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
     """Return the fields of a latent sample, which are the arrays that are stored for it.
 
     If text comes from a pipeline, `model` has to be one that `settle_recipe` has returned. Arrays
     that are made from sizes of the image are stored with the latents.
     """
+    if recipe.text == "none" or model.components:
+        text = model.outputs
+    elif recipe.text == "tokens":
+        text = (Field(name=TOKENS, dtype="<i4", shape=(model.clip_length,)),)
+    else:
+        text = (Field(name=EMB, dtype="<f2", shape=(model.clip_length, model.clip_width)),)
     if recipe.is_of_text:
-        return text_fields(_text_fields(model, recipe))
-    latents = latent_fields(model, recipe) if recipe.has_target else ()
+        return text_fields(text)
     in_roles = role_fields(
         recipe.rules,
         recipe.resolution,
@@ -177,7 +176,7 @@ def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
         factor=model.factor,
         flip=recipe.flip,
     )
-    return *latents, *in_roles, *_text_fields(model, recipe)
+    return *(latent_fields(model, recipe) if recipe.has_target else ()), *in_roles, *text
 
 
 def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
@@ -187,11 +186,3 @@ def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
         channels, side = 2 * channels // model.patch**2, side * model.patch
     names = (LATENT, FLIPPED) if recipe.flip else (LATENT,)
     return tuple(Field(name=name, dtype="<f2", shape=(channels, side, side)) for name in names)
-
-
-def _text_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
-    if recipe.text == "none" or model.components:
-        return model.outputs
-    if recipe.text == "tokens":
-        return (Field(name=TOKENS, dtype="<i4", shape=(model.clip_length,)),)
-    return (Field(name=EMB, dtype="<f2", shape=(model.clip_length, model.clip_width)),)

@@ -1,73 +1,35 @@
 """The plan of a run of `encode`: what it makes, from which images and with which model.
 
 All is looked up and checked before anything is written. `make_plan` finds, in this order, the
-images for each dataset (`_find_phases`), the model and with it the settings (`_find_model`), the
-captions (`_find_captions`), and what lies in the places of the datasets, with the image shards that
-are missing there (`plan_dataset`, by which `score` plans too). These, perhaps a million, are kept
+images for each dataset (`_find_phases`), the workers, the model and with it the settings
+(`_find_settings`), the captions (`_find_captions`), and what lies in the places of the datasets,
+with the image shards that are missing there (`dataset_plan`). These, perhaps a million, are kept
 pickled in the plan, and are handed out one after another.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
-from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.samples import TARGET
-from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.settings import Settings
-from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, refresh_manifest
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.table import CaptionTable, warn_of_field
-from wdsprep.encoding.image_shards import (
-    ImageShard,
-    ImageShards,
-    count_samples,
-    find_image_shards,
-    tars_of,
-)
+from wdsprep.encoding.dataset_plan import DatasetPlan, count_units, plan_dataset
+from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
 from wdsprep.encoding.models.find_model import Model, check_resolution, check_shapes, find_model
 from wdsprep.encoding.options import Encode, EncodeOptions, EncodeWorkerOptions
-from wdsprep.encoding.pending_shards import PackedShards, count_units, pending_shards
-from wdsprep.encoding.recipe_defaults import choices_for, settings_of, settle_recipe
-from wdsprep.encoding.recipe_options import Recipe, check_roles
-from wdsprep.encoding.worker_plan import EncodeWorkerPlan, plan_for_machines, settle_runner
-from wdsprep.errors import DamageError, NotFoundError, UsageError
+from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe, with_defaults
+from wdsprep.encoding.recipe_options import check_roles
+from wdsprep.encoding.worker_plan import EncodeWorkerPlan, settle_workers
+from wdsprep.errors import UsageError
 from wdsprep.sources.patterns import is_glob
 from wdsprep.sources.tars import TarsSource
-from wdsprep.store import open_store
-from wdsprep.store.base import Store, absolute, check_apart
+from wdsprep.store.base import absolute, check_apart
 from wdsprep.text import plural
 
 if TYPE_CHECKING:
     from wdsprep.encoding.captions.join_captions import CaptionLayout
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetPlan:
-    """A dataset that a run begins or continues, with the image shards that it lacks."""
-
-    place: str
-    claim: DatasetClaim
-    """The claim on what lies at the place, without the stale units."""
-    settings: Settings
-    shards: int
-    """The number of image shards that the dataset is made from."""
-    samples: int
-    """The number of images in these shards; 0 if nobody has counted them."""
-    pending: PackedShards
-    """The image shards that are missing, the largest first."""
-    missing: int
-    """The number of shards that are missing before the run."""
-    stale: Mapping[str, str]
-    """The units that are removed first, each with the input that it was made from."""
-    removals: tuple[str, ...]
-    """Lines that tell the user how many units are removed, and why."""
-    missing_samples: int
-    """The number of images in the missing shards; 0 if nobody has counted them."""
-    is_limited: bool
-    """True if --limit leaves some images out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +64,18 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
     text, _, vae = plan.recipe.dtype.partition("+")
     precision = "fp16 and bf16" if text == HALF else text
     precision += f", its VAE in {vae}," if vae else ""
-    wanted = ", ".join(map(_describe_images, plan.datasets))
-    device = plan.worker_plan.device
-    yield f"{plan.images}: {wanted}; model {plan.model.name} in {precision} on {device}"
+    wanted = []
+    for dataset in plan.datasets:
+        settings, shards = dataset.settings, plural(dataset.shards, "shard")
+        noun = "caption" if settings["latents"] == "none" else "image"
+        counted = f", {plural(dataset.samples, noun)}" if dataset.samples else ""
+        shapes = settings.get("shapes", ())
+        in_shapes = f" in {plural(len(shapes), 'shape')}" if shapes else ""
+        wanted.append(f"{shards}{counted} for resolution {settings['resolution']}{in_shapes}")
+    yield (
+        f"{plan.images}: {', '.join(wanted)}; model {plan.model.name} in {precision} on "
+        f"{plan.worker_plan.device}"
+    )
     if plan.model.note:
         yield plan.model.note
     if plan.source.roles and not plan.recipe.roles and not plan.recipe.is_of_text:
@@ -114,16 +85,6 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
         yield f"{plan.images} is not completely packed: run the same command again after pack"
 
 
-def _describe_images(dataset: DatasetPlan) -> str:
-    settings = dataset.settings
-    noun = "caption" if settings["latents"] == "none" else "image"
-    counted = f", {plural(dataset.samples, noun)}" if dataset.samples else ""
-    sizes = settings.get("shapes", ())
-    shapes = f" in {plural(len(sizes), 'shape')}" if sizes else ""
-    resolution = settings["resolution"]
-    return f"{plural(dataset.shards, 'shard')}{counted} for resolution {resolution}{shapes}"
-
-
 class _Phase(NamedTuple):
     """A dataset to be made: its recipe, its place, and all image shards that it is made from."""
 
@@ -131,6 +92,8 @@ class _Phase(NamedTuple):
     place: str
     source: ImageShards
     wanted: tuple[ImageShard, ...]
+    tars: TarsSource
+    """The source that reads these shards."""
 
 
 def make_plan(
@@ -146,16 +109,17 @@ def make_plan(
     of all.
     """
     phases = _find_phases(options)
-    recipe = _joint_recipe([phase.recipe for phase in phases])
-    worker_options = settle_runner(options.part(EncodeWorkerOptions), told)
+    recipes = [phase.recipe for phase in phases]
+    worker_options, worker_plan = settle_workers(options.part(EncodeWorkerOptions), told)
     table = None  # found before a model is fetched for what cannot be
     if options.captions:
         place = absolute(options.captions)
         table = CaptionTable.find(place, options.captions_by, options.caption_column)
-    incomplete = _find_model(phases, recipe, told)
-    worker_plan = plan_for_machines(worker_options)
-    recipe, model = settle_recipe(recipe, incomplete, worker_plan.device)
-    settings = _find_settings(phases, recipe, model, worker_plan.device)
+    # A worker encodes a sample for all datasets together: largest, and with the text of the last.
+    of_images = [recipe for recipe in recipes if not recipe.is_of_text] or recipes
+    recipe = max(of_images, key=lambda recipe: recipe.resolution)
+    recipe = replace(recipe, text=recipes[-1].text, text_length=recipes[-1].text_length)
+    recipe, model, settings = _find_settings(recipes, recipe, worker_plan.device, told)
     if options.empty and "text_roles" not in settings[0]:
         raise UsageError(
             f"--empty {options.empty} is for text that depends on images, and {model.name} gets "
@@ -166,12 +130,11 @@ def make_plan(
             "--roles is for latents, and for text that depends on images: leave it out with "
             "--latents none"
         )
-    if any(phase.recipe.flip for phase in phases) and any("text_roles" in of for of in settings):
+    if any(recipe.flip for recipe in recipes) and any("text_roles" in of for of in settings):
         raise UsageError(
             f"--flip: the text of {model.name} depends on the images of a sample, and there is "
             "none of their mirror images: leave --flip out, or give --text none"
         )
-    max_nbytes = int(options.max_bytes)
     with ExitStack() as closing:
         captions, layout = _find_captions(phases, options, table, told)
         if layout:
@@ -182,7 +145,7 @@ def make_plan(
                 phase.source,
                 phase.wanted,
                 {**of_dataset, **of_captions},
-                tars=tars_of(phase.source.url, max_nbytes, phase.recipe.images_in_roles),
+                tars=phase.tars,
                 overwrite=options.overwrite,
                 redo_changed=options.redo_changed,
                 compared=compared,
@@ -239,59 +202,50 @@ def _find_phases(options: EncodeOptions) -> list[_Phase]:
             check_roles(str(options.images), recipe.roles, source.roles)
         place = absolute(place)
         check_apart(source.url if is_glob(images) else images, place)
-        recipe = replace(recipe, resolution=source.resolution)
-        phases.append(_Phase(recipe, place, source, source.first(options.limit)))
+        phases.append(
+            _Phase(
+                replace(recipe, resolution=source.resolution),
+                place,
+                source,
+                source.first(options.limit),
+                tars_of(source.url, int(options.max_bytes), recipe.images_in_roles),
+            )
+        )
     return phases
 
 
-def _joint_recipe(recipes: Sequence[Encode]) -> Encode:
-    """Return the recipe by which a worker encodes a sample for all datasets together.
-
-    It has the largest resolution, and the text of the last dataset.
-    """
-    of_images = [recipe for recipe in recipes if not recipe.is_of_text]
-    largest = max(of_images or recipes, key=lambda recipe: recipe.resolution)
-    return replace(largest, text=recipes[-1].text, text_length=recipes[-1].text_length)
-
-
-def _find_model(phases: Sequence[_Phase], recipe: Encode, told: Callable[[str], None]) -> Model:
-    """Find the model; raise UsageError if it cannot encode a phase's resolution or shapes."""
-    text, has_vae = _needs_of(recipe)
-    model = find_model(recipe.model, text=text, has_vae=has_vae, listener=told)
-    for phase in phases:
-        if not phase.recipe.is_of_text:
-            check_resolution(model, phase.recipe.resolution)
-            check_shapes(model, phase.recipe.sizes)
-            for role, sizes in phase.recipe.shape_lists.items():
-                check_shapes(model, sizes, f"--role-size {role}")
-    return model
-
-
-def _needs_of(recipe: Recipe) -> tuple[str, bool]:
-    """Return the kind of text, and whether the settings of a dataset depend on the VAE."""
-    return recipe.text, not recipe.is_of_text
-
-
 def _find_settings(
-    phases: Sequence[_Phase], joint: Recipe, joint_model: Model, device: str
-) -> list[dict[str, Any]]:
+    recipes: Sequence[Encode], joint: Encode, device: str, told: Callable[[str], None]
+) -> tuple[Encode, Model, list[dict[str, Any]]]:
     """Return the settings of each dataset, without those of captions.
 
-    Text that is stored apart, and latents without text, get the settings that a run for them alone
-    would have, with a model that is found here. But all are computed in fp32 if `joint`, the recipe
-    of the whole run, is in fp32.
+    Return before them the recipe of the whole run, which was `joint`, with the defaults filled in,
+    and the model. Text that is stored apart, and latents without text, get the settings that a run
+    for them alone would have, with a model of their own. But all are computed in fp32 if the whole
+    run is. Raise UsageError if the model cannot encode the resolution or the shapes of a recipe.
     """
-    models, settings = {_needs_of(joint): joint_model}, []
-    for recipe in (phase.recipe for phase in phases):
-        text, has_vae = needs = _needs_of(recipe)
-        if needs not in models:
-            model = find_model(recipe.model, text=text, has_vae=has_vae)
-            models[needs] = settle_recipe(recipe, model, device)[1]
-        chosen = choices_for(recipe, models[needs], device)
+    settled: dict[tuple[str, bool], tuple[Encode, Model]] = {}  # by what settings depend on
+    for recipe in (joint, *recipes):
+        needs = text, has_vae = recipe.text, not recipe.is_of_text
+        if needs in settled:
+            continue
+        model = find_model(recipe.model, text=text, has_vae=has_vae, listener=told)
+        for of_images in recipes if has_vae else ():
+            if not of_images.is_of_text:
+                check_resolution(model, of_images.resolution)
+                check_shapes(model, of_images.sizes)
+                for role, sizes in of_images.shape_lists.items():
+                    check_shapes(model, sizes, f"--role-size {role}")
+        settled[needs] = settle_recipe(recipe, model, device)
+    joint, joint_model = settled[joint.text, not joint.is_of_text]
+    settings = []
+    for recipe in recipes:
+        _, model = settled[recipe.text, not recipe.is_of_text]
+        chosen = with_defaults(recipe, model, device)
         if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
-            chosen["dtype"] = "fp32"
-        settings.append(settings_of(models[needs], replace(recipe, **chosen)))
-    return settings
+            chosen = replace(chosen, dtype="fp32")
+        settings.append(settings_of(model, chosen))
+    return joint, joint_model, settings
 
 
 def _find_captions(
@@ -307,8 +261,7 @@ def _find_captions(
     """
     of_text = [phase for phase in phases if phase.recipe.is_of_text]
     captioned = of_text or phases  # latents with their text
-    source, settings = captioned[0].source, options.caption_settings
-    tars, layout = tars_of(source.url, int(options.max_bytes)), None
+    tars, settings, layout = captioned[0].tars, options.caption_settings, None
     for field in (said["caption_field"] for said in settings if "caption_field" in said):
         if warning := warn_of_field(field, tars, captioned[0].wanted):
             told(warning)
@@ -320,70 +273,9 @@ def _find_captions(
             tars,
             [phase.place for phase in captioned],
             is_kept=not options.overwrite,
-            hashed_by=source.hashed_by,
+            hashed_by=captioned[0].source.hashed_by,
             told=told,
         )
         settings = [{**settings[0], "captions": layout.digest, "captions_by": table.by}]
     settings *= len(captioned) // len(settings)  # the same for all resolutions
     return [{}] * (len(phases) - len(captioned)) + settings, layout
-
-
-def plan_dataset(
-    place: str,
-    source: ImageShards,
-    wanted: Sequence[ImageShard],
-    settings: Settings,
-    *,
-    tars: TarsSource,
-    overwrite: bool,
-    redo_changed: bool,
-    compared: Callable[[int, int], object],
-) -> DatasetPlan:
-    """Return the plan of one dataset: what lies at its place, and which image shards it lacks.
-
-    It is made of the `wanted` image shards of a source, which `tars` reads.
-    """
-    store = open_store(place)
-    claim = find_claim(store, "latents", settings, overwrite=overwrite)
-    manifest = claim.manifest
-    if claim.is_there or manifest.receipts:
-        manifest = refresh_manifest(store, manifest)
-    _check_empty_caption(store, manifest)
-    pending = pending_shards(
-        store,
-        manifest,
-        source.shards,
-        wanted,
-        redo_changed=redo_changed,
-        is_whole=source.is_whole,
-        tars=tars,
-        compared=compared,
-    )
-    return DatasetPlan(
-        place=place,
-        claim=replace(claim, manifest=pending.manifest),
-        settings=settings,
-        shards=len(wanted),
-        samples=count_samples(wanted),
-        missing=len(pending.shards),
-        missing_samples=count_samples(pending.shards),
-        pending=PackedShards.take_from(pending.shards),
-        stale=pending.stale,
-        removals=tuple(pending.lines),
-        is_limited=wanted != source.shards,
-    )
-
-
-def _check_empty_caption(store: Store, manifest: Manifest) -> None:
-    """Raise DamageError if stored arrays of the empty caption differ from the digests in receipts.
-
-    New receipts list the digests of the stored files, so damaged files would pass as sound. Files
-    that are missing are no damage: the first worker writes them.
-    """
-    files = (item for files in manifest.ledger.column("files") for item in files.items())
-    known = {(name, digest) for name, digest in files if name.startswith("empty.")}
-    for name in {name for name, _ in known}:
-        with suppress(NotFoundError):  # the first worker writes it
-            if (name, hex_digest(store.read(name))) not in known:
-                damage = DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
-                raise damage.with_next_step(repair_step(store.url))

@@ -1,6 +1,6 @@
 """The workers of `encode`: how many, on which device, with what share of a machine; and their work.
 
-`plan_workers` has the rules and only computes; `plan_for_machines` looks up the machines.
+`settle_workers` looks up the machines; `plan_workers` has the rules and only computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_NBYTES
 from wdsprep.runners.base import Runner, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.options import ray_in_use, with_runner
+from wdsprep.runners.options import with_runner
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.device import Encoder
@@ -60,6 +60,27 @@ class EncodeWorkerPlan:
         return min(1.0, self.gpus_per_worker or 1.0)
 
 
+def settle_workers(
+    options: EncodeWorkerOptions, told: Callable[[str], None], *, doing: str = "encoding"
+) -> tuple[EncodeWorkerOptions, EncodeWorkerPlan]:
+    """Return the options with a runner in place of `auto`, and the plan of the workers.
+
+    The user is told which runner that is, and why, in a line with `doing`, the word for what the
+    workers do. The workers are on this machine, or on the machines of a Ray cluster.
+    """
+    chosen = with_runner(options, told, count_gpus=lambda: len(this_machine(options.device).gpus))
+    if chosen.runner == "ray" and (machines := cluster_machines(chosen.ray_address)) is not None:
+        return chosen, plan_workers(chosen, machines, is_cluster=True)
+    machine = this_machine(options.device)
+    if options.runner == "auto" and chosen.runner == "local":
+        here = "one GPU" if machine.gpus else "no GPU"
+        told(
+            f"{doing} with local processes: {'the CPU alone' if options.device == 'cpu' else here} "
+            "here and no --ray-address (--runner ray to use Ray)"
+        )
+    return chosen, plan_workers(chosen, [machine], is_cluster=False)
+
+
 def plan_workers(
     options: EncodeWorkerOptions, machines: Sequence[Machine], *, is_cluster: bool
 ) -> EncodeWorkerPlan:
@@ -80,80 +101,48 @@ def plan_workers(
     if device == "cuda":
         if not with_gpus and not is_cluster:
             raise UsageError("there is no GPU that torch can use here: leave --device out")
-        return _plan_gpu_workers(options, with_gpus, is_cluster=is_cluster)
+        gpus = () if is_cluster else with_gpus[0].gpus
+        share = options.gpus_per_worker or 1.0
+        if gpus and options.least and not options.gpus_per_worker:
+            share = 1 / ceil(options.least / len(gpus))
+        cores = [machine.cpus * share / len(machine.gpus) for machine in with_gpus]
+        return EncodeWorkerPlan(
+            device=device,
+            workers=options.least or int(len(gpus) / share),
+            cpus_per_worker=options.cpus_per_worker or max(1.0, min(cores, default=1.0) // 1),
+            gpus_per_worker=share,
+            gpus=gpus,
+            sizes_itself=is_cluster and not options.cpus_per_worker,
+        )
     if options.gpus_per_worker:
         raise UsageError("--gpus-per-worker is for GPUs, and this run uses the CPU: leave it out")
-    cpus = options.cpus_per_worker or min((each.cpus for each in machines), default=1.0)
+    cpus = options.cpus_per_worker or min((machine.cpus for machine in machines), default=1.0)
     if options.least and not options.cpus_per_worker and not is_cluster:
         cpus = max(1.0, machines[0].cpus // options.least)
-    room = 0 if is_cluster else max(1, int(machines[0].cpus // cpus))
     return EncodeWorkerPlan(
         device=device,
-        workers=options.least or room,
+        workers=options.least or (0 if is_cluster else max(1, int(machines[0].cpus // cpus))),
         cpus_per_worker=cpus,
         gpus_per_worker=0.0,
         gpus=(),
     )
 
 
-def _plan_gpu_workers(
-    options: EncodeWorkerOptions, machines: Sequence[Machine], *, is_cluster: bool
-) -> EncodeWorkerPlan:
-    share = options.gpus_per_worker or 1.0
-    if options.least and not options.gpus_per_worker and not is_cluster:
-        share = 1 / ceil(options.least / len(machines[0].gpus))
-    cores = [machine.cpus * share / len(machine.gpus) for machine in machines]
-    gpus = () if is_cluster else machines[0].gpus
-    room = int(len(gpus) / share) if not is_cluster else 0
-    return EncodeWorkerPlan(
-        device="cuda",
-        workers=options.least or room,
-        cpus_per_worker=options.cpus_per_worker or max(1.0, min(cores, default=1.0) // 1),
-        gpus_per_worker=share,
-        gpus=gpus,
-        sizes_itself=is_cluster and not options.cpus_per_worker,
-    )
-
-
-def settle_runner(
-    options: EncodeWorkerOptions, told: Callable[[str], None], *, doing: str = "encoding"
-) -> EncodeWorkerOptions:
-    """Return the options with a runner in place of `auto`, and tell the user which and why.
-
-    `doing` is the word for what the workers do. The user is told before anything slow begins,
-    except the look for GPUs that decides.
-    """
-    gpus = 0
-    if options.runner == "auto" and not ray_in_use(options.ray_address):
-        gpus = len(this_machine(options.device).gpus)
-    chosen = with_runner(options, told, gpus=gpus)
-    if options.runner == "auto" and chosen.runner == "local":
-        here = "one GPU" if gpus else "no GPU" if options.device != "cpu" else "the CPU alone"
-        told(
-            f"{doing} with local processes: {here} here and no --ray-address (--runner ray to use "
-            "Ray)"
-        )
-    return chosen
-
-
-def plan_for_machines(options: EncodeWorkerOptions) -> EncodeWorkerPlan:
-    """Return the plan of the workers on this machine, or on the machines of a Ray cluster."""
-    if options.runner == "ray":
-        from wdsprep.runners.ray.cluster import cluster_resources
-
-        nodes = cluster_resources(options.ray_address)
-        if nodes is not None:
-            machines = [
-                Machine(cpus=node["CPU"], gpus=tuple(map(str, range(int(node.get("GPU", 0))))))
-                for node in nodes
-                if node.get("CPU")
-            ]
-            return plan_workers(options, machines, is_cluster=True)
-    return plan_workers(options, [this_machine(options.device)], is_cluster=False)
-
-
 def this_machine(device: str) -> Machine:
     return Machine(cpus=usable_cpus(), gpus=() if device == "cpu" else visible_gpus())
+
+
+def cluster_machines(address: str | None) -> list[Machine] | None:
+    """Return the machines of a Ray cluster; None if Ray would be started here."""
+    from wdsprep.runners.ray.cluster import cluster_resources
+
+    if (nodes := cluster_resources(address)) is None:
+        return None
+    return [
+        Machine(cpus=node["CPU"], gpus=tuple(map(str, range(int(node.get("GPU", 0))))))
+        for node in nodes
+        if node.get("CPU")
+    ]
 
 
 def runner_of(

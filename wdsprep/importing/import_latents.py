@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.unit_locks import Edition
+from wdsprep.encoding.dataset_plan import pending_shards
 from wdsprep.encoding.image_shards import ImageShard, ImageShards
-from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 from wdsprep.encoding.shape_lists import sizes_of
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.column_names import ImportPlan, choose_columns, parse_columns
@@ -24,7 +24,7 @@ from wdsprep.importing.latent_caches import LatentCache, find_cache, stem_of
 from wdsprep.importing.options import ImportOptions
 from wdsprep.options import takes_options
 from wdsprep.runners.make_runner import runner_for
-from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
+from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write, remove_units
 from wdsprep.sources.base import Item
 from wdsprep.store.base import absolute, check_apart
 from wdsprep.text import examples, plural, shown
@@ -171,5 +171,5 @@ def _find_pending(
     known = ImageShards(url=cache.url, resolution=0, shards=shards, count=cache.count)
     wanted = known.first(limit)
     left = pending_shards(edition.store, manifest, shards, wanted)
-    remove_stale_units(edition, left.stale)
+    remove_units(edition, left.stale)
     return wanted, left.shards, left.manifest

@@ -22,6 +22,7 @@ from wdsprep.dataset.stored_dataset import (
     find_claim,
     read_manifest,
     refresh_manifest,
+    retract,
     take_claim,
     tidy,
     write_manifest,
@@ -444,6 +445,18 @@ def mark_incomplete(edition: Edition) -> None:
         there = _read_manifest_or_none(edition.store)
         if there is not None and there.complete:
             write_manifest(edition.store, replace(there, complete=False))
+
+
+def remove_units(edition: Edition, units: Mapping[str, str]) -> None:
+    """Remove units from a dataset, with all files that were made for them.
+
+    `units` has the input that each unit was made from: a unit that by now was made from another
+    input is kept. If `units` is not empty, the manifest is marked as incomplete first.
+    """
+    if units:
+        mark_incomplete(edition)
+    for unit, input_digest in units.items():
+        retract(edition, unit, input_digest)
 
 
 def write_generations(

@@ -19,12 +19,13 @@ from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.sample_table import role_columns
 from wdsprep.dataset.settings import SCORES, TEXT, columns_of
 from wdsprep.dataset.shard_reader import ScoreReader
+from wdsprep.encoding.dataset_plan import plan_dataset
 from wdsprep.encoding.encode import do_plan
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.options import EncodeWorkerOptions
-from wdsprep.encoding.run_plan import RunPlan, plan_dataset
-from wdsprep.encoding.worker_plan import EncodeWork, plan_for_machines, settle_runner
+from wdsprep.encoding.run_plan import RunPlan
+from wdsprep.encoding.worker_plan import EncodeWork, settle_workers
 from wdsprep.errors import UsageError
 from wdsprep.images.options import check_has_image
 from wdsprep.options import takes_options
@@ -160,7 +161,8 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     source = find_image_shards(images, options.resolution)
     check_apart(source.url if is_glob(images) else images, out)
     told = listener.on_message
-    by = settle_runner(options.part(EncodeWorkerOptions), told, doing="scoring")
+    workers = options.part(EncodeWorkerOptions)
+    worker_options, worker_plan = settle_workers(workers, told, doing="scoring")
     library = language_library() if options.language else ""
     check_has_image(images, source.roles, options.role)
     models = [find_score_model(prefix, place, told) for prefix, place in options.model]
@@ -168,7 +170,6 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     models = [_settle_model(model, options) for model in models]
     of_captions = COLUMNS if options.language else {}
     columns = score_columns(models, of_captions, role_columns(source.roles))
-    worker_plan = plan_for_machines(by)
     usual = "fp32" if worker_plan.device == "cpu" else "fp16"
     dtype = usual if options.dtype == "auto" else options.dtype
     tried, fields = _try(models)
@@ -198,7 +199,7 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     return ScorePlan(
         source=replace(source, shards=()),
         worker_plan=worker_plan,
-        worker_options=by,
+        worker_options=worker_options,
         datasets=(dataset,),
         units=dataset.missing,
         tried=tuple(tried),

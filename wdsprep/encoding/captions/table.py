@@ -17,11 +17,9 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.sealed_json import Hex, Nbytes, Text, hex_digest, make_record, read_record
 from wdsprep.encoding.captions.options import OWN, replace_surrogates
-from wdsprep.encoding.image_shards import ImageShard, read_rows
+from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
-from wdsprep.runners.base import HopelessError
-from wdsprep.sources.base import Content, LeftOut
 from wdsprep.sources.captions import caption_at, first_of
 from wdsprep.sources.recognise import recognise_tables
 from wdsprep.sources.tables.text import BY, Table, TableFiles
@@ -200,24 +198,20 @@ def warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> 
 
     If the first shard is missing or damaged, a worker reports that later.
     """
-    there, seen = dict[str, None](), 0
-    tars = replace(tars, has_images=False)
-    for shard in shards[:1]:
-        content = Content(is_kept=False)
-        rows = read_rows(tars, shard, content=content, left_out=LeftOut(), has_images=False)
-        with suppress(FormatError, HopelessError):
-            for _, sample in islice(rows, LOOKED_AT):
-                if not isinstance(sample, Sample):
-                    continue
+    names, seen = set[str](), 0
+    with suppress(FormatError):
+        rows = replace(tars, has_images=False).read(shards[0].item)
+        for sample in islice(rows, LOOKED_AT):
+            if isinstance(sample, Sample):
                 if caption_at(sample.facts, path):
                     return ""
                 seen += 1
                 meta = sample.facts.get("meta")
-                of_meta = (f"meta.{name}" for name in (meta if isinstance(meta, dict) else ()))
-                there |= dict.fromkeys((*sample.facts, *of_meta))
+                in_meta = meta if isinstance(meta, dict) else ()
+                names.update(sample.facts, (f"meta.{name}" for name in in_meta))
     if not seen:
         return ""
     return (
         f"none of the first {plural(seen, 'sample')} of {tars.url} has a caption in {path}: "
-        f"samples without one keep their own captions; their json has {list_columns(sorted(there))}"
+        f"samples without one keep their own captions; their json has {list_columns(sorted(names))}"
     )

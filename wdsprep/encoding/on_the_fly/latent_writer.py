@@ -28,6 +28,7 @@ from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.shapes import fields_by_shape
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, refresh_manifest, write_manifest
+from wdsprep.encoding.dataset_plan import pending_shards
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards, tars_of
 from wdsprep.encoding.latent_shard import (
     LatentShard,
@@ -39,12 +40,11 @@ from wdsprep.encoding.latent_shard import (
     write_empty,
 )
 from wdsprep.encoding.on_the_fly.encode_steps import Encoding, prepare_image, reject_of
-from wdsprep.encoding.pending_shards import pending_shards, remove_stale_units
 from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.errors import DamageError
 from wdsprep.images.nearest_shape import cut_of
-from wdsprep.runners.run import open_dataset_to_write
+from wdsprep.runners.run import open_dataset_to_write, remove_units
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart
 from wdsprep.store.spool import Place, Spool
@@ -94,7 +94,7 @@ class LatentWriter:
             source.shards,
             tars=tars_of(source.url, int(encoding.recipe.max_bytes)),
         )
-        remove_stale_units(self._edition, found.stale)
+        remove_units(self._edition, found.stale)
         self._manifest = found.manifest
         left = {shard.item.name: shard for shard in found.shards}
         self._sizes = sizes

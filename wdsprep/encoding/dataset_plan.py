@@ -1,57 +1,37 @@
-"""The image shards that are left to do: those that are wanted, minus those that have a receipt.
+"""The plan of one dataset: what lies at its place, and which image shards are left to do.
 
-If images have changed or are gone, the run is refused, or what was made from them is removed. The
-shards that remain are the units of work of a run, the largest first, so that no worker begins a
-large one when the others have finished.
+Those are left that are wanted and have no receipt (`pending_shards`). If images have changed or are
+gone, the run is refused, or what was made from them is removed. The shards that are left are the
+units of work of a run, the largest first, so that no worker begins a large one when the others have
+finished. `encode` and `score` plan so (`plan_dataset`), for several datasets at once
+(`joint_units`).
 """
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import groupby, repeat
+from typing import NamedTuple
 
+from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.manifest import Manifest, image_shard_digest
-from wdsprep.dataset.settings import SCORER
-from wdsprep.dataset.stored_dataset import retract
-from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.image_shards import ImageShard
-from wdsprep.errors import FingerprintError
-from wdsprep.runners.run import JointUnit, mark_incomplete
+from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.settings import SCORER, Settings
+from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, refresh_manifest
+from wdsprep.encoding.image_shards import ImageShard, ImageShards
+from wdsprep.errors import DamageError, FingerprintError, NotFoundError
+from wdsprep.runners.run import JointUnit
 from wdsprep.sources.base import find_changed_units
 from wdsprep.sources.tars import TarsSource
+from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import examples, plural
 
 MANY = 10_000
 """The number of shards from which it is worth while to collect their garbage: that takes 0.3 s in a
 process that has imported torch and diffusers."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PendingShards:
-    """The image shards that a dataset lacks, and the units to remove from the dataset first."""
-
-    manifest: Manifest
-    """The manifest without the units to remove."""
-    shards: list[ImageShard]
-    stale: Mapping[str, str]
-    """The units to remove, each with the input that it was made from."""
-    cut: int
-    """The number of units to remove only because an earlier --limit cut them."""
-
-    @property
-    def lines(self) -> Iterator[str]:
-        """Yield lines that tell the user how many units of a dataset are removed, and why."""
-        if self.cut:
-            what = plural(
-                self.cut, "shard that --limit had cut is", "shards that --limit had cut are"
-            )
-            done = "scored" if self.manifest.is_scored else "encoded"
-            yield f"the trial goes on: {what} {done} anew"
-        if gone := len(self.stale) - self.cut:
-            of = "scores" if self.manifest.is_scored else "latents"
-            yield f"{plural(gone, 'shard')} of {of} removed: their images have changed or are gone"
 
 
 class PackedShards:
@@ -86,6 +66,104 @@ class PackedShards:
             yield ImageShard.from_bytes(self._packed.pop())
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetPlan:
+    """A dataset that a run begins or continues, with the image shards that it lacks."""
+
+    place: str
+    claim: DatasetClaim
+    """The claim on what lies at the place, without the stale units."""
+    settings: Settings
+    shards: int
+    """The number of image shards that the dataset is made from."""
+    samples: int
+    """The number of images in these shards; 0 if nobody has counted them."""
+    pending: PackedShards
+    """The image shards that are missing, the largest first."""
+    missing: int
+    """The number of shards that are missing before the run."""
+    stale: Mapping[str, str]
+    """The units that are removed first, each with the input that it was made from."""
+    removals: tuple[str, ...]
+    """Lines that tell the user how many units are removed, and why."""
+    missing_samples: int
+    """The number of images in the missing shards; 0 if nobody has counted them."""
+    is_limited: bool
+    """True if --limit leaves some images out."""
+
+
+def plan_dataset(
+    place: str,
+    source: ImageShards,
+    wanted: Sequence[ImageShard],
+    settings: Settings,
+    *,
+    tars: TarsSource,
+    overwrite: bool,
+    redo_changed: bool,
+    compared: Callable[[int, int], object],
+) -> DatasetPlan:
+    """Return the plan of one dataset: what lies at its place, and which image shards it lacks.
+
+    It is made of the `wanted` image shards of a source, which `tars` reads. Raise DamageError if
+    stored arrays of the empty caption differ from the digests in receipts.
+    """
+    store = open_store(place)
+    claim = find_claim(store, "latents", settings, overwrite=overwrite)
+    manifest = claim.manifest
+    if claim.is_there or manifest.receipts:
+        manifest = refresh_manifest(store, manifest)
+    # New receipts list the digests of these stored files, so damaged ones would pass as sound.
+    files = (item for files in manifest.ledger.column("files") for item in files.items())
+    known = {(name, digest) for name, digest in files if name.startswith("empty.")}
+    for name in {name for name, _ in known}:
+        with suppress(NotFoundError):  # the first worker writes it
+            if (name, hex_digest(store.read(name))) not in known:
+                damage = DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
+                raise damage.with_next_step(repair_step(store.url))
+    pending = pending_shards(
+        store,
+        manifest,
+        source.shards,
+        wanted,
+        redo_changed=redo_changed,
+        is_whole=source.is_whole,
+        tars=tars,
+        compared=compared,
+    )
+    return DatasetPlan(
+        place=place,
+        claim=replace(claim, manifest=pending.manifest),
+        settings=settings,
+        shards=len(wanted),
+        samples=count_samples(wanted),
+        missing=len(pending.shards),
+        missing_samples=count_samples(pending.shards),
+        pending=PackedShards.take_from(pending.shards),
+        stale=pending.stale,
+        removals=pending.removals,
+        is_limited=wanted != source.shards,
+    )
+
+
+def count_samples(shards: Sequence[ImageShard]) -> int:
+    """Return the number of samples to encode in image shards; 0 if nobody has counted them."""
+    counts = [shard.item.take or shard.item.samples for shard in shards]
+    return sum(counts) if all(counts) else 0
+
+
+class PendingShards(NamedTuple):
+    """The image shards that a dataset lacks, and the units to remove from the dataset first."""
+
+    manifest: Manifest
+    """The manifest without the units to remove."""
+    shards: list[ImageShard]
+    stale: Mapping[str, str]
+    """The units to remove, each with the input that it was made from."""
+    removals: tuple[str, ...]
+    """Lines that tell the user how many units are removed, and why."""
+
+
 def pending_shards(
     store: Store,
     manifest: Manifest,
@@ -99,7 +177,7 @@ def pending_shards(
 ) -> PendingShards:
     """Return the image shards that are wanted and have no receipt in a dataset.
 
-    Nothing is written: the units to remove are returned too, for `remove_stale_units`. A shard that
+    Nothing is written: the units to remove are returned too, for `remove_units`. A shard that
     an earlier --limit cut is done again, unless the same number of its samples is wanted now.
 
     Raise FingerprintError if shards have changed or are gone, unless `redo_changed` is true. Then
@@ -128,27 +206,22 @@ def pending_shards(
         for shard in wanted
         if now.get(shard.name) not in (shard.input, shard.whole_input)
     ]
-    cut = {shard.name for shard in pending if shard.name in done} - stale
+    removals = []
+    if cut := {shard.name for shard in pending if shard.name in done} - stale:
+        what = plural(len(cut), "shard that --limit had cut is", "shards that --limit had cut are")
+        again = "scored" if manifest.is_scored else "encoded"
+        removals.append(f"the trial goes on: {what} {again} anew")
+    if stale:
+        units = f"{plural(len(stale), 'shard')} of {'scores' if manifest.is_scored else 'latents'}"
+        removals.append(f"{units} removed: their images have changed or are gone")
     stale |= cut
     kept = [line for unit, line in ledger.named_lines() if unit not in stale]
     return PendingShards(
         manifest=replace(manifest, receipts=ledger.with_lines(kept)),
         shards=largest_first(pending),
         stale={name: done[name] for name in sorted(stale)},
-        cut=len(cut),
+        removals=tuple(removals),
     )
-
-
-def remove_stale_units(edition: Edition, stale: Mapping[str, str]) -> None:
-    """Remove units from a dataset, with all files that were made for them.
-
-    `stale` has the input that each unit was made from: a unit that by now was made from another
-    input is kept. If `stale` is not empty, the manifest is marked as incomplete first.
-    """
-    if stale:
-        mark_incomplete(edition)
-    for name, input_digest in stale.items():
-        retract(edition, name, input_digest)
 
 
 def _find_unchanged_tars(
