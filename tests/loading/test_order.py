@@ -163,7 +163,7 @@ def test_epochs_are_runs_of_steps_and_drop_nothing() -> None:
 def test_mixture_is_within_two_blocks_at_any_prefix(order: Order, first: int) -> None:
     """Up to a first step, which may be far off, in closed form; from there sample by sample."""
     streams = order.streams
-    shares = compute_shares([s.samples for s in streams], [s.amount for s in streams]).shares
+    shares, _ = compute_shares([[s.samples] for s in streams], [s.amount for s in streams])
     total, block = sum(shares), order.global_batch if order.homogeneous else order.block
     found = order.steps(first, 5).stream.ravel()
     blocks_before = first if order.homogeneous else first * order.slots

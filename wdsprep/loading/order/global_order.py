@@ -37,8 +37,8 @@ frames of a video), `run=1` takes them apart.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby
 from operator import itemgetter
@@ -50,12 +50,10 @@ from wdsprep.dataset.random_numbers import GOLDEN, Ints, key_of
 from wdsprep.errors import FingerprintError, FormatError, OtherFormatError, UsageError
 from wdsprep.loading.order.mixing import (
     Node,
-    Shares,
     StreamAmount,
     compute_shares,
     huffman_tree,
     split,
-    split_shares,
 )
 from wdsprep.loading.order.shuffle import Passes
 from wdsprep.text import brief, plural, shortened
@@ -168,7 +166,7 @@ class Order:
     @property
     def epoch_samples(self) -> int:
         """The number of samples in an epoch, which need not fill whole batches."""
-        return self._shares.epoch
+        return self._shares[1]
 
     def epoch(self, step: int) -> int:
         return step // self.steps_per_epoch
@@ -211,20 +209,20 @@ class Order:
                 f"the state is of version {brief(version)}, newer than this wdsprep reads "
                 f"({VERSION}): upgrade wdsprep"
             )
-        if lines := self._differences(state):
-            some = [*map(self._add_place, lines[:SHOWN])]
-            some += [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
-            shown = "\n  ".join(some)
+        if differences := self._differences(state):
+            lines = []
+            for name, values in differences[:SHOWN]:
+                place = self._named_places.get(name)
+                lines.append(f"{name} ({place}): {values}" if place else f"{name}: {values}")
+            if len(differences) > SHOWN:
+                lines.append(f"and {len(differences) - SHOWN:,} more")
+            shown = "\n  ".join(lines)
             raise FingerprintError(
                 f"the state belongs to another order (state -> this loader):\n  {shown}\n"
                 "resume with what it was saved with, or begin another order "
                 f"at its step {step} (step={step})"
             )
         return step
-
-    def fits(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a state belongs to this order."""
-        return not self._differences(state)
 
     def places_with_other_samples(self, state: Mapping[str, Any]) -> list[str]:
         """Return the places of which a state has other samples, whatever their shares."""
@@ -238,25 +236,19 @@ class Order:
         named = ([self._named_places[n]] if n in self._named_places else every for n in other)
         return list(dict.fromkeys(chain.from_iterable(named)))
 
-    def _differences(self, state: Mapping[str, Any]) -> list[str]:
-        """Return what differs between a state and this order: `global-batch: 32 -> 64`."""
+    def _differences(self, state: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return what differs between a state and this order: `("global-batch", "32 -> 64")`."""
         old = {name: value for name, value in state.items() if name != "step"}
         new = {"version": VERSION} | self._parameters
-        lines = []
+        differences = []
         for name in sorted({*old, *new}):
             before, after = (
                 _format_value(values[name]) if name in values else "(none)" for values in (old, new)
             )
             if before != after:
-                both = f"{shortened(before)} -> {shortened(after)}"
-                lines.append(f"{shortened(name.replace('_', '-'))}: {both}")
-        return lines
-
-    def _add_place(self, line: str) -> str:
-        """Return a line about a difference, with the URL of the stream that differs."""
-        name, _, rest = line.partition(":")
-        place = self._named_places.get(name)
-        return f"{name} ({place}):{rest}" if place else line
+                shown = shortened(name.replace("_", "-"))
+                differences.append((shown, f"{shortened(before)} -> {shortened(after)}"))
+        return differences
 
     @property
     def _named_places(self) -> dict[str, str]:
@@ -284,10 +276,15 @@ class Order:
 
     @property
     def _stream_lines(self) -> dict[str, str]:
-        shares = iter(self._shares.shares)
-        lines = [
-            _describe_dataset(parts, [next(shares) for _ in parts]) for parts in self._datasets
-        ]
+        """The texts that describe the datasets in a saved state."""
+        shares = iter(self._shares[0])
+        lines = []
+        for parts in self._datasets:
+            key = key_of(*(part.digest for part in parts))
+            samples = f"{sum(part.samples for part in parts):,} samples"
+            shapes = "" if parts[0].part_of is None else f" in {plural(len(parts), 'shape')}"
+            share = sum(next(shares) for _ in parts)
+            lines.append(f"{key:016x}, {samples}{shapes}{SHARE}{share:,}")
         if len(lines) > NAMED:
             return {"streams": f"{len(lines)}, together {key_of(*lines):016x}"}
         return {f"stream {number}": line for number, line in enumerate(lines)}
@@ -300,16 +297,14 @@ class Order:
         return [[stream for _, stream in parts] for _, parts in grouped]
 
     @cached_property
-    def _shares(self) -> Shares:
+    def _shares(self) -> tuple[tuple[int, ...], int]:
+        """The share of the blocks that each stream gets, and the samples of an epoch."""
         samples = [[stream.samples for stream in parts] for parts in self._datasets]
-        shares = compute_shares(
-            list(map(sum, samples)), [parts[0].amount for parts in self._datasets]
-        )
-        return replace(shares, shares=split_shares(shares.shares, samples))
+        return compute_shares(samples, [parts[0].amount for parts in self._datasets])
 
     @cached_property
     def _tree(self) -> Node:
-        return huffman_tree(self._shares.shares)
+        return huffman_tree(self._shares[0])
 
     @cached_property
     def _passes(self) -> tuple[Passes, ...]:
@@ -401,15 +396,6 @@ class Order:
         numbers = np.arange(first, first + count)
         keys = (numbers % self.slots).view(np.uint64) * np.uint64(GOLDEN)
         return numbers[np.argsort(keys)]
-
-
-def _describe_dataset(parts: Sequence[OrderStream], shares: Sequence[int]) -> str:
-    """Return the text that describes a dataset in a saved state."""
-    first = parts[0]
-    key = key_of(*(part.digest for part in parts))
-    samples = f"{sum(part.samples for part in parts):,} samples"
-    shapes = "" if first.part_of is None else f" in {plural(len(parts), 'shape')}"
-    return f"{key:016x}, {samples}{shapes}{SHARE}{sum(shares):,}"
 
 
 def _format_value(value: object) -> str:

@@ -54,57 +54,44 @@ class StreamAmount:
             object.__setattr__(self, name, value)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
-    """The number of blocks of an epoch that each stream gets, and the samples of an epoch."""
+def compute_shares(
+    parts: Sequence[Sequence[int]], amounts: Sequence[StreamAmount]
+) -> tuple[tuple[int, ...], int]:
+    """Return the share of blocks that each part of the streams gets, and the samples of an epoch.
 
-    shares: tuple[int, ...]
-    epoch: int
-
-
-def compute_shares(samples: Sequence[int], amounts: Sequence[StreamAmount]) -> Shares:
-    """Return the shares of streams in the order, from their samples and amounts.
-
-    With weights, an epoch has as many samples as the data.
+    `parts` has the samples of each part, by stream; a stream without parts is its only part. Parts
+    share in proportion to their samples. With weights, an epoch has as many samples as the data.
     """
+    samples = [*map(sum, parts)]
     if any(amount.weight is not None for amount in amounts):
         if any(amount.weight is None for amount in amounts):
             raise UsageError("give a weight to every stream or to none")
-        weights = [Fraction(str(amount.weight)) for amount in amounts]
-        unit = math.lcm(*(weight.denominator for weight in weights))
-        return Shares(shares=_reduce([int(w * unit) for w in weights]), epoch=sum(samples))
-    counts = [_count(n, amount) for n, amount in zip(samples, amounts, strict=True)]
-    return Shares(shares=_reduce(counts), epoch=sum(counts))
+        shares, epoch = _reduce([Fraction(str(amount.weight)) for amount in amounts]), sum(samples)
+    else:
+        counts = [
+            max(1, round(number * Fraction(str(amount.repeat or 1))))
+            if amount.count is None
+            else amount.count
+            for number, amount in zip(samples, amounts, strict=True)
+        ]
+        shares, epoch = _reduce([*map(Fraction, counts)]), sum(counts)
+    if len(shares) < sum(map(len, parts)):
+        of_streams = zip(shares, samples, parts, strict=True)
+        shares = _reduce(
+            [Fraction(share * part, total) for share, total, own in of_streams for part in own]
+        )
+    return shares, epoch
 
 
-def split_shares(shares: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Split each stream's share among the parts of the stream, in proportion to their samples.
-
-    `parts` has the samples of each part, by stream. All shares are scaled alike to whole numbers.
-    """
-    if len(shares) == sum(map(len, parts)):
-        return tuple(shares)
-    each = [
-        Fraction(share * samples, sum(own))
-        for share, own in zip(shares, parts, strict=True)
-        for samples in own
-    ]
-    unit = math.lcm(*(share.denominator for share in each))
-    return _reduce([int(share * unit) for share in each])
-
-
-def _count(samples: int, amount: StreamAmount) -> int:
-    if amount.count is not None:
-        return amount.count
-    return max(1, round(samples * Fraction(str(amount.repeat or 1))))
-
-
-def _reduce(shares: list[int]) -> tuple[int, ...]:
-    divisor = math.gcd(*shares)
-    total = sum(shares) // divisor
+def _reduce(shares: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return the least whole numbers in these proportions, or nearly so if they sum to too much."""
+    unit = math.lcm(*(share.denominator for share in shares))
+    numbers = [int(share * unit) for share in shares]
+    divisor = math.gcd(*numbers)
+    total = sum(numbers) // divisor
     if total <= MAX_TOTAL:
-        return tuple(share // divisor for share in shares)
-    return tuple(max(1, share // divisor * MAX_TOTAL // total) for share in shares)
+        return tuple(number // divisor for number in numbers)
+    return tuple(max(1, number // divisor * MAX_TOTAL // total) for number in numbers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,20 +50,12 @@ CHUNK = 1 << 13  # shards laid on the axis at once
 KEPT = 2  # passes whose order of shards is remembered: a step may touch two
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Axis:
-    """One pass over a stream, laid out as a line of samples.
+Axis = tuple[Ints, Ints, int, NDArray[np.int32], Ints]
+"""One pass over a stream, laid out as a line of samples.
 
-    `had` is what each slot had served before the pass, `starts` where the slots begin on the
-    axis (and the last one ends), and `turn` how far the axis is turned. `shards` are the shards
-    on the axis in their order, with their `ends`.
-    """
-
-    had: Ints
-    starts: Ints
-    turn: int
-    shards: NDArray[np.int32]
-    ends: Ints
+What each slot had served before the pass; where the slots begin on the axis, and the last one ends;
+how far the axis is turned; and the shards on it in their order, with their ends.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,7 +71,7 @@ class Passes:
     window: int
     run: int
     name: tuple[str | int, ...]
-    _kept: dict[int, Axis] = field(default_factory=dict, init=False, repr=False)
+    _axes: dict[int, Axis] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def samples(self) -> int:
@@ -98,48 +90,38 @@ class Passes:
         return shards, indices
 
     def _find(self, places: Ints, number: int) -> tuple[Ints, Ints]:
-        axis = self._axis(number)
-        spots = self._place_on_axis(places, number, axis) + axis.turn
-        spots -= self.samples * (spots >= self.samples)
-        rank = np.searchsorted(axis.ends, spots, side="right")
-        shards = axis.shards[rank].astype(np.int64)
-        return shards, spots - (axis.ends[rank] - self.sizes[shards])
-
-    def _place_on_axis(self, places: Ints, number: int, axis: Axis) -> Ints:
+        had, slot_starts, turn, axis_shards, ends = self._axis(number)
+        # from places to slots
         blocks = places // self.block
         rows = blocks // self.slots
         slots = blocks - rows * self.slots
-        local = places - (blocks - rows) * self.block - axis.had[slots]
+        local = places - (blocks - rows) * self.block - had[slots]
+        # from slots to windows of the axis, each of which is shuffled
         heads = local // self.window * self.window
         starts, firsts, windows = np.unique(
-            axis.starts[slots] + heads, return_index=True, return_inverse=True
+            slot_starts[slots] + heads, return_index=True, return_inverse=True
         )
-        sizes = np.minimum(self.window, axis.starts[slots[firsts] + 1] - starts)
-        keys = draw(key_of(*self.name, "window", number), starts)
-        return starts[windows] + self._shuffle_in_windows(local - heads, windows, sizes, keys)
-
-    def _shuffle_in_windows(self, places: Ints, windows: Ints, sizes: Ints, keys: Words) -> Ints:
-        """Return where in its shuffle window each place goes.
-
-        `windows` has the number of the window of each place; `sizes` and `keys` are by window.
-        """
+        sizes = np.minimum(self.window, slot_starts[slots[firsts] + 1] - starts)
         lengths = np.clip(sizes // RUNS, 1, self.run)
         counts = sizes // lengths
         length, count = lengths[windows], counts[windows]
-        runs = places // length
+        offsets = local - heads
+        runs = offsets // length
+        keys = draw(key_of(*self.name, "window", number), starts)
         moved = permute_rows(np.minimum(runs, count - 1), windows, counts, keys)
-        result: Ints = np.where(runs < count, (moved - runs) * length, 0) + places
-        return result
+        shuffled = np.where(runs < count, (moved - runs) * length, 0) + offsets
+        # from the axis to shards
+        spots = starts[windows] + shuffled + turn
+        spots -= self.samples * (spots >= self.samples)
+        rank = np.searchsorted(ends, spots, side="right")
+        shards = axis_shards[rank].astype(np.int64)
+        return shards, spots - (ends[rank] - self.sizes[shards])
 
     def _axis(self, number: int) -> Axis:
-        axis = self._kept.get(number)
-        if axis is None:
-            for old in list(self._kept)[: 1 - KEPT]:
-                self._kept.pop(old, None)
-            axis = self._kept[number] = self._new_axis(number)
-        return axis
-
-    def _new_axis(self, number: int) -> Axis:
+        if (axis := self._axes.get(number)) is not None:
+            return axis
+        for old in list(self._axes)[: 1 - KEPT]:
+            self._axes.pop(old, None)
         ends = shuffle_range(len(self.sizes), key_of(*self.name, "shards", number))
         shards = ends.astype(np.int32)
         for start in range(0, len(ends), CHUNK):  # in place: fresh memory costs more than the sums
@@ -149,7 +131,8 @@ class Passes:
         had, before = self._count_served(number)
         _, after = self._count_served(number + 1)
         turn = key_of(*self.name, "turn", number) % self.samples
-        return Axis(had=had, starts=after - before, turn=turn, shards=shards, ends=ends)
+        axis = self._axes[number] = had, after - before, turn, shards, ends
+        return axis
 
     def _count_served(self, passes: int) -> tuple[Ints, Ints]:
         """Return how many samples each slot, and all slots before it, serve in the first passes."""

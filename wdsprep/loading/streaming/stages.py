@@ -18,8 +18,8 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,14 +92,8 @@ def _divide_up(count: int, size: int) -> int:
     return -(-count // size)
 
 
-class WorkerStats(NamedTuple):
-    """The work of one worker (host:process) of a stage since its first piece."""
-
-    stage: str
-    worker: str
-    samples: int
-    busy_s: float
-    wall_s: float
+Work = tuple[str, str, Stats]
+"""The name of a stage, one of its workers (host:process), and its work since its first piece."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +110,7 @@ class Piece:
     arrays: Mapping[str, Any]
     lengths: Mapping[str, list[int]] = field(default_factory=dict)
     """The length of each row of the arrays whose lengths vary."""
-    worked: tuple[WorkerStats, ...] = ()
+    worked: tuple[Work, ...] = ()
 
 
 PackedPiece = dict[str, Any]
@@ -128,41 +122,36 @@ class DecodeStage:
         self._pieces = pieces
         self._reader = open_reader(reading_plan(pieces.plan))
         self._stats, self._began = Stats(), 0.0
-        self._find_samples = lru_cache(maxsize=4)(partial(find_samples, pieces.plan))
+
+        @lru_cache(4)
+        def find_samples(step: int, rank: int) -> Samples:
+            samples = pieces.plan.order.step(step, rank=rank, world=pieces.plan.world)
+            locate_in_tars(pieces.plan.datasets, samples)
+            return samples
+
+        self._find_samples = find_samples
 
     def __call__(self, packed: PackedPiece) -> PackedPiece:
         number = int(packed["number"][0])
         step, rank, rows = self._pieces.place(number)
         started = time.monotonic()
         self._began = self._began or started
-        batch = self._read(step, rank, rows)
+        samples = self._find_samples(step, rank)[rows.start : rows.stop]
+        batch = begin_batch(step, rank * self._pieces.plan.share + rows.start, samples)
+        for stream, sources in enumerate(self._reader.sources):
+            of_stream = samples[samples.stream == stream]
+            sources[0].expect((of_stream.shard, of_stream.index), NOTHING)
+        self._reader.fill(self._reader.begin(batch), range(len(batch)))
         now, stats = time.monotonic(), self._stats
         stats.samples += len(rows)
         stats.busy_s += now - started
         stats.wall_s = now - self._began
         pixels = batch.out.pop("pixels")
         batch.views.clear()
-        worked = (describe_work("decode", stats),)
+        worked = (("decode", worker_name(), stats),)
         return pack_piece(
             Piece(number=number, batch=batch, arrays={"pixels": pixels}, worked=worked)
         )
-
-    def _read(self, step: int, rank: int, rows: range) -> Batch:
-        share = self._find_samples(step, rank)
-        samples = share[rows.start : rows.stop]
-        batch = begin_batch(step, rank * self._pieces.plan.share + rows.start, samples)
-        for number, sources in enumerate(self._reader.sources):
-            of_stream = samples[samples.stream == number]
-            sources[0].expect((of_stream.shard, of_stream.index), NOTHING)
-        self._reader.fill(self._reader.begin(batch), range(len(batch)))
-        return batch
-
-
-def find_samples(plan: LoadPlan, step: int, rank: int) -> Samples:
-    """Return the places in the tars of a rank's samples of a step."""
-    samples = plan.order.step(step, rank=rank, world=plan.world)
-    locate_in_tars(plan.datasets, samples)
-    return samples
 
 
 class EncodeStage:
@@ -197,24 +186,13 @@ class EncodeStage:
             rows=tuple(replace(row, encoded=replace(row.encoded, arrays={})) for row in rows),
             arrays=arrays,
             lengths=lengths,
-            worked=(*piece.worked, describe_work("encode", self._encoder.stats)),
+            worked=(*piece.worked, ("encode", worker_name(), self._encoder.stats)),
         )
         return pack_piece(encoded)
 
 
-def describe_work(stage: str, stats: Stats) -> WorkerStats:
-    """Return the work of this process."""
-    worker = f"{socket.gethostname()}:{os.getpid()}"
-    return WorkerStats(stage, worker, stats.samples, stats.busy_s, stats.wall_s)
-
-
-def encode_empty_caption(pieces: Pieces) -> dict[str, torch.Tensor]:
-    """Return the encoded arrays of the empty caption."""
-    encoder = BatchEncoder(pieces.encoding.load(), seed=0, most=1)
-    try:
-        return encoder.empty()
-    finally:
-        encoder.close()
+def worker_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def join_rows(

@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 
 from wdsprep import errors
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
+from wdsprep.encoding.progress import Stats
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.encoded_batches import (
@@ -32,7 +33,6 @@ from wdsprep.loading.streaming.stages import (
     PackedPiece,
     Piece,
     Pieces,
-    WorkerStats,
     unpack_piece,
 )
 from wdsprep.loading.streaming.workers import THEN, new_trainer
@@ -95,7 +95,7 @@ class Trainer:
         self._empty, self._tee_url = empty, tee
         self._end = end
         self.step = step
-        self._workers: dict[tuple[str, str], tuple[WorkerStats, float]] = {}
+        self._workers: dict[tuple[str, str], tuple[Stats, float]] = {}
         """The work of each worker, and the time of its last piece, by stage and worker."""
 
     def __len__(self) -> int:
@@ -123,25 +123,41 @@ class Trainer:
 
     def stages(self) -> list[Stage]:
         """Return the state of both stages, as known from the batches so far."""
-        return [self._describe_stage(name) for name in ("decode", "encode")]
-
-    def _describe_stage(self, name: str) -> Stage:
-        workers = [(work, at) for work, at in self._workers.values() if work.stage == name]
-        last = max((at for _, at in workers), default=0.0)
-        recent = [work for work, at in workers if at > last - RECENT_S]
-        wall = sum(work.wall_s for work in recent)
-        return Stage(
-            name=name,
-            workers=tuple(work.worker for work, _ in workers),
-            rate=sum(work.samples / work.wall_s for work in recent if work.wall_s),
-            busy=sum(work.busy_s for work in recent) / wall if wall else 0.0,
-        )
+        stages = []
+        for name in ("decode", "encode"):
+            workers = {worker: work for (of, worker), work in self._workers.items() if of == name}
+            last = max((at for _, at in workers.values()), default=0.0)
+            recent = [stats for stats, at in workers.values() if at > last - RECENT_S]
+            wall = sum(stats.wall_s for stats in recent)
+            stage = Stage(
+                name=name,
+                workers=tuple(workers),
+                rate=sum(stats.samples / stats.wall_s for stats in recent if stats.wall_s),
+                busy=sum(stats.busy_s for stats in recent) / wall if wall else 0.0,
+            )
+            stages.append(stage)
+        return stages
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while self.step < self._end:
-            batch = self._next()
+            numbers = self._pieces.numbers(self.step, self.plan.rank)
+            pieces = [self._take_piece(number) for number in numbers]
+            batches = [piece.batch for piece in pieces]
+            stream, shard, index = (
+                [*chain.from_iterable(parts)]
+                for parts in zip(*((b.stream, b.shard, b.index) for b in batches), strict=True)
+            )
+            whole = Batch(batches[0].step, batches[0].first, stream, shard, index)
+            rows = [row for piece in pieces for row in piece.rows]
+            out = self._builder.build(whole, rows, [piece.arrays for piece in pieces]).out
+            if (tee := self._tee) is not None:
+                for piece in pieces:
+                    for number, row in enumerate(piece.rows):
+                        kept = {name: of_all[number] for name, of_all in piece.arrays.items()}
+                        tee.add(row.shard, row.index, replace(row.encoded, arrays=kept))
+                    tee.refuse(piece.batch.refused)
             self.step += 1
-            yield batch
+            yield out
         self.close()
 
     def close(self) -> None:
@@ -160,25 +176,7 @@ class Trainer:
         """The two actors that a stream cannot do without: the pipeline and the pace."""
         return self._source._coord_actor, self._pace
 
-    def _next(self) -> dict[str, Any]:
-        rank = self.plan.rank
-        pieces = [self._piece(number) for number in self._pieces.numbers(self.step, rank)]
-        rows = [row for piece in pieces for row in piece.rows]
-        arrays = [piece.arrays for piece in pieces]
-        batches = [piece.batch for piece in pieces]
-        columns = zip(*((batch.stream, batch.shard, batch.index) for batch in batches), strict=True)
-        stream, shard, index = ([*chain.from_iterable(parts)] for parts in columns)
-        whole = Batch(batches[0].step, batches[0].first, stream, shard, index)
-        out = self._builder.build(whole, rows, arrays).out
-        if (tee := self._tee) is not None:
-            for piece in pieces:
-                for number, row in enumerate(piece.rows):
-                    kept = {name: of_all[number] for name, of_all in piece.arrays.items()}
-                    tee.add(row.shard, row.index, replace(row.encoded, arrays=kept))
-                tee.refuse(piece.batch.refused)
-        return out
-
-    def _piece(self, wanted: int) -> Piece:
+    def _take_piece(self, wanted: int) -> Piece:
         try:
             piece = next(self._made)
         except StopIteration:
@@ -193,10 +191,10 @@ class Trainer:
                 f"piece {wanted}: {THEN}"
             )
         self._pace.note_done.remote(self.plan.rank, wanted + self.plan.world)
-        for work in piece.worked:
-            known = self._workers.get((work.stage, work.worker))
-            if known is None or known[0].samples < work.samples:
-                self._workers[work.stage, work.worker] = work, time.monotonic()
+        for stage, worker, stats in piece.worked:
+            known = self._workers.get((stage, worker))
+            if known is None or known[0].samples < stats.samples:
+                self._workers[stage, worker] = stats, time.monotonic()
         return piece
 
     @cached_property

@@ -73,7 +73,11 @@ class EncodeWorker(DecodeWorker):
 def encode_empty_caption(sent: Any) -> Any:
     """Return the arrays of the empty caption, encoded on this node."""
     stages, pieces = unpack_pieces(sent)
-    return stages.encode_empty_caption(pieces)
+    encoder = stages.BatchEncoder(pieces.encoding.load(), seed=0, most=1)
+    try:
+        return encoder.empty()
+    finally:
+        encoder.close()
 
 
 def new_trainer(version: str) -> Any:
