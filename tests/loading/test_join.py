@@ -29,7 +29,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.encoding.on_the_fly.encode_steps import BatchEncoder, StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
-from wdsprep.loading.join import DatasetPositions, JoinPositions
+from wdsprep.loading.joined_positions import DatasetPositions, JoinPositions
 from wdsprep.loading.options import Stream
 from wdsprep.store.local import LocalStore
 from wdsprep.tables import stored_tables

@@ -3,8 +3,8 @@
 `order` computes which sample comes when, by arithmetic alone. `loader` serves that order:
 
 - `options` declares what `load` and `stream` are given, and `load_plan` checks it;
-- `open_datasets` opens datasets, and `served_datasets` says what is served of each, and what
-  replaces a sample that cannot be served;
+- `open_datasets` opens datasets, and `served_datasets` says what is served of each, which arrays
+  are read for that, and what replaces a sample that cannot be served;
 - `shard_access` reads samples from a disk or from S3, and `sample_cache` keeps those of S3;
 - `batch_reader` makes batches of them;
 - `prefetch` has threads do that ahead of the trainer;
@@ -21,8 +21,8 @@ A loader may serve a part of a dataset: the samples of one shape, those that mee
 (`dataset_tables`). The answer is kept on this machine, and so are the shapes of images that become
 latents on the fly, and the sizes of images in roles.
 
-`join` puts other datasets of the same images beside one, and finds their samples. `wanted_arrays`
-says which arrays are read of each dataset.
+`join` puts other datasets of the same images beside one, and `joined_positions` finds their
+samples.
 
 In: Datasets of images or latents, a seed and a step. Out: Batches in one order, whatever the
 cluster, and the state to go on from.

@@ -19,8 +19,7 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.load_plan import Captions, Empty, LoadPlan
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.served_datasets import Dataset, caption_name, served_text_fields
-from wdsprep.loading.wanted_arrays import TEXTS
+from wdsprep.loading.served_datasets import TEXTS, Dataset, caption_name, served_text_fields
 from wdsprep.text import brief, real_number
 
 

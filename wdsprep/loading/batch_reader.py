@@ -10,8 +10,8 @@ An array of variable length is read as far as the sample or its row goes, togeth
 it in the sample. The header says where the array ends. What follows is taken out if it is wanted,
 and zeros replace it.
 
-Joined datasets are read together, into the same rows (`wanted_arrays`). `WantedArrays` decides
-beforehand what is taken from which dataset.
+Joined datasets are read together, into the same rows. `WantedArrays` says beforehand what is taken
+from which dataset.
 """
 
 import logging
@@ -42,20 +42,15 @@ from wdsprep.loading.served_datasets import (
     ATTEMPTS,
     MISSING,
     SHAPE,
+    TEXTS,
     Dataset,
     Fault,
     Substitutes,
+    WantedArrays,
+    find_wanted,
     presence_name,
 )
-from wdsprep.loading.shard_access import NOTHING, Shards, read_samples, too_short
-from wdsprep.loading.wanted_arrays import (
-    TEXTS,
-    RowReads,
-    WantedArrays,
-    as_index,
-    find_wanted,
-    select_rows,
-)
+from wdsprep.loading.shard_access import NOTHING, RowReads, Shards, read_samples, too_short
 from wdsprep.sources.captions import caption_at
 
 SCRATCHES = 8  # scratch blocks kept of each size: one for each thread that reads
@@ -581,6 +576,17 @@ class Reader:
                 what = f"none of the first {MANY:,} samples has a text at {path} in its json"
                 _log.warning("%s: %s; captions= gives them their own captions instead", url, what)
         return sample.fields.get("txt", b"").decode("utf-8", "replace")
+
+
+def select_rows(values: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:
+    if isinstance(rows, range):
+        return values[rows.start : rows.stop]
+    return [values[row] for row in rows]
+
+
+def as_index(rows: Sequence[int]) -> "slice | Sequence[int]":
+    """Return an index of rows for NumPy, which is faster with a slice than with numbers."""
+    return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
 def _image_in(sample: TarSample, prefix: str) -> bytes | None:

@@ -44,8 +44,7 @@ from wdsprep.loading.prefetch import (
     wanted_by_source,
 )
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.served_datasets import ATTEMPTS
-from wdsprep.loading.wanted_arrays import TEXTS
+from wdsprep.loading.served_datasets import ATTEMPTS, TEXTS
 
 BEGUN = 2  # steps that the device has
 READY = 2  # finished steps that wait for the trainer

@@ -36,8 +36,7 @@ from wdsprep.loading.order.global_order import Order
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.sample_cache import CacheDir, check_cache_size
 from wdsprep.loading.sample_layout import batch_name
-from wdsprep.loading.served_datasets import SHAPE, Dataset, caption_name, presence_name
-from wdsprep.loading.wanted_arrays import TEXTS
+from wdsprep.loading.served_datasets import SHAPE, TEXTS, Dataset, caption_name, presence_name
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:

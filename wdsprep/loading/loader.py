@@ -35,6 +35,7 @@ from wdsprep.dataset.manifest import fingerprint
 from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.random_numbers import key_of
 from wdsprep.dataset.removed_samples import removed_from
+from wdsprep.dataset.shapes import buckets_of_phase
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.augmentation import normalise_weights, stored_empty_captions
@@ -50,7 +51,7 @@ from wdsprep.loading.load_plan import (
     find_rank,
     make_encoding,
 )
-from wdsprep.loading.open_datasets import find_latent_shapes, open_datasets, select_large_enough
+from wdsprep.loading.open_datasets import find_latent_shapes, open_datasets, select_buckets
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order.global_order import MAX_STEP, Order
 from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
@@ -224,9 +225,11 @@ def _select_samples(
         datasets = tuple(
             part for images in datasets for part in find_latent_shapes(images, settings, cached)
         )
-    if options.pixels:
+    if side := options.pixels:
         datasets = tuple(
-            select_large_enough(dataset, options.pixels) if dataset.kind == "images" else dataset
+            select_buckets(dataset, buckets_of_phase(side, dataset.settings["buckets"]), side)
+            if dataset.kind == "images"
+            else dataset
             for dataset in datasets
         )
     divided = divide_by_roles(join_datasets(datasets), cached, pad=options.pad_roles)

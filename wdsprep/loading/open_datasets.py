@@ -42,7 +42,7 @@ from wdsprep.dataset.sample_selection import (
     digest_of_shards,
     keep_selection,
 )
-from wdsprep.dataset.shapes import Size, buckets_encoded, buckets_of_phase, shape_name, shapes_of
+from wdsprep.dataset.shapes import Size, buckets_encoded, shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import check_place, read_manifest
 from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.images.nearest_shape import Shapes, cut_of
@@ -212,12 +212,8 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
     return counts
 
 
-def select_large_enough(images: Dataset, side: int) -> Dataset:
-    """Return the images of the buckets whose images are all at least `side` pixels a side."""
-    return _select_buckets(images, buckets_of_phase(side, images.settings["buckets"]), side)
-
-
-def _select_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
+def select_buckets(images: Dataset, buckets: Iterable[int], side: int) -> Dataset:
+    """Return the images of these buckets, which are those for images of `side` pixels a side."""
     wanted = set(map(str, buckets))
     chosen = [n for n, name in enumerate(images.names) if name.partition("/")[0] in wanted]
     if not chosen:
@@ -296,36 +292,6 @@ def split_by_shape(
     )
 
 
-def latents_without_rejects(
-    images: Dataset,
-    settings: Mapping[str, Any],
-    shapes: Sequence[Size],
-    counts: NDArray[np.int32],
-    selection: SampleSelection,
-) -> tuple[Dataset, ...]:
-    """Return the latents that images will become, without the rejected images.
-
-    There is a dataset for each shape. `counts` and `selection` have a row and a run for each
-    shard, without its rejects, as in `split_by_shape`. Without shapes, `counts` has one column,
-    and all latents are one dataset.
-    """
-    left = np.flatnonzero(counts.any(axis=1)).astype(np.int32)
-    sizes = counts[left].sum(axis=1, dtype=np.int64)
-    images = select_shards(images, left)
-    whole = replace(
-        images,
-        kind="latents",
-        selection=SampleSelection.all_of(sizes),
-        digest=digest_of_shards(zip(images.names, sizes.tolist(), images.contents, strict=True)),
-        settings=settings,
-        images=images,
-    )
-    selection = replace(selection.pick(left), shards=np.arange(len(left), dtype=np.int32))
-    if shapes:
-        return split_by_shape(whole, shapes, counts[left], selection)
-    return (_with_selection(whole, replace(selection, counts=sizes), whole.digest),)
-
-
 def select_shards(dataset: Dataset, shards: Iterable[int]) -> Dataset:
     """Return a dataset of these shards only."""
     numbers = list(map(int, shards))
@@ -389,7 +355,7 @@ def find_latent_shapes(
             '"wdsprep pack" has made'
         )
     buckets = buckets_encoded(settings, images.settings["buckets"])
-    chosen = _select_buckets(images, buckets, settings["resolution"])
+    chosen = select_buckets(images, buckets, settings["resolution"])
     shapes, cut = shapes_of(settings), cut_of(settings)
     smallest = min(int(name.partition("/")[0]) for name in chosen.names)
     if not shapes and settings.get("max_crop", 1.0) == 1 and smallest >= settings["resolution"]:
@@ -397,7 +363,7 @@ def find_latent_shapes(
         return (replace(chosen, kind="latents", settings=settings, images=chosen),)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
     kept = open_or_make(
-        cache_folder(cache), what, lambda writer, path: _find_shapes(chosen, cut, writer, path)
+        cache_folder(cache), what, lambda writer, path: _keep_shapes(chosen, cut, writer, path)
     )
     counts = kept.arrays["counts"].reshape(-1, len(cut.sizes))
     if not counts.any():
@@ -413,11 +379,26 @@ def find_latent_shapes(
             plural(rejected, "image"),
             f"{chosen.samples:,}",
         )
-    sizes = cut.sizes if shapes else ()
-    return latents_without_rejects(chosen, settings, sizes, counts, SampleSelection.from_file(kept))
+    left = np.flatnonzero(counts.any(axis=1)).astype(np.int32)
+    counts, chosen = counts[left], select_shards(chosen, left)
+    sizes = counts.sum(axis=1, dtype=np.int64)
+    whole = replace(
+        chosen,
+        kind="latents",
+        selection=SampleSelection.all_of(sizes),
+        digest=digest_of_shards(zip(chosen.names, sizes.tolist(), chosen.contents, strict=True)),
+        settings=settings,
+        images=chosen,
+    )
+    fitting = SampleSelection.from_file(kept).pick(left)
+    fitting = replace(fitting, shards=np.arange(len(left), dtype=np.int32))
+    if shapes:
+        return split_by_shape(whole, shapes, counts, fitting)
+    return (_with_selection(whole, replace(fitting, counts=sizes), whole.digest),)
 
 
-def _find_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
+def _keep_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -> None:
+    """Write which images get which shape, shard by shard."""
     from wdsprep.loading.dataset_tables import open_tables  # pyarrow and DuckDB, which few need
 
     _log.info(
@@ -427,13 +408,20 @@ def _find_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -
         ", ".join(map(shape_name, cut.sizes)),
         path,
     )
-    fit = lru_cache(1 << 16)(lambda size: _shape(cut, size))
     counts = np.zeros((len(images.names), len(cut.sizes)), np.int32)
+
+    @lru_cache(1 << 16)
+    def shape_number(size: Size) -> int:
+        try:
+            fit = cut.fit(*size) if min(size) > 0 else None  # 0 if the table lacks it
+        except RejectedError:
+            fit = None
+        return NO_SHAPE if fit is None else cut.sizes.index((fit.width, fit.height))
 
     def group_by_shape() -> Iterator[ShardSamples]:
         for shard, table in enumerate(open_tables(images).columns(SIDES)):
             sides = ([length or 0 for length in table[side].to_pylist()] for side in SIDES)
-            numbers = np.array([*map(fit, zip(*sides, strict=True))], np.int16)
+            numbers = np.array([*map(shape_number, zip(*sides, strict=True))], np.int16)
             by_shape = np.argsort(numbers, kind="stable")
             shaped = by_shape[numbers[by_shape] != NO_SHAPE].astype(np.uint32)
             counts[shard] = np.bincount(numbers[shaped], minlength=len(cut.sizes))
@@ -441,15 +429,3 @@ def _find_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -
 
     keep_selection(writer, len(images.names), group_by_shape())
     writer.add("counts", "<i4", [counts])
-
-
-def _shape(cut: Shapes, size: Size) -> int:
-    """Return the number of the shape that an image of this size gets, or NO_SHAPE.
-
-    A size is 0 where the table lacks it.
-    """
-    try:
-        fit = cut.fit(*size) if min(size) > 0 else None
-    except RejectedError:
-        fit = None
-    return NO_SHAPE if fit is None else cut.sizes.index((fit.width, fit.height))

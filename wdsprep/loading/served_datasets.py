@@ -13,6 +13,11 @@ The order does not know shapes and conditions. For the order, a dataset is a num
 each run of its selection, and a place is a run and a number in it. `selection.locate` finds that
 place in the tars.
 
+What is read of each dataset (`WantedArrays`) is decided before anything is read. A *slot* is the
+number of a dataset among those that are joined: 0 is the first, which gives the order, and those
+joined to it follow. Where captions are picked by chance, each *choice* has its own dataset for
+everything that is made of captions.
+
 `Substitutes` replaces samples that cannot be served by other samples. The substitute depends on
 nothing but the damaged sample. So it is the same on every rank and in every run.
 """
@@ -20,7 +25,7 @@ nothing but the damaged sample. So it is the same on every rank and in every run
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,10 +42,12 @@ from wdsprep.dataset.npy_arrays import (
 )
 from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import SampleSelection
+from wdsprep.dataset.samples import role_of
 from wdsprep.dataset.settings import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.options import EMPTY, OWN
 from wdsprep.errors import FormatError, NotFoundError
+from wdsprep.loading.joined_positions import JoinPositions
 from wdsprep.loading.order.global_order import OrderStream
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.sample_layout import batch_name
@@ -48,10 +55,11 @@ from wdsprep.store.base import Store
 from wdsprep.text import command
 
 if TYPE_CHECKING:
-    from wdsprep.loading.join import JoinPositions
     from wdsprep.tables.joined_columns import LaidOut
 
 
+TEXTS = ("txt", "caption")
+TEXT_FIELDS = (*TEXTS, "json")
 SHAPE = "shape"
 """The name in a batch for the shape of its images."""
 
@@ -72,7 +80,7 @@ class JoinedDataset(NamedTuple):
     """A dataset that is joined to another one, and the positions of its samples."""
 
     dataset: "Dataset"
-    positions: "JoinPositions"
+    positions: JoinPositions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -301,6 +309,64 @@ def served_text_fields(parts: Sequence[Dataset], choice: str = "") -> list[tuple
 def caption_name(settings: Mapping[str, object]) -> str:
     """Return the name of the captions that a dataset was made from."""
     return str(settings.get("caption_name", OWN))
+
+
+@dataclass(frozen=True, eq=False)
+class WantedArrays:
+    """The arrays and texts that are read of a dataset's samples.
+
+    `fields` are all arrays of a sample, and `names` those that are kept. If `is_whole`, samples
+    are read completely. The json of joined samples is merged; if `yields`, this one's values
+    give way to those of the others.
+    """
+
+    fields: tuple[Field, ...]
+    names: tuple[str, ...]
+    texts: tuple[str, ...]
+    is_whole: bool
+    yields: bool
+
+    def merge_json(self, others: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sample's own json merged with the json of the samples joined so far.
+
+        If both have a value, the sample's own is taken, unless this dataset yields.
+        """
+        return {**facts, **others} if self.yields else {**others, **facts}
+
+
+_make_wanted = lru_cache(512)(WantedArrays)
+"""Returns the same object for the same arguments, so that rows of streams are read together."""
+
+WantedBySlot = tuple[tuple[WantedArrays | None, ...], ...]
+"""The arrays wanted of one stream, by slot and choice; None if nothing is read there."""
+
+
+def find_wanted(
+    dataset: Dataset, names: Sequence[str], choices: Sequence[str], *, raw: bool
+) -> WantedBySlot:
+    """Return the arrays to read from each dataset of a stream, by slot and choice.
+
+    `choices` are the names of captions, or one empty name if none are picked.
+    """
+    variable = (batch_name(field.name) for field in dataset.variable_fields(names))
+    asked_for = {n for n in dataset.images_in_roles if presence_name(role_of(n)[0]) in names}
+    mirrored = (batch_name(field.name) for field in dataset.served if field.mirrors)
+    wanted = {*names, *mirrored, *variable, *asked_for}
+    texts = tuple(name for name in TEXT_FIELDS if raw or name in names)
+    facts = tuple(name for name in texts if name == "json")
+    by_choice = [dataset.array_sources(choice) for choice in choices]
+    by_slot = []
+    for slot, part in enumerate(dataset.with_joined):
+        row: list[WantedArrays | None] = []
+        for slots, text_slot in by_choice:
+            arrays = [name for name, giver in slots.items() if giver == slot]
+            kept = tuple(name for name in arrays if raw or name in wanted)
+            kept_texts = texts if slot == text_slot else facts if arrays or not slot else ()
+            is_whole = raw or not part.fields or part.lacks_images
+            arrays_wanted = _make_wanted(part.fields, kept, kept_texts, is_whole, slot > text_slot)
+            row.append(arrays_wanted if slot == 0 or kept or kept_texts else None)
+        by_slot.append(tuple(row))
+    return tuple(by_slot)
 
 
 def order_streams(datasets: Sequence[Dataset]) -> tuple[OrderStream, ...]:
