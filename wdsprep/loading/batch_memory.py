@@ -265,11 +265,10 @@ MOST = 128  # the most blocks of a worker; more are in use only if a trainer kee
 
 
 class WholeBatch(dict[str, Any]):
-    """A batch of a loader, which a DataLoader must not join with others."""
+    """A batch of a loader, which a DataLoader must not join with others.
 
-
-class SharedBatch(WholeBatch):
-    """A batch that a worker sends; the trainer gets it as a dict."""
+    If a worker sends it, the trainer gets it as a dict.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -376,13 +375,6 @@ def worker_blocks() -> WorkerBlocks:
     return _blocks_of(os.getpid())
 
 
-def _reduce(batch: SharedBatch) -> tuple[Any, ...]:
-    return _rebuild_batch, worker_blocks().send(batch)
-
-
-ForkingPickler.register(SharedBatch, _reduce)
-
-
 def _rebuild_batch(
     batch: dict[str, Any],
     worker: tuple[int, str],
@@ -406,6 +398,9 @@ def _rebuild_batch(
         part = np.frombuffer(used[number].data, np.uint8, (last + 1) * dtype.itemsize, start)
         batch[name] = torch.from_numpy(part).view(dtype).as_strided(shape, strides)
     return batch
+
+
+ForkingPickler.register(WholeBatch, lambda batch: (_rebuild_batch, worker_blocks().send(batch)))
 
 
 def _free(data: Bytes, owner: int) -> None:

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,13 +51,8 @@ READY = 2  # finished steps that wait for the trainer
 READ = ("pixels", "key", "made")
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRow:
-    """An encoded sample, with its shard and its number in the shard."""
-
-    encoded: EncodedSample
-    shard: int
-    index: int
+EncodedRow = tuple[EncodedSample, int, int]
+"""An encoded sample, its shard, and its number in the shard."""
 
 
 class EncodingReader:
@@ -136,8 +131,7 @@ class EncodingReader:
 
 def _make_row(batch: Batch, row: int, result: EncodedSample) -> EncodedRow:
     """Return a row with its sample, which was encoded with the noise of another key if mirrored."""
-    encoded = replace(result, key=batch.keys[row])
-    return EncodedRow(encoded, batch.shard[row], batch.index[row])
+    return replace(result, key=batch.keys[row]), batch.shard[row], batch.index[row]
 
 
 def reading_plan(plan: LoadPlan) -> LoadPlan:
@@ -192,12 +186,12 @@ class BatchBuilder:
         none. `encoded` encodes another sample for a row if a joined sample of its own is
         damaged. Without `encoded`, that damage is an error.
         """
-        shard, index = [row.shard for row in rows], [row.index for row in rows]
+        shard, index = [shard for _, shard, _ in rows], [index for _, _, index in rows]
         batch = Batch(read.step, read.first, read.stream, shard, index)
         self._reader.begin(batch)
         mirrored = {*self._mirrored(batch, range(len(batch)))}
-        for number, row in enumerate(rows):
-            self._put_row(batch, number, row, mirrored)
+        for number, (sample, _, _) in enumerate(rows):
+            self._put_row(batch, number, sample, mirrored)
         start = 0
         for arrays in runs:
             self._put(batch, start, arrays, mirrored)
@@ -206,17 +200,16 @@ class BatchBuilder:
         if batch.joined_places:
             columns = (batch.stream, batch.shard, batch.index)
             stream, shards, indices = (np.array(numbers, np.int64) for numbers in columns)
-            samples = Samples(stream=stream, shard=shards, index=indices)
+            joined = Samples(stream=stream, shard=shards, index=indices)
             choice = np.array(batch.choice) if batch.choice else None
-            wanted = wanted_by_source(self._reader, samples, choice, first=1)
+            wanted = wanted_by_source(self._reader, joined, choice, first=1)
             for source, places in wanted.items():
                 source.expect(places, NOTHING)
 
         def put_substitute(batch: Batch, number: int) -> None:
             if encoded is not None:
-                row = encoded(batch, number)
-                batch.shard[number], batch.index[number] = row.shard, row.index
-                self._put_row(batch, number, row, mirrored)
+                sample, batch.shard[number], batch.index[number] = encoded(batch, number)
+                self._put_row(batch, number, sample, mirrored)
 
         self._reader.fill_joined(batch, put_substitute if encoded else None)
         finish(self._plan, batch, range(len(batch)))
@@ -225,15 +218,15 @@ class BatchBuilder:
         return batch
 
     def _put_row(
-        self, batch: Batch, number: int, row: EncodedRow, mirrored: Collection[int]
+        self, batch: Batch, number: int, sample: EncodedSample, mirrored: Collection[int]
     ) -> None:
-        batch.keys[number] = row.encoded.key
-        facts = facts_of(row.encoded, is_packed=True)
-        arrays = arrays_of(self._fields, facts, row.encoded)
+        batch.keys[number] = sample.key
+        facts = facts_of(sample, is_packed=True)
+        arrays = arrays_of(self._fields, facts, sample)
         self._put(batch, number, {name: array[None] for name, array in arrays.items()}, mirrored)
         for name in TEXTS:
             if name in batch.out:
-                text = row.encoded.sample.caption.encode("utf-8", "replace").decode()
+                text = sample.sample.caption.encode("utf-8", "replace").decode()
                 batch.out[name][number] = text
         if "json" in batch.out:
             batch.out["json"][number] = json.loads(facts_bytes(facts))
@@ -295,8 +288,8 @@ class Session:
         builder = BatchBuilder(self._plan)
         for batch, rows in reader.batches(steps):
             if self._tee is not None:
-                for row in rows:
-                    self._tee.add(row.shard, row.index, row.encoded)
+                for encoded, shard, index in rows:
+                    self._tee.add(shard, index, encoded)
                 self._tee.refuse(batch.refused)
             yield batch.step, builder.build(batch, rows, encoded=reader.encode_row).out
 

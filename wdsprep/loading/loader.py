@@ -39,7 +39,7 @@ from wdsprep.dataset.shapes import buckets_of_phase
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.augmentation import normalise_weights, stored_empty_captions
-from wdsprep.loading.batch_memory import SharedBatch, WholeBatch, copy_batches
+from wdsprep.loading.batch_memory import WholeBatch, copy_batches
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.load_plan import (
     Captions,
@@ -54,7 +54,7 @@ from wdsprep.loading.load_plan import (
 from wdsprep.loading.open_datasets import find_latent_shapes, open_datasets, select_buckets
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order.global_order import MAX_STEP, Order
-from wdsprep.loading.prefetch import prefetch_depth, serve, serve_raw
+from wdsprep.loading.prefetch import fill_batches, prefetch_depth, serve_raw
 from wdsprep.loading.sample_cache import CacheDir, open_cache_dir
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams
@@ -404,12 +404,15 @@ class Loader(IterableDataset[dict[str, Any]]):
     def _serve(self, places: range) -> NumberedBatches:
         if self.plan.raw:
             return serve_raw(self.plan, places)
-        is_stored = self.encoding is None
-        batches = serve(self.plan, places) if is_stored else self._session.serve(places)
-        device = self.plan.device
-        batches = batches if device is None else copy_batches(batches, device)
-        kind = WholeBatch if get_worker_info() is None else SharedBatch
-        return ((step, kind(batch)) for step, batch in batches)
+        if self.encoding is None:
+            batches: NumberedBatches = (
+                (batch.step, batch.out) for batch in fill_batches(self.plan, places)
+            )
+        else:
+            batches = self._session.serve(places)
+        if self.plan.device is not None:
+            batches = copy_batches(batches, self.plan.device)
+        return ((step, WholeBatch(batch)) for step, batch in batches)
 
     @cached_property
     def _session(self) -> "Session":

@@ -53,11 +53,6 @@ def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int
     return max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
 
 
-def serve(plan: LoadPlan, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each step with its batch of stored samples."""
-    return ((batch.step, batch.out) for batch in fill_batches(plan, steps))
-
-
 def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield samples of a rank one by one, each with its place counted from step 0."""
     if not places:
@@ -104,7 +99,13 @@ def fill_batches(
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
     # At the latest when the program ends:
     close = weakref.finalize(reader, _close, pool, reader.sources)
-    most = _rows_at_once(plan)
+    most = ROWS_AT_ONCE
+    if "made" in plan.names:
+        most = CROPS_AT_ONCE
+    elif plan.datasets[0].kind == "latents":  # of small ones, most work is done once for all rows
+        largest = max(dataset.served_nbytes for dataset in plan.datasets)
+        slots = max(len(dataset.with_joined) for dataset in plan.datasets)
+        most = max(slots * ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
     queue: deque[tuple[Batch, list[Future[None]]]] = deque()
     served = 0
     try:
@@ -121,20 +122,6 @@ def fill_batches(
             yield _finish(*queue.popleft(), plan.pad)
     finally:
         close()
-
-
-def _rows_at_once(plan: LoadPlan) -> int:
-    """Return how many rows a thread reads at once.
-
-    If samples are small, most of the work is what is done once for all of these rows.
-    """
-    if "made" in plan.names:
-        return CROPS_AT_ONCE
-    if plan.datasets[0].kind != "latents":
-        return ROWS_AT_ONCE
-    largest = max(dataset.served_nbytes for dataset in plan.datasets)
-    slots = max(len(dataset.with_joined) for dataset in plan.datasets)
-    return max(slots * ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
 
 
 def _close(pool: ThreadPoolExecutor, sources: Sources) -> None:

@@ -143,20 +143,40 @@ class Cache:
         then written to the cache, as far as it has room. `stamp` is the stamp that the object
         has now.
         """
-        file = _CachedShard(self._paths[shard], offsets, zlib.crc32(stamp.encode()))
+        path, seed = self._paths[shard], zlib.crc32(stamp.encode())
+        top = -(-len(offsets) * WORD // PAGE) * PAGE  # where samples begin in the file
+
+        def word(number: int) -> int:
+            """Return the word that marks a sample as complete."""
+            start, end = (offsets[n] - offsets[first] for n in (number, number + 1))
+            return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end], seed)
+
         missing = [first, stop - 1]
         with self._warn_of_failure():
             if time.monotonic() - self._claimed > CLAIM_S:
                 with self._lock:
                     self._measure()
-            missing = file.read(first, stop, data)
+            with suppress(FileNotFoundError), _opened(path, os.O_RDONLY) as fd:
+                words = _read_words(fd, first, stop)
+                if any(words):
+                    os.preadv(fd, [data], top + offsets[first])
+                missing = [
+                    n for n, known in enumerate(words, first) if not known or known != word(n)
+                ]
         if not missing:
             return len(data)
         low, high = missing[0], missing[-1] + 1
         start, end = (offsets[number] - offsets[first] for number in (low, high))
         count = fetch(low, high, data[start:end])
-        with self._warn_of_failure():
-            file.write(low, high, data[start : start + count], self._grant)
+        with self._warn_of_failure(), _opened(path, os.O_RDWR | os.O_CREAT) as fd:
+            came = bisect_right(offsets, offsets[low] + count, low, high + 1) - 1
+            known_words = enumerate(_read_words(fd, low, came), low)
+            # samples with a word are in the file already, and need no room
+            nbytes = (0 if known else offsets[n + 1] - offsets[n] for n, known in known_words)
+            granted = low + self._grant([*accumulate(nbytes)])
+            words = tuple(map(word, range(low, granted)))
+            _write(fd, data[start : offsets[granted] - offsets[first]], top + offsets[low])
+            _write(fd, memoryview(struct.pack(f"<{len(words)}Q", *words)), low * WORD)
         return len(data) if count == end - start else start + count  # the tar was cut
 
     @contextmanager
@@ -218,67 +238,19 @@ class Cache:
         self._free = max(0, limit - used) // self._sharers
 
 
-class _CachedShard:
-    """The cache file of one shard: its samples and where they lie."""
-
-    def __init__(self, path: Path, offsets: Sequence[int], seed: int) -> None:
-        self._path, self._offsets, self._seed = path, offsets, seed
-        self._start = -(-len(offsets) * WORD // PAGE) * PAGE
-
-    def read(self, first: int, stop: int, data: memoryview) -> list[int]:
-        """Fill `data` as far as possible; return the numbers of the samples that are missing.
-
-        If there is no file yet, return only the first and the last number.
-        """
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return [first, stop - 1]
-        try:
-            words = _words(fd, first, stop)
-            if any(words):
-                os.preadv(fd, [data], self._start + self._offsets[first])
-        finally:
-            os.close(fd)
-        return [
-            number
-            for number, word in enumerate(words, first)
-            if not word or word != self._word(number, data, first)
-        ]
-
-    def _word(self, number: int, data: memoryview, first: int) -> int:
-        """Return the word that marks a sample as complete; `data` begins with sample `first`."""
-        start, end = (self._offsets[n] - self._offsets[first] for n in (number, number + 1))
-        return (end - start) % (1 << 32) << 32 | zlib.crc32(data[start:end], self._seed)
-
-    def write(
-        self, first: int, stop: int, data: memoryview, grant: Callable[[Sequence[int]], int]
-    ) -> None:
-        """Write the samples `first` to `stop` that `data` has whole, as far as `grant` allows.
-
-        `data` begins with the first of them, and may end within one. Samples with a word are in the
-        file already, and need no room.
-        """
-        offsets = self._offsets
-        stop = bisect_right(offsets, offsets[first] + len(data), first, stop + 1) - 1
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            numbered = enumerate(_words(fd, first, stop), first)
-            nbytes = (0 if word else offsets[n + 1] - offsets[n] for n, word in numbered)
-            stop = first + grant([*accumulate(nbytes)])
-            words = [self._word(number, data, first) for number in range(first, stop)]
-            start, end = offsets[first], offsets[stop]
-            _write(fd, data[: end - start], self._start + start)
-            _write(fd, memoryview(struct.pack(f"<{len(words)}Q", *words)), first * WORD)
-        finally:
-            os.close(fd)
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
-def _words(fd: int, first: int, stop: int) -> tuple[int, ...]:
+def _read_words(fd: int, first: int, stop: int) -> tuple[int, ...]:
     nbytes = (stop - first) * WORD
-    return struct.unpack(
-        f"<{stop - first}Q", os.pread(fd, nbytes, first * WORD).ljust(nbytes, b"\0")
-    )
+    data = os.pread(fd, nbytes, first * WORD).ljust(nbytes, b"\0")
+    return struct.unpack(f"<{stop - first}Q", data)
 
 
 def _write(fd: int, view: memoryview, start: int) -> None:

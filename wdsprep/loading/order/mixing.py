@@ -94,13 +94,8 @@ def _reduce(shares: Sequence[Fraction]) -> tuple[int, ...]:
     return tuple(max(1, number // divisor * MAX_TOTAL // total) for number in numbers)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
-    """A node of a Huffman tree: one stream (a leaf), or two nodes that split the blocks."""
-
-    weight: int
-    stream: int = -1
-    halves: "tuple[Node, ...]" = ()
+Node = tuple[int, int, tuple["Node", ...]]
+"""A node of a Huffman tree: its weight, and its stream (of a leaf) or two nodes that split it."""
 
 
 def huffman_tree(shares: Sequence[int]) -> Node:
@@ -109,12 +104,14 @@ def huffman_tree(shares: Sequence[int]) -> Node:
     Nodes of equal weight are joined in the order in which they were made.
     """
     serial = itertools.count()
-    heap = [(w, next(serial), Node(weight=w, stream=b)) for b, w in enumerate(shares)]
+    heap: list[tuple[int, int, Node]] = [
+        (weight, next(serial), (weight, stream, ())) for stream, weight in enumerate(shares)
+    ]
     heapq.heapify(heap)
     while len(heap) > 1:
-        (_, _, one), (_, _, two) = heapq.heappop(heap), heapq.heappop(heap)
-        weight = one.weight + two.weight
-        heapq.heappush(heap, (weight, next(serial), Node(weight=weight, halves=(one, two))))
+        (first, _, left), (second, _, right) = heapq.heappop(heap), heapq.heappop(heap)
+        weight = first + second
+        heapq.heappush(heap, (weight, next(serial), (weight, -1, (left, right))))
     return heap[0][2]
 
 
@@ -124,10 +121,10 @@ def split(node: Node, first: int, more: Ints) -> dict[int, tuple[int, Ints]]:
     For each stream, return the count among the first `first`, which may be any number, and
     what each entry of `more` adds to it.
     """
-    if not node.halves:
-        return {node.stream: (first, more)}
-    left, right = node.halves
-    whole = 2 * node.weight
-    base, carry = divmod(2 * left.weight * first + node.weight, whole)
-    added = (carry + 2 * left.weight * more) // whole
+    weight, stream, halves = node
+    if not halves:
+        return {stream: (first, more)}
+    left, right = halves
+    base, carry = divmod(2 * left[0] * first + weight, 2 * weight)
+    added = (carry + 2 * left[0] * more) // (2 * weight)
     return split(left, base, added) | split(right, first - base, more - added)

@@ -179,11 +179,13 @@ class EncodeStage:
         batch = piece.batch
         batch.out["pixels"] = piece.arrays["pixels"]
         rows = self._encoding.collect_rows(batch, self._encoding.begin(batch))
-        arrays, lengths = join_rows(self._fields, [row.encoded.arrays for row in rows])
+        arrays, lengths = join_rows(self._fields, [encoded.arrays for encoded, _, _ in rows])
         encoded = Piece(
             number=piece.number,
             batch=replace(batch, out={}),
-            rows=tuple(replace(row, encoded=replace(row.encoded, arrays={})) for row in rows),
+            rows=tuple(
+                (replace(encoded, arrays={}), shard, index) for encoded, shard, index in rows
+            ),
             arrays=arrays,
             lengths=lengths,
             worked=(*piece.worked, ("encode", worker_name(), self._encoder.stats)),

@@ -152,9 +152,9 @@ class Trainer:
             out = self._builder.build(whole, rows, [piece.arrays for piece in pieces]).out
             if (tee := self._tee) is not None:
                 for piece in pieces:
-                    for number, row in enumerate(piece.rows):
+                    for number, (encoded, row_shard, row_index) in enumerate(piece.rows):
                         kept = {name: of_all[number] for name, of_all in piece.arrays.items()}
-                        tee.add(row.shard, row.index, replace(row.encoded, arrays=kept))
+                        tee.add(row_shard, row_index, replace(encoded, arrays=kept))
                     tee.refuse(piece.batch.refused)
             self.step += 1
             yield out
