@@ -31,7 +31,6 @@ from wdsprep.dataset.sealed_json import (
     between,
     canonical_json,
     check_record,
-    check_seal,
     check_values,
     decode_json,
     hex_digest,
@@ -143,7 +142,6 @@ class Receipt:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Receipt":
-        check_seal(data, what)
         body = unseal("receipt", Fields(HEAD_FIELDS), data, what)
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
@@ -326,7 +324,8 @@ def fingerprint(settings: Settings) -> str:
 
 def line_of(receipt: Receipt) -> bytes:
     """Return the line that stands for a receipt in a manifest."""
-    return canonical_json(receipt.body())[len(START) : -len(END)]
+    body = receipt.body()
+    return canonical_json(body)[len(START) : -len(END)]
 
 
 def split_receipts(data: bytes, mark: bytes) -> tuple[bytes, list[bytes]]:
@@ -513,9 +512,8 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Manifest":
-        check_seal(data, what)
         head, lines = split_receipts(data, UNITS_BEGIN)
-        body = unseal("manifest", HEAD, head, what)
+        body = unseal("manifest", HEAD, data, what, part=head)
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
         units = body.get("units", [])

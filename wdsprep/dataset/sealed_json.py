@@ -370,12 +370,13 @@ def check_format(stated: int, what: str) -> None:
         )
 
 
-def unseal(kind: str, head: Fields, data: bytes, what: str) -> dict[str, Any]:
+def unseal(kind: str, head: Fields, data: bytes, what: str, *, part: bytes = b"") -> dict[str, Any]:
     """Return the body of a sealed file, checked to be of this kind with the fields of `head`.
 
-    Its digest is not checked: `check_seal` does that.
+    The digest is that of all `data`; `part` is the JSON of the body, if that is not all of it.
     """
-    body: dict[str, Any] = read_record(SEALED, data, what)
+    check_seal(data, what)
+    body: dict[str, Any] = read_record(SEALED, part or data, what)
     check_format(body["format"], what)
     if body["kind"] != kind:
         other = brief(body["kind"])[1:-1]

@@ -146,11 +146,10 @@ def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: boo
     Raise an error if that dataset has other settings.
     """
     check_storable(dataset, settings)
-    edition = Edition.from_store(store)
     if overwrite and _is_to_clear(store, dataset):
         manifest = Manifest(dataset=dataset, settings=settings)
-        return DatasetClaim(edition=edition, manifest=manifest, starts_over=True)
-    return _check_claim(edition, dataset, settings)
+        return DatasetClaim(edition=Edition(store=store), manifest=manifest, starts_over=True)
+    return _check_claim(Edition.from_store(store), dataset, settings)
 
 
 def take_claim(claim: DatasetClaim) -> DatasetClaim:
@@ -162,15 +161,14 @@ def take_claim(claim: DatasetClaim) -> DatasetClaim:
     """
     if claim.is_there:
         return claim
-    edition, manifest = claim.edition, claim.manifest
-    store = edition.store
+    store, manifest = claim.edition.store, claim.manifest
     with store.hold(MANIFEST_HOLD):
         if claim.starts_over:
             return _start_over(store, manifest)
         if _has_manifest(store):
             return _check_claim(Edition.from_store(store), manifest.dataset, manifest.settings)
         write_manifest(store, manifest)
-    return DatasetClaim(edition=edition, manifest=manifest, is_there=True)
+    return replace(claim, is_there=True)
 
 
 def _start_over(store: Store, manifest: Manifest) -> DatasetClaim:
@@ -284,13 +282,14 @@ def refresh_manifest(
 
     def read_line(unit: str) -> bytes:
         try:
-            return line_of(read_receipt(store, unit, manifest.settings))
+            receipt = read_receipt(store, unit, manifest.settings)
         except NotFoundError:  # another run has just taken it out
             return b""
         except DamageError:
             if unit in doubtful:
                 return doubtful[unit]
             raise
+        return line_of(receipt)
 
     before, of = len(lines) - len(unread), len(lines)
     read = read_each(read_line, unread, store.readers, lambda count: on_count(before + count, of))
