@@ -21,6 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -115,7 +116,8 @@ class Batcher:
         if is_ready and (without_tokens := self._tokenize()):
             return without_tokens, None
         most = 2 * at_once - 1 + self.text_window
-        if taken := self._take_rows(self._texts, self._text_size_of, most=most, now=now, head=head):
+        size_of = partial(text_size, usual=at_once)
+        if taken := self._take_rows(self._texts, size_of, most=most, now=now, head=head):
             _, rows, size = taken
             tokens = [row.sample.tokens for row in rows]
             return rows, TextBatch.of(tokens, size, self.encoder.device)
@@ -127,9 +129,6 @@ class Batcher:
 
     def _size_of(self, group: Any) -> int:
         return self.devices.size_of(group[:2])
-
-    def _text_size_of(self, shape: tuple[int, ...]) -> int:
-        return text_size(shape, self.devices.text_size)
 
     def _added_since(self, row: Row) -> int:
         """Return how many samples have been added after that of a row."""

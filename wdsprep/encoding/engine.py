@@ -29,7 +29,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 
@@ -144,7 +144,11 @@ class Engine:
         self.batches = DeviceBatches(encoder, batch_size, lanes=threads)
         self._batcher = self._make_batcher()
         window = max(self._batcher.image_window, self._batcher.text_window)
-        self.limit = EngineLimit(self._samples_inside + decoders + window, WAITING_NBYTES)
+        # So many are admitted that devices never wait, and batches fill up.
+        lanes, text_size = self.batches.lanes, self.batches.text_size
+        deep = text_size if self._part is Part.TEXT else self.batches.size
+        inside = max((BATCHES_INSIDE + lanes) * deep, (2 + lanes) * text_size)
+        self.limit = EngineLimit(inside + decoders + window, WAITING_NBYTES)
         self._launchable = threading.Semaphore(QUEUED_BATCHES + MOST_LAUNCHED * self.batches.lanes)
         self._finishing = threading.Lock()
         self._unfinished: deque[Block] = deque()
@@ -178,13 +182,6 @@ class Engine:
         return set[Size]().union(*known)
 
     @property
-    def _samples_inside(self) -> int:
-        """Return how many samples to admit, so that devices never wait and batches fill up."""
-        lanes, size, text_size = self.batches.lanes, self.batches.size, self.batches.text_size
-        deep = text_size if self._part is Part.TEXT else size
-        return max((BATCHES_INSIDE + lanes) * deep, (2 + lanes) * text_size)
-
-    @property
     def block_size(self) -> int:
         """Return the number of samples to feed together."""
         return max(1, min(MOST_IN_BLOCK, self.batches.size // 4))
@@ -216,7 +213,8 @@ class Engine:
         Shards that wait here have read their first sample already. Raise BrokenWorkerError if a
         thread of the engine fails while the shard waits.
         """
-        self._repeat_until(partial(self._turn.acquire, timeout=POLL_S))
+        while not self._turn.acquire(timeout=POLL_S):
+            self.check()
         try:
             yield
         finally:
@@ -233,18 +231,14 @@ class Engine:
             block.set_result(None)
             return
         nbytes = block.image_nbytes
-        self._repeat_until(partial(self._enter, len(block.samples), nbytes))
+        while not self.limit.enter(len(block.samples), nbytes, POLL_S):
+            self.fed.put(None)  # perhaps the oldest one waits for others that cannot come
+            self.check()
         with self._finishing:
             self._unfinished.append(block)
         if block.has_images:
             block.decoded = self._pool.submit(self._decode, block, nbytes)
         self.fed.put(block)
-
-    def _enter(self, samples: int, nbytes: int) -> bool:
-        if self.limit.enter(samples, nbytes, POLL_S):
-            return True
-        self.fed.put(None)  # perhaps the oldest one waits for others that cannot come
-        return False
 
     def leave(self, block: Block) -> None:
         """Make room for others, once the results of a block have been taken or nobody wants them.
@@ -323,10 +317,6 @@ class Engine:
         """Give samples what batches are made of: the crops of their images."""
         for sample in samples:
             sample.crop_image(self._cuts, self.max_area, self._roles, self._encoder.references)
-
-    def _repeat_until(self, attempt: Callable[[], bool]) -> None:
-        while not attempt():
-            self.check()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -40,7 +40,14 @@ def visible_gpus() -> tuple[str, ...]:
 
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not _torch_has_gpu():
-        if _nvidia_has_gpu() and (named is None or named.strip().lower() not in HIDDEN):
+        count = ctypes.c_int()
+        try:
+            library = ctypes.CDLL(NVIDIA)
+            code = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
+        except (OSError, AttributeError):
+            code = 0
+        is_there = count.value or code in NOT_READY or _nvidia_files()  # usable or not
+        if is_there and (named is None or named.strip().lower() not in HIDDEN):
             raise UsageError(_explain_unusable())
         return ()
     return tuple(named.split(",")) if named else tuple(map(str, range(torch.cuda.device_count())))
@@ -61,17 +68,6 @@ def _torch_has_gpu() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the reason is told in one line
         return torch.cuda.is_available()
-
-
-def _nvidia_has_gpu() -> bool:
-    """Return whether NVIDIA's driver has a GPU, usable or not, or the system has a file of one."""
-    count = ctypes.c_int()
-    try:
-        library = ctypes.CDLL(NVIDIA)
-        code = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
-    except (OSError, AttributeError):
-        code = 0
-    return bool(count.value or code in NOT_READY or _nvidia_files())
 
 
 def _nvidia_files() -> list[Path]:

@@ -89,15 +89,12 @@ class ImageShard:
 
     def to_bytes(self) -> bytes:
         """Return this description of a shard as bytes: a third of the object's memory."""
-        item = self.item
-        parts = item.name, item.parts, item.extra, item.take, item.samples
-        return pickle.dumps((self.name, self.digest, parts))
+        return pickle.dumps((self.name, self.digest, tuple(self.item)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ImageShard":
-        own, digest, (name, parts, extra, take, samples) = pickle.loads(data)  # noqa: S301  ours
-        item = Item(name=name, parts=parts, extra=extra, take=take, samples=samples)
-        return cls(name=own, item=item, digest=digest)
+        name, digest, item = pickle.loads(data)  # noqa: S301  ours
+        return cls(name=name, item=Item(*item), digest=digest)
 
 
 def tars_of(url: str, max_nbytes: int, roles: Iterable[str] = ()) -> TarsSource:

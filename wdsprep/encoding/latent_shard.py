@@ -94,18 +94,14 @@ class LatentShard:
         describe = text_facts_of if is_of_text(self.fields) else facts_of
         facts = describe(encoded, is_packed=not self.shard.is_foreign)
         shape = shape_of(encoded) if self._shapes else ""
-        members = members_of(self._fields_of(encoded, shape), facts, encoded)
-        self.add_members(encoded.key, members, facts, shape=shape)
-
-    def _fields_of(self, encoded: EncodedSample, shape: str) -> Sequence[Field]:
-        """Return the fields of a sample, which depend on the sizes of its images in roles."""
-        if not self._has_roles:
-            return self._shapes.get(shape, self.fields)
-        size = encoded.crop.size if shape else None
-        key = (size, *encoded.role_sizes.items())
-        if key not in self._in_roles:
-            self._in_roles[key] = fields_in_shape(self.settings, size, encoded.role_sizes)
-        return self._in_roles[key]
+        fields = self._shapes.get(shape, self.fields)
+        if self._has_roles:  # so the sizes of its images decide too
+            size = encoded.crop.size if shape else None
+            sizes = (size, *encoded.role_sizes.items())
+            if sizes not in self._in_roles:
+                self._in_roles[sizes] = fields_in_shape(self.settings, size, encoded.role_sizes)
+            fields = self._in_roles[sizes]
+        self.add_members(encoded.key, members_of(fields, facts, encoded), facts, shape=shape)
 
     def add_members(
         self, key: str, members: Members, facts: Mapping[str, Any], *, shape: str = ""

@@ -240,8 +240,17 @@ class Recipe(RecipeOptions):
         least = 0 if self.is_of_text else 1
         if self.resolution < least:
             raise UsageError(f"--resolution {self.resolution}: give {least} or more pixels")
-        if self.is_of_text:
-            self._check_text_alone()
+        for option in options_of(RecipeOptions) if self.is_of_text else ():
+            value = getattr(self, option.name)
+            if option.name in OF_IMAGES and value and value != option.default:
+                raise UsageError(
+                    f"{option.dashed} is for images, which --latents none leaves alone: leave it "
+                    "out"
+                )
+        if self.is_of_text and self.text == "none":
+            raise UsageError(
+                "--latents none and --text none leave nothing to encode: leave one out"
+            )
         object.__setattr__(self, "shapes", sizes_of(self.shapes, self.resolution))
         object.__setattr__(self, "role_size", tuple(self._role_sizes()))
         check_compiled_shapes([self])
@@ -293,20 +302,6 @@ class Recipe(RecipeOptions):
     def shape_lists(self) -> dict[str, tuple[Size, ...]]:
         """Return the list of shapes of each role whose images are cut to one."""
         return {role: rule for role, rule in self.rules.items() if not isinstance(rule, str)}
-
-    def _check_text_alone(self) -> None:
-        """Raise UsageError if text alone has options of images, or nothing is left to encode."""
-        for option in options_of(RecipeOptions):
-            value = getattr(self, option.name)
-            if option.name in OF_IMAGES and value and value != option.default:
-                raise UsageError(
-                    f"{option.dashed} is for images, which --latents none leaves alone: leave it "
-                    "out"
-                )
-        if self.text == "none":
-            raise UsageError(
-                "--latents none and --text none leave nothing to encode: leave one out"
-            )
 
     @property
     def sizes(self) -> tuple[Size, ...]:

@@ -87,11 +87,8 @@ class RoleCuts:
     @property
     def references(self) -> frozenset[str]:
         """Return the roles of images that the pipeline of the model has to prepare."""
-        return frozenset((*self.text_roles, *self._prepared))
-
-    @property
-    def _prepared(self) -> list[str]:
-        return [role for role, rule in self.sizes.items() if rule == PIPELINE]
+        prepared = (role for role, rule in self.sizes.items() if rule == PIPELINE)
+        return frozenset((*self.text_roles, *prepared))
 
     def cut(
         self,
@@ -116,7 +113,9 @@ class RoleCuts:
                 continue
             with naming_role(name):
                 if name in prepared and self.sizes[role] == PIPELINE:
-                    yield name, _as_crop(prepared[name])
+                    _, height, width = prepared[name].shape
+                    fit = Fit(width, height, width, height)
+                    yield name, Crop(pixels=prepared[name], width=width, height=height, fit=fit)
                 elif is_mask(name):
                     levels = crop_mask(data, target, self.cells[role], max_area=max_area)
                     yield name, replace(target, pixels=levels)
@@ -126,11 +125,6 @@ class RoleCuts:
     def makes_latents(self, name: str) -> bool:
         """Return whether the VAE makes latents of an image in a role, by its name."""
         return not is_mask(name) and self.sizes[role_of(name)[0]] != PIXELS
-
-
-def _as_crop(pixels: Tensor) -> Crop:
-    _, height, width = pixels.shape
-    return Crop(pixels=pixels, width=width, height=height, fit=Fit(width, height, width, height))
 
 
 def prepare_references(

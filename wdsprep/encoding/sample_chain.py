@@ -2,8 +2,8 @@
 
 1. Read: `image_shards.read_rows` yields the key and the `Sample` of each row, or why it cannot be
    used. `begin` finds its caption, and says which datasets get which part of it: from here on it is
-   an `EncodingSample`. Consecutive ones make a `Block`, which a thread of the `worker` feeds to its
-   `engine`.
+   an `EncodingSample`. `blocks_of` puts consecutive ones into a `Block`, which a thread of the
+   `worker` feeds to its `engine`.
 2. Decode and crop: `EncodingSample.crop_image`, in a pool of threads of the engine. The image is
    cut for each dataset that gets it, by `images.crop`, which rejects what is too small or large;
    images in roles by `role_images`.
@@ -27,7 +27,7 @@ samples.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,6 +59,8 @@ CAPTION = -1
 NO_TOKENS = Tokens("")
 NO_CROP = Crop(pixels=NO_PIXELS, width=0, height=0, fit=Fit(0, 0, 0, 0))
 """The crop in a result of text alone, for which no image is opened."""
+BLOCK_NBYTES = 1 << 20
+"""The most bytes of the images of a block, so that the pool decodes several blocks at once."""
 CaptionFinder = Callable[[str, Sample], str | None]
 """A function that finds the caption of the next sample, by its key, in a table or in a field of its
 json. It returns None if the sample keeps its own."""
@@ -297,6 +299,26 @@ class Block(Future[None]):
     def arrays_nbytes(self) -> int:
         made = [arrays for sample in self.samples for arrays in sample.arrays.values()]
         return sum([array.nbytes for arrays in made for array in arrays.values()])
+
+
+def blocks_of(
+    rows: Iterable[tuple[str, Sample | Reject]],
+    captioned: Sequence[tuple[CaptionFinder, Mapping[int, Part]]],
+    needed: Sequence[str],
+    *,
+    most: int,
+) -> Iterator[Block]:
+    """Yield blocks of at most about `most` samples that `begin` makes of the rows of a shard."""
+    entries: list[EncodingSample | Reject] = []
+    nbytes = 0
+    for key, row in rows:
+        entries += begin(key, row, captioned, needed)
+        nbytes += row.images_nbytes if isinstance(row, Sample) else 0
+        if len(entries) >= most or nbytes >= BLOCK_NBYTES:
+            yield Block(entries)
+            entries, nbytes = [], 0
+    if entries:
+        yield Block(entries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,44 +160,36 @@ def _check_shapes(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Siz
     The square of the resolution must be among them, each must have about the square's area, and no
     ratio may come twice. `what` names the shapes in messages.
     """
-    found = [_check_sides(size, what) for size in sizes]
-    if not found:
+    shapes: list[Size] = []
+    for size in sizes:
+        try:
+            width, height = size
+        except (TypeError, ValueError):
+            width = height = 0
+        if not all(type(side) is int and side > 0 for side in (width, height)):
+            raise UsageError(f"{what}: {brief(size)} is not a width and a height")
+        shapes.append((width, height))
+    if not shapes:
         raise UsageError(f"{what} lists no shape: write one in each line, such as 832x1216")
-    if len(found) > MOST_SHAPES:
-        raise UsageError(f"{what} has {len(found):,} shapes: give {MOST_SHAPES} at most")
-    if (resolution, resolution) not in found:
+    if len(shapes) > MOST_SHAPES:
+        raise UsageError(f"{what} has {len(shapes):,} shapes: give {MOST_SHAPES} at most")
+    if (resolution, resolution) not in shapes:
         square = shape_name((resolution, resolution))
         raise UsageError(f"{what} lacks {square}, the square of --resolution {resolution}: add it")
-    by_ratio: dict[Fraction, Size] = {}
-    for size in found:
-        _check_area(size, resolution, what)
-        if other := by_ratio.get(Fraction(*size)):
-            both = f"{shape_name(other)} and {shape_name(size)}"
-            raise UsageError(f"{what} has one ratio twice, {both}: leave one out")
-        by_ratio[Fraction(*size)] = size
-    return Shapes.from_sizes(found).sizes
-
-
-def _check_sides(size: Any, what: str) -> Size:
-    try:
-        width, height = size
-    except (TypeError, ValueError):
-        width = height = 0
-    if not all(type(side) is int and side > 0 for side in (width, height)):
-        raise UsageError(f"{what}: {brief(size)} is not a width and a height")
-    return width, height
-
-
-def _check_area(size: Size, resolution: int, what: str) -> None:
-    """Raise UsageError if the area of a shape, or the ratio of its sides, is out of range."""
-    width, height = size
-    share = Fraction(width * height, resolution**2)
-    if not LEAST_AREA <= share <= MOST_AREA:
-        raise UsageError(
-            f"{what} has {shape_name(size)}, with {float(share):.2f} of the pixels of --resolution "
-            f"{resolution}: give shapes of {float(LEAST_AREA)} to {float(MOST_AREA)}"
-        )
-    if max(size) > MOST_RATIO * min(size):
-        raise UsageError(
-            f"{what} has {shape_name(size)}, which is more than {MOST_RATIO} to 1: leave it out"
-        )
+    by_ratio: dict[Fraction, str] = {}
+    for width, height in shapes:
+        name, ratio = shape_name((width, height)), Fraction(width, height)
+        share = Fraction(width * height, resolution**2)
+        if not LEAST_AREA <= share <= MOST_AREA:
+            raise UsageError(
+                f"{what} has {name}, with {float(share):.2f} of the pixels of --resolution "
+                f"{resolution}: give shapes of {float(LEAST_AREA)} to {float(MOST_AREA)}"
+            )
+        if max(ratio, 1 / ratio) > MOST_RATIO:
+            raise UsageError(
+                f"{what} has {name}, which is more than {MOST_RATIO} to 1: leave it out"
+            )
+        if other := by_ratio.get(ratio):
+            raise UsageError(f"{what} has one ratio twice, {other} and {name}: leave one out")
+        by_ratio[ratio] = name
+    return Shapes.from_sizes(shapes).sizes

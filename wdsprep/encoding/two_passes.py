@@ -135,23 +135,20 @@ class Turns:
         """
         end_s = time.monotonic() + timeout_s
         with self._changed:
-            while not self._try(visit):
+            while True:
+                if not self._inside and not any(map(self._may_begin, self._waiting)):
+                    self._change_pass()
+                if self._may_begin(visit):
+                    break
                 if (left_s := end_s - time.monotonic()) <= 0:
                     return False
                 self._changed.wait(min(left_s, POLL_S))
+            self._waiting.remove(visit)
+            self._inside.append(visit)
+            self._begun += 1
+            if visit.texts is not None:
+                self._texts.append(visit.texts)
             return True
-
-    def _try(self, visit: Visit) -> bool:
-        if not self._inside and not any(map(self._may_begin, self._waiting)):
-            self._change_pass()
-        if not self._may_begin(visit):
-            return False
-        self._waiting.remove(visit)
-        self._inside.append(visit)
-        self._begun += 1
-        if visit.texts is not None:
-            self._texts.append(visit.texts)
-        return True
 
     def _may_begin(self, visit: Visit) -> bool:
         if visit.part is not self._part or len(self._inside) >= self._at_once:

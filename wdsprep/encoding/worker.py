@@ -1,7 +1,7 @@
 """The work of `encode`: one image shard becomes a latent shard, rejects, and last a receipt.
 
-`sample_chain` lists the steps of a sample's way. A `Feeder` reads one image shard in a thread of
-its own and gives its samples to the engine, in order. What comes back is written here in that
+`sample_chain` lists the steps of a sample's way. `feed` reads one image shard in a thread of its
+own and gives its samples to the engine, in order. What comes back is written here in that
 order. A worker has several shards under way at once. If several datasets lack a shard, it is read
 once: the engine cuts each image for all of them, and each gets its own files and receipt. A dataset
 of text alone gets the text of each sample, whatever its image is: no image is cut for it, so a
@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
@@ -42,7 +42,7 @@ from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.role_images import RoleCuts
-from wdsprep.encoding.sample_chain import Block, CaptionFinder, EncodingSample, Output, begin, write
+from wdsprep.encoding.sample_chain import Block, CaptionFinder, Output, blocks_of, write
 from wdsprep.encoding.two_passes import TextPass, Turns
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """The progress of a shard that another run has already made."""
 JOIN_S = 0.05
-BLOCK_NBYTES = 1 << 20
-"""The most bytes of the images of a block, so that the pool decodes several blocks at once."""
 
 
 class _Dataset:
@@ -74,14 +72,8 @@ class _Dataset:
         self.captions = tuple(map(settings.get, ("captions", "caption_field", "caption_name")))
         """The digest of the table, the field of the json, and the name that captions have, if any.
         """
-        self._edition = Edition(store=self.store, mark=mark)
-        self._empty = write_empty(self._edition, empty_fields(settings), empty)
-
-    def begin(
-        self, shard: ImageShard, shard_class: type[LatentShard], drafts: ExitStack
-    ) -> LatentShard:
-        draft = drafts.enter_context(Draft(self._edition, shard.name))
-        return drafts.enter_context(closing(shard_class(draft, shard, self.settings)))
+        self.edition = Edition(store=self.store, mark=mark)
+        self.empty = write_empty(self.edition, empty_fields(settings), empty)
 
     def open_captions(self, shard: ImageShard) -> CaptionFinder:
         """Open the captions of an image shard; those of a table lie in the dataset."""
@@ -93,13 +85,6 @@ class _Dataset:
         if field:
             return lambda _key, sample: caption_at(sample.facts, field)
         return lambda _key, _sample: "" if name == EMPTY else None
-
-    def finish(self, output: LatentShard, content: Content) -> Receipt:
-        files = {**self._empty, **(content.file if output.shard.is_foreign else {})}
-        if self.captions[0]:
-            name = captions_name(output.shard.name)
-            files[name] = hex_digest(self.store.read(name))
-        return output.finish(files)
 
 
 class EncodeWorker:
@@ -169,7 +154,9 @@ class EncodeWorker:
                 if done := find_receipt(store, shard.name, shard.input, settings):
                     receipts[number] = done
                 else:
-                    outputs[number] = dataset.begin(shard, self.shard_class, drafts)
+                    draft = drafts.enter_context(Draft(dataset.edition, shard.name))
+                    output = self.shard_class(draft, shard, settings)
+                    outputs[number] = drafts.enter_context(closing(output))
             if not outputs:
                 return receipts
             content = Content(is_kept=any(out.shard.is_foreign for out in outputs.values()))
@@ -177,22 +164,26 @@ class EncodeWorker:
                 yield self._progress(unit, outputs)
             for number, output in outputs.items():
                 yield self._progress(unit, outputs)
-                self._note_gpu(output, self._parts[number])
-                receipts[number] = self._datasets[number].finish(output, content)
+                receipts[number] = self._finish(number, output, content)
             return receipts
 
-    def _note_gpu(self, output: LatentShard, part: Part) -> None:
-        """Note the GPU and its batches in the counts of a shard: they decide its last bits.
+    def _finish(self, number: int, output: LatentShard, content: Content) -> Receipt:
+        """Complete the shard of a dataset, and return its receipt.
 
-        Nothing is noted for a CPU: its batches have one size, unless the user gives another.
+        It counts the GPU and its batches, which decide the last bits of a shard. A CPU is not
+        counted: its batches have one size, unless the user gives another.
         """
+        dataset, part = self._datasets[number], self._parts[number]
         device, stats = self._encoder.device, self._engine.stats
-        if device.type != "cuda" or not output.samples:
-            return
-        images = stats.batch_size if Part.IMAGE in part else 0
-        captions = stats.text_size if Part.TEXT in part else 0
-        made_on = gpu_count(device_name(device), images=images, captions=captions)
-        output.counts[made_on] = 1
+        if device.type == "cuda" and output.samples:
+            images = stats.batch_size if Part.IMAGE in part else 0
+            captions = stats.text_size if Part.TEXT in part else 0
+            output.counts[gpu_count(device_name(device), images=images, captions=captions)] = 1
+        files = {**dataset.empty, **(content.file if output.shard.is_foreign else {})}
+        if dataset.captions[0]:
+            name = captions_name(output.shard.name)
+            files[name] = hex_digest(dataset.store.read(name))
+        return output.finish(files)
 
     def _encode(self, outputs: Mapping[int, LatentShard], content: Content) -> Iterator[None]:
         """Encode a shard in one pass, or in two if the device holds one network at a time.
@@ -248,8 +239,8 @@ class EncodeWorker:
         )
         needed = self._roles if shard.is_foreign else ()
         yielded_s = time.monotonic()
-        with Feeder(self._engine, shard.name, rows, captioned, needed) as feeder:
-            for block in feeder:
+        with closing(feed(self._engine, shard.name, rows, captioned, needed)) as blocks:
+            for block in blocks:
                 if block is None:
                     yield
                     continue
@@ -298,52 +289,45 @@ class EncodeWorker:
         )
 
 
-class Feeder:
-    """A thread that reads an image shard and feeds its samples to the engine, in order."""
+def feed(
+    engine: Engine,
+    name: str,
+    rows: Generator[tuple[str, Sample | Reject], None, None],
+    captioned: Sequence[tuple[CaptionFinder, Mapping[int, Part]]],
+    needed: Sequence[str] = (),
+) -> Generator[Block | None, None, None]:
+    """Read an image shard in a thread that feeds its samples to the engine, in order.
 
-    def __init__(
-        self,
-        engine: Engine,
-        name: str,
-        rows: Generator[tuple[str, Sample | Reject], None, None],
-        captioned: Sequence[tuple[CaptionFinder, Mapping[int, Part]]],
-        needed: Sequence[str] = (),
-    ) -> None:
-        """Prepare to read the rows of a shard; entering the context starts the thread.
+    Yield the blocks of the shard in order, and None whenever none has come for a while. A sample
+    that has no image in a role that is `needed` becomes a reject. Raise the error that ended the
+    reading, or BrokenWorkerError if a thread of the engine has failed. However the generator ends,
+    the reading stops first, and the blocks that nobody has taken are released.
+    """
+    blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
+    is_over = threading.Event()
 
-        A sample that has no image in a role that is `needed` becomes a reject.
-        """
-        self._engine, self._rows = engine, rows
-        self._captioned, self._needed = captioned, needed
-        self._blocks: queue.SimpleQueue[Block | Exception | None] = queue.SimpleQueue()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name=f"feed {name}", daemon=True)
+    def read() -> None:
+        try:
+            with engine.feeding(), closing(rows):
+                first = list(islice(rows, 1))  # the tar is open, its first bytes are here
+                with engine.turn():
+                    both = takewhile(lambda _: not is_over.is_set(), chain(first, rows))
+                    for block in blocks_of(both, captioned, needed, most=engine.block_size):
+                        engine.put(block)
+                        blocks.put(block)
+        except Exception as error:  # noqa: BLE001  raised again where the blocks are taken
+            blocks.put(error)
+        else:
+            blocks.put(None)
 
-    def __enter__(self) -> "Feeder":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop reading, wait for the thread, and release the blocks that nobody has taken."""
-        self._stopped = True
-        while self._thread.is_alive() or not self._blocks.empty():
-            self._thread.join(JOIN_S)
-            while not self._blocks.empty():
-                block = self._blocks.get()
-                if isinstance(block, Block):
-                    self._engine.leave(block)
-
-    def __iter__(self) -> Iterator[Block | None]:
-        """Yield the blocks of the shard in order, and None whenever none has come for a while.
-
-        Raise the error that ended the reading, or BrokenWorkerError if a thread of the engine has
-        failed.
-        """
+    thread = threading.Thread(target=read, name=f"feed {name}", daemon=True)
+    thread.start()
+    try:
         while True:
             try:
-                block = self._blocks.get(timeout=PROGRESS_S)
+                block = blocks.get(timeout=PROGRESS_S)
             except queue.Empty:
-                self._engine.check()
+                engine.check()
                 yield None
                 continue
             if block is None:
@@ -351,30 +335,11 @@ class Feeder:
             if isinstance(block, Exception):
                 raise block
             yield block
-
-    def _run(self) -> None:
-        try:
-            with self._engine.feeding(), closing(self._rows):
-                first = list(islice(self._rows, 1))  # the tar is open, its first bytes are here
-                with self._engine.turn():
-                    for block in self._fill_blocks(chain(first, self._rows)):
-                        self._engine.put(block)
-                        self._blocks.put(block)
-        except Exception as error:  # noqa: BLE001  raised again where the blocks are taken
-            self._blocks.put(error)
-        else:
-            self._blocks.put(None)
-
-    def _fill_blocks(self, rows: Iterable[tuple[str, Sample | Reject]]) -> Iterator[Block]:
-        entries: list[EncodingSample | Reject] = []
-        nbytes = 0
-        for key, row in rows:
-            if self._stopped:
-                return
-            entries += begin(key, row, self._captioned, self._needed)
-            nbytes += row.images_nbytes if isinstance(row, Sample) else 0
-            if len(entries) >= self._engine.block_size or nbytes >= BLOCK_NBYTES:
-                yield Block(entries)
-                entries, nbytes = [], 0
-        if entries:
-            yield Block(entries)
+    finally:
+        is_over.set()
+        while thread.is_alive() or not blocks.empty():
+            thread.join(JOIN_S)
+            while not blocks.empty():
+                block = blocks.get()
+                if isinstance(block, Block):
+                    engine.leave(block)

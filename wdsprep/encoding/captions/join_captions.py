@@ -139,11 +139,8 @@ class CaptionLayout:
         assert self._join is not None  # noqa: S101  for mypy: it was read
         self._named = 0
         self._join.match(self._samples([shards[unit] for unit in sorted(shards)]))
-        if not self._named:
-            self._warn_of_names()
-
-    def _warn_of_names(self) -> None:
-        """Tell the user that no sample has such a name; raise UsageError if pack could give one."""
+        if self._named:
+            return
         by, url = self.table.by, self._tars.url
         if by == "sha256" and self._hashed_by not in (None, by):
             raise UsageError(
@@ -180,7 +177,15 @@ class CaptionLayout:
             self._named += pc.sum(has_name).as_py() or 0
             samples = pa.table({NAME: names, SAMPLE: numbers}).filter(has_name)
             if self.table.by == KEY:
-                samples = _with_numbers(samples)
+                own = samples[NAME]
+                samples = samples.append_column(CHOICE, pa.array(np.zeros(len(own), np.int64)))
+                is_padded = pc.and_(pc.starts_with(own, "0"), pc.utf8_is_decimal(own))
+                padded = samples.filter(is_padded)
+                short = pc.utf8_ltrim(padded[NAME], "0")
+                short = pc.if_else(pc.equal(short, ""), "0", short)
+                second = pa.array(np.ones(len(short), np.int64))
+                columns = {NAME: short, SAMPLE: padded[SAMPLE], CHOICE: second}
+                samples = pa.concat_tables([samples, pa.table(columns)])
             yield from filter(len, samples.to_batches())
 
     def put(self, stores: Mapping[str, Store]) -> None:
@@ -254,18 +259,6 @@ class CaptionLayout:
 
 def _unit(shard: ImageShard) -> tuple[str, str]:
     return shard.name, shard.input
-
-
-def _with_numbers(samples: pa.Table) -> pa.Table:
-    """Return samples by their keys, and by those without leading zeros, if they are numbers."""
-    keys = samples[NAME]
-    samples = samples.append_column(CHOICE, pa.array(np.zeros(len(keys), np.int64)))
-    is_padded = pc.and_(pc.starts_with(keys, "0"), pc.utf8_is_decimal(keys))
-    padded = samples.filter(is_padded)
-    short = pc.utf8_ltrim(padded[NAME], "0")
-    short = pc.if_else(pc.equal(short, ""), "0", short)
-    columns = {NAME: short, SAMPLE: padded[SAMPLE], CHOICE: pa.array(np.ones(len(short), np.int64))}
-    return pa.concat_tables([samples, pa.table(columns)])
 
 
 def _texts(names: Sequence[bytes]) -> tuple[str, ...]:

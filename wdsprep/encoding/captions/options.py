@@ -99,7 +99,24 @@ class OneCaption(Options):
 
     def check_together(self) -> None:
         super().check_together()
-        self._check_apart()
+        sources = {
+            "--captions": self.captions,
+            "--caption-field": self.caption_field,
+            "--caption-fields": self.paths,
+            f"--empty {PER_SAMPLE}": self.empty,
+        }
+        if len(several := [option for option, value in sources.items() if value]) > 1:
+            raise UsageError(f"{several[0]} and {several[1]} both choose captions: give one")
+        of_table = {"--captions-by": self.captions_by, "--caption-column": self.caption_column}
+        if (alone := [option for option, value in of_table.items() if value]) and not self.captions:
+            raise UsageError(f"{alone[0]} is for a table: give --captions TABLE too")
+        if self.caption_name and self.empty:
+            raise UsageError(f"--empty names the captions {EMPTY}: leave --caption-name out")
+        if self.caption_name and self.paths:
+            raise UsageError(
+                "--caption-fields names the captions after the last part of each field: leave "
+                "--caption-name out"
+            )
         names = self.caption_names
         for name in names:
             if not NAME.fullmatch(name):
@@ -117,26 +134,6 @@ class OneCaption(Options):
                     f"two of --caption-fields end in {name!r}, after which their captions are "
                     "named: encode one of them with --caption-field and a --caption-name"
                 )
-
-    def _check_apart(self) -> None:
-        given = {
-            "--captions": self.captions,
-            "--caption-field": self.caption_field,
-            "--caption-fields": self.paths,
-            f"--empty {PER_SAMPLE}": self.empty,
-        }
-        if len(several := [option for option, value in given.items() if value]) > 1:
-            raise UsageError(f"{several[0]} and {several[1]} both choose captions: give one")
-        of_table = {"--captions-by": self.captions_by, "--caption-column": self.caption_column}
-        if (alone := [option for option, value in of_table.items() if value]) and not self.captions:
-            raise UsageError(f"{alone[0]} is for a table: give --captions TABLE too")
-        if self.caption_name and self.empty:
-            raise UsageError(f"--empty names the captions {EMPTY}: leave --caption-name out")
-        if self.caption_name and self.paths:
-            raise UsageError(
-                "--caption-fields names the captions after the last part of each field: leave "
-                "--caption-name out"
-            )
 
     @property
     def caption_names(self) -> tuple[str, ...]:

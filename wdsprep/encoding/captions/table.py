@@ -99,8 +99,8 @@ class CaptionTable:
                 pairs = _convert_texts(names, captions)
                 if pairs is None:
                     checked = enumerate(zip(names, captions, strict=True), first)
-                    found = [pair for row in checked if (pair := self._check_row(entry.name, *row))]
-                    pairs = [name for name, _ in found], [caption for _, caption in found]
+                    kept = [pair for row in checked if (pair := self._check_row(entry.name, *row))]
+                    pairs = [name for name, _ in kept], [caption for _, caption in kept]
                 yield len(names), *pairs
                 first += len(names)
 
@@ -119,7 +119,9 @@ class CaptionTable:
             elif not isinstance(value, str | None):
                 why = why or f"has a {type(value).__name__} for its {column}, not a text"
         text = replace_surrogates(caption.strip()) if isinstance(caption, str) else ""
-        if name and not why and _is_too_long(text):
+        # It may take half of the bytes of a sample's json, where a character takes up to 6.
+        is_long = name and not why and 12 * len(text) >= MAX_TEXT_NBYTES
+        if is_long and 2 * len(facts_bytes({OWN: text})) > MAX_TEXT_NBYTES:
             nbytes = human_bytes(len(text.encode()))
             why = f"has a caption of {nbytes}, more than a sample can have"
         if why:
@@ -181,16 +183,6 @@ def _convert_texts(names: list[Any], captions: list[Any]) -> tuple[list[str], li
     if not all(texts) or 12 * max(map(len, texts)) >= MAX_TEXT_NBYTES:
         return None
     return [*map(replace_surrogates, names)], [*map(replace_surrogates, texts)]
-
-
-def _is_too_long(caption: str) -> bool:
-    """Return whether a caption takes more than half of the bytes that a sample's json may have.
-
-    A character takes up to 6 bytes there.
-    """
-    if 12 * len(caption) < MAX_TEXT_NBYTES:
-        return False
-    return 2 * len(facts_bytes({OWN: caption})) > MAX_TEXT_NBYTES
 
 
 def warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:

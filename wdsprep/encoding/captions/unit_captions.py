@@ -57,7 +57,11 @@ def open_captions(
     schema = SCHEMA.with_metadata(_metadata(digest, shard))
     if not file.schema.equals(schema, check_metadata=True):
         raise damage(f"it is not of this table and of {shard.item.name} as it is")
-    rows = _read_rows(file)
+    rows: Iterator[tuple[str, str | None]] = (
+        row
+        for batch in file.batches(GROUP_ROWS)
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    )
 
     def find(key: str, _sample: Sample) -> str | None:
         wanted = replace_surrogates(key)
@@ -70,12 +74,6 @@ def open_captions(
         raise damage(f"it has other samples than the image shard, such as no {wanted}")
 
     return find
-
-
-def _read_rows(file: OpenParquet) -> Iterator[tuple[str, str | None]]:
-    for batch in file.batches(GROUP_ROWS):
-        keys, captions = batch.columns
-        yield from zip(keys.to_pylist(), captions.to_pylist(), strict=True)
 
 
 def _metadata(digest: str, shard: ImageShard) -> dict[str, str]:
