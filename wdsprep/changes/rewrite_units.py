@@ -12,7 +12,7 @@ size and digest that each shard has then.
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -111,8 +111,14 @@ class UnitChange:
                 write_bytes(self._store, index_name(new.name), index)
             self._finish_shards(after)
             for name, data in files.items():
-                if is_table(name):
-                    after = self._write_table(after, name, data)
+                if not is_table(name):
+                    continue
+                if data:
+                    self._write(name, data)
+                elif changed := write_table(self._store, after, tar_of(name)):
+                    after = changed
+                else:
+                    raise self._unlike_receipt(name)
             return after
 
     def check_begun(self) -> None:
@@ -126,26 +132,23 @@ class UnitChange:
 
     # --- the receipt
     def _unchanged_shards(self, receipt: Receipt) -> Iterator[ShardRemoval]:
-        """Yield the tars that keep some samples, and still have those to remove."""
-        for shard in self._removal.shards:
-            is_changed = shard.is_all or is_table(shard.name)
-            if not is_changed and self._is_as_before(shard, receipt):
-                yield shard
+        """Yield the tars that keep some samples, and still have those to remove.
 
-    def _is_as_before(self, shard: ShardRemoval, receipt: Receipt) -> bool:
-        """Return whether the tar still has the samples to remove.
-
-        It has them too if a run was killed after it wrote the receipt. Raise DamageError if its
+        A tar has them too if a run was killed after it wrote the receipt. Raise DamageError if its
         size is neither the one before nor the one after.
         """
-        now = next((new for new in receipt.shards if new.name == shard.name), None)
-        sizes = (e.nbytes for e in self._store.list(shard.name) if e.name == shard.name)
-        nbytes = next(sizes, 0)
-        if now and nbytes not in (shard.nbytes, now.nbytes):
-            raise self._unlike_receipt(shard.name)
-        if nbytes != shard.nbytes:
-            return False
-        return now is None or now.digest == shard.digest or now.nbytes != shard.nbytes
+        stated = {shard.name: shard for shard in receipt.shards}
+        for shard in self._removal.shards:
+            if shard.is_all or is_table(shard.name):
+                continue
+            now = stated.get(shard.name)
+            sizes = (e.nbytes for e in self._store.list(shard.name) if e.name == shard.name)
+            nbytes = next(sizes, 0)
+            if now and nbytes not in (shard.nbytes, now.nbytes):
+                raise self._unlike_receipt(shard.name)
+            is_new = now and now.digest != shard.digest and now.nbytes == shard.nbytes
+            if nbytes == shard.nbytes and not is_new:
+                yield shard
 
     def _plan(self, receipt: Receipt, rewritten: Sequence[Rewritten]) -> tuple[Receipt, Files]:
         """Return the new receipt, or the present one if that is the new one already, and the files.
@@ -154,28 +157,44 @@ class UnitChange:
         if the table has to be made of its tar; a list of inputs that is lost or damaged is left
         out. Raise DamageError for a file that is neither as it was nor as it will be.
         """
-        new = {shard.name: shard for shard, _ in rewritten}
-        is_ahead = self._is_ahead_of(receipt)
+        removal, new = self._removal, {shard.name: shard for shard, _ in rewritten}
+        rejects, inputs = rejects_name(receipt.unit), inputs_name(receipt.unit)
+        if removal.shards or removal.made_of:
+            is_ahead = removal.is_ahead_of(receipt)
+        else:  # the receipt shows nothing of rejects alone
+            is_ahead = hex_digest(self._read(rejects)) == receipt.files[rejects]
         after = self._with_new_shards(receipt, new) if is_ahead else receipt
         present = {shard.name: shard.digest for shard in after.shards}
         for shard in new.values():
             if present.get(shard.name) != shard.digest:
                 raise self._unlike_receipt(shard.name)
-        rejects, inputs = rejects_name(receipt.unit), inputs_name(receipt.unit)
-        stated = {rejects: receipt.files[rejects]}
-        makers: dict[str, Callable[[bytes], bytes]] = {
-            rejects: self._make_rejects,
-            inputs: self._make_inputs,
+        # The digest of each file in the present receipt, and what makes its new content of the old.
+        makers: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+            rejects: (receipt.files[rejects], self._make_rejects)
         }
         if receipt.dataset == "images":
-            stated[inputs] = receipt.input
+            makers[inputs] = receipt.input, self._make_inputs
         for shard in after.shards:  # that lose samples, or some of whose positions become lower
-            if shard.name in self._rows or self._removal.lost_rows:
-                stated[name := table_name(shard.name)] = receipt.table_digest(shard)
-                makers[name] = partial(self._make_table, receipt, shard)
+            if shard.name in self._rows or removal.lost_rows:
+                name = table_name(shard.name)
+                make_table = partial(
+                    table_without,
+                    columns=table_columns(receipt.dataset, receipt.settings),
+                    rows=self._rows.get(shard.name, ()),
+                    what=f"{self._store.url}/{name}",
+                    lost=removal.lost_rows,
+                )
+                makers[name] = receipt.table_digest(shard), make_table
         files: Files = {}
-        for name, digest in stated.items():
-            data = self._new_content(name, digest, makers[name], is_ahead=is_ahead)
+        for name, (stated, make) in makers.items():
+            before = self._read(name)
+            data: bytes | None = before
+            if is_ahead or hex_digest(before) != stated:
+                data = None
+                with suppress(DamageError):
+                    changed = make(before)
+                    if hex_digest(before if is_ahead else changed) == stated:
+                        data = changed
             if data is None and is_table(name) and can_make_table(receipt):
                 data = b""
             if data is not None:
@@ -184,29 +203,26 @@ class UnitChange:
                 raise self._unlike_receipt(name)
         return (self._with_files(after, files) if is_ahead else receipt), files
 
-    def _new_content(
-        self, name: str, stated: str, make: Callable[[bytes], bytes], *, is_ahead: bool
-    ) -> bytes | None:
-        """Return the new content of a file, or None if there is no way to it from the present one.
-
-        `stated` is the digest in the present receipt: that of the new content unless `is_ahead`.
-        """
-        present = self._read(name)
-        is_as_stated = hex_digest(present) == stated
-        if is_as_stated and not is_ahead:
-            return present
-        if is_ahead and not is_as_stated:
-            return None
-        with suppress(DamageError):
-            data = make(present)
-            return data if is_ahead or hex_digest(data) == stated else None
-        return None
-
     def _with_new_shards(self, receipt: Receipt, new: Mapping[str, Shard]) -> Receipt:
-        """Return a receipt with the new shards, their counts, and no shard that loses all."""
+        """Return a receipt with the new shards, their counts, and no shard that loses all.
+
+        Raise DamageError for a tar that keeps some samples, and is not among the `new` shards.
+        """
         emptied = {shard.name for shard in self._removal.shards if shard.is_all}
         shards = [new.get(s.name, s) for s in receipt.shards if s.name not in emptied]
-        gone = self._count_gone(receipt, new)
+        stated = {shard.name: shard for shard in receipt.shards}
+        shapes = shape_ranges(receipt.settings, receipt.counts)
+        kind, roles = counted_as(receipt.dataset, receipt.settings), roles_of(receipt.settings)
+        gone: Counter[str] = Counter()  # the removed samples' share of each count
+        for removal in self._removal.shards if kind != SCORES else ():
+            if not removal.is_all and removal.name not in new:
+                raise self._unlike_receipt(removal.name)
+            names = counted_columns(roles)
+            table = read_sound_columns(self._store, receipt, stated[removal.name], names)
+            samples = table.take(np.array(removal.rows)).to_pylist()
+            for row, facts in zip(removal.rows, samples, strict=True):
+                shape = next((name for name, rows in shapes.items() if row in rows), "")
+                count_sample(gone, kind, facts, shape, roles=roles)
         # If a table of captions has named only some samples, nobody knows which.
         gone["named"] = max(0, receipt.counts.get("named", 0) - sum(s.samples for s in shards))
         counts = {
@@ -219,7 +235,13 @@ class UnitChange:
         return replace(receipt, shards=tuple(shards), counts=counts, files=files)
 
     def _with_files(self, receipt: Receipt, files: Files) -> Receipt:
-        """Return a receipt with the digests of new files; "" for a table that is to be made."""
+        """Return a receipt with the digests of new files; "" for a table that is to be made.
+
+        The input of latents becomes the new image shard, so that encode finds them up to date,
+        unless the removal has not changed that shard, or has deleted it. After `encode --limit` the
+        input also states how many samples of the image shard were encoded: those removed are taken
+        off that number.
+        """
         digests = {n: hex_digest(d) if d or not is_table(n) else "" for n, d in files.items()}
         shards = [  # of scores, which are tables
             Shard(s.name, s.samples - len(self._rows.get(s.name, ())), len(data), digests[s.name])
@@ -230,55 +252,18 @@ class UnitChange:
         rejects, inputs = rejects_name(receipt.unit), inputs_name(receipt.unit)
         counts = Counter(r.code.value for r in read_rejects(files[rejects], rejects))
         elsewhere = {inputs, *(shard.name for shard in shards)}  # in the receipt
-        after = replace(
+        input = digests.get(inputs, receipt.input)
+        image, _, first = input.partition(":")
+        if self._image and image == self._removal.made_of:  # which is "" for images
+            input = self._image + (f":{int(first) - len(self._removal.keys)}" if first else "")
+        return replace(
             receipt,
-            input=digests.get(inputs, receipt.input),
+            input=input,
             inputs=sum(shard.samples for shard in shards) + counts.total(),
             shards=tuple(shards),
             rejects=dict(counts),
             files={**receipt.files, **{n: d for n, d in digests.items() if n not in elsewhere}},
         )
-        return self._with_new_image(after) if receipt.dataset == "latents" else after
-
-    def _is_ahead_of(self, receipt: Receipt) -> bool:
-        """Return whether the removal has changed no file of the unit yet."""
-        if self._removal.shards or self._removal.made_of:
-            return self._removal.is_ahead_of(receipt)
-        name = rejects_name(receipt.unit)
-        return hex_digest(self._read(name)) == receipt.files[name]
-
-    def _count_gone(self, receipt: Receipt, rewritten: Container[str]) -> Counter[str]:
-        """Return the removed samples' share of each count of the receipt, to be subtracted.
-
-        Raise DamageError for a tar that keeps some samples, and is not among the `rewritten`.
-        """
-        shards = {shard.name: shard for shard in receipt.shards}
-        shapes = shape_ranges(receipt.settings, receipt.counts)
-        kind, roles = counted_as(receipt.dataset, receipt.settings), roles_of(receipt.settings)
-        counts: Counter[str] = Counter()
-        for removal in self._removal.shards if kind != SCORES else ():
-            if not removal.is_all and removal.name not in rewritten:
-                raise self._unlike_receipt(removal.name)
-            names = counted_columns(roles)
-            table = read_sound_columns(self._store, receipt, shards[removal.name], names)
-            gone = table.take(np.array(removal.rows)).to_pylist()
-            for row, facts in zip(removal.rows, gone, strict=True):
-                shape = next((name for name, rows in shapes.items() if row in rows), "")
-                count_sample(counts, kind, facts, shape, roles=roles)
-        return counts
-
-    def _with_new_image(self, receipt: Receipt) -> Receipt:
-        """Return a receipt whose input is the new image shard, so that encode finds it up to date.
-
-        The receipt stays as it is if the removal has not changed that shard, or has deleted it.
-        After `encode --limit` the input also states how many samples of the image shard were
-        encoded: those removed are taken off that number.
-        """
-        whole, _, first = receipt.input.partition(":")
-        if not self._removal.made_of or whole != self._removal.made_of or not self._image:
-            return receipt
-        cut = f":{int(first) - len(self._removal.keys)}" if first else ""
-        return replace(receipt, input=f"{self._image}{cut}")
 
     # --- the content of the files
     def _make_rejects(self, data: bytes) -> bytes:
@@ -300,16 +285,6 @@ class UnitChange:
             kept.sort(key=lambda reject: key_order(reject.key))
         return rejects_file(kept)[0]
 
-    def _make_table(self, receipt: Receipt, shard: Shard, data: bytes) -> bytes:
-        """Return the table of the samples that stay, given the old one."""
-        return table_without(
-            data,
-            table_columns(receipt.dataset, receipt.settings),
-            rows=self._rows.get(shard.name, ()),
-            what=f"{self._store.url}/{table_name(shard.name)}",
-            lost=self._removal.lost_rows,
-        )
-
     def _make_inputs(self, data: bytes) -> bytes:
         """Return the list of inputs without the metadata of removed samples."""
         lines = []
@@ -326,15 +301,6 @@ class UnitChange:
     def _write(self, name: str, data: bytes) -> None:
         if self._read(name) != data:
             write_bytes(self._store, name, data)
-
-    def _write_table(self, receipt: Receipt, name: str, data: bytes) -> Receipt:
-        """Write a new table, or make it of its tar; return the receipt, which may change then."""
-        if data:
-            self._write(name, data)
-            return receipt
-        if changed := write_table(self._store, receipt, tar_of(name)):
-            return changed
-        raise self._unlike_receipt(name)
 
     def _finish_shards(self, receipt: Receipt) -> None:
         """Write what is missing beside each changed shard, and delete empty shards.
@@ -373,8 +339,17 @@ class UnitChange:
 
     # --- shards
     def _copy_rest(self, removal: ShardRemoval, write: Callable[[bytes], object]) -> Rewritten:
-        """Copy the samples of a shard that stay, check its digest, and return the new shard."""
-        offsets = np.array(self._offsets(removal), np.int64)
+        """Copy the samples of a shard that stay, check its digest, and return the new shard.
+
+        Where samples begin is read from the tar if the index does not fit.
+        """
+        place = f"{self._store.url}/{removal.name}"
+        try:
+            index = ShardReader(self._store, removal).offsets
+        except FormatError:
+            with naming_place(place):
+                index = decode_index(make_index(self._store, removal.name), place)
+        offsets = np.array(index, np.int64)
         rows = np.array(removal.rows)
         starts = [*offsets[rows].tolist(), removal.nbytes]
         ends = [*offsets[rows + 1].tolist(), removal.nbytes]
@@ -394,15 +369,6 @@ class UnitChange:
         samples, nbytes = removal.samples - len(rows), removal.nbytes - sum(map(len, gone))
         shard = Shard(removal.name, samples, nbytes, after.hexdigest())
         return shard, encode_index(offsets_without(offsets, removal.rows))
-
-    def _offsets(self, removal: ShardRemoval) -> Sequence[int]:
-        """Return where samples begin, as read from the tar if the index does not fit."""
-        try:
-            return ShardReader(self._store, removal).offsets
-        except FormatError:
-            place = f"{self._store.url}/{removal.name}"
-            with naming_place(place):
-                return decode_index(make_index(self._store, removal.name), place)
 
 
 def _keys_in(data: bytes) -> list[str]:

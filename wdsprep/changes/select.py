@@ -34,6 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,10 @@ from wdsprep.changes.selected_samples import (
     Parts,
     SamplesToCopy,
     cut_into_shards,
-    draw_samples,
+    divide_samples,
     read_wanted_keys,
     select_keys,
     select_where,
-    split_samples,
 )
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
@@ -164,22 +164,22 @@ class _Selection:
         ]
         for out in outs:
             for origin in (origin for group in self._groups for origin in group.origins):
-                check_apart(origin.url, out.place)
+                check_apart(origin.url, absolute(out.place))
             out.check()
         if all(out.is_done for out in outs):
-            return Selected(outcomes={out.shown: out.write([], None, None) for out in outs})
+            return Selected(outcomes={out.place: out.write([], None, None) for out in outs})
         cuts = self.plan_shards()
         options = with_runner(self.options, listener.on_message)
         outcomes: dict[str, Outcome] = {}
         of = sum(origin.manifest.samples for origin in self._groups[0].origins)
         for out in outs:
             samples = sum(shard.samples for shard in cuts[out.part])
-            listener.on_message(f"{out.shown}: {samples:,} of {plural(of, 'sample')} selected")
+            listener.on_message(f"{out.place}: {samples:,} of {plural(of, 'sample')} selected")
             follows = out.group.follows
             images = outcomes[follows.place_of(out.part)] if follows else None
             if images is not None and images.quarantined:
                 continue  # its image shards are not complete
-            outcomes[out.shown] = out.write(cuts[out.part], images, options)
+            outcomes[out.place] = out.write(cuts[out.part], images, options)
         return Selected(outcomes=outcomes)
 
     def settings(self, part: str) -> dict[str, Any]:
@@ -229,21 +229,26 @@ class _Selection:
                 f"nothing is selected, as no sample of {group.shown} meets all conditions: give "
                 "fewer"
             )
-        if options.count:
-            samples = draw_samples(samples, group, options.count, options.seed)
-        parts = {"": samples}
-        if self.parts:
-            parts = split_samples(samples, group, self.parts, options.seed)
-        if empty := [name for name, part in parts.items() if not part.samples]:
-            total = plural(samples.samples, "sample")
+        total = plural(samples.samples, "sample")
+        if samples.samples < options.count:
             raise UsageError(
-                f"--split leaves none of {total} for {empty[0]}: give it a larger share"
+                f"--count {options.count:,} is more than the {total} to draw from: give fewer"
             )
-        prefixes = self.prefixes(group)
-        return {
-            name: [*cut_into_shards(part, group, options, prefixes=prefixes)]
-            for name, part in parts.items()
-        }
+        if options.count:
+            (samples,) = divide_samples(samples, group, options.seed, [0, options.count])
+            total = plural(options.count, "sample")
+        parts = [samples]
+        if self.parts:
+            ends = [0, *(int(share * samples.samples) for share in accumulate(self.parts.values()))]
+            parts = divide_samples(samples, group, options.seed, ends)
+        cuts: dict[str, list[CopyUnit]] = {}
+        for name, part in zip(self.parts or [""], parts, strict=True):
+            if not part.samples:
+                raise UsageError(
+                    f"--split leaves none of {total} for {name}: give it a larger share"
+                )
+            cuts[name] = [*cut_into_shards(part, group, options, prefixes=self.prefixes(group))]
+        return cuts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,12 +260,8 @@ class _SelectedDataset:
     selection: _Selection
 
     @property
-    def shown(self) -> str:
-        return self.group.place_of(self.part)
-
-    @property
     def place(self) -> str:
-        return absolute(self.shown)
+        return self.group.place_of(self.part)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -295,7 +296,7 @@ class _SelectedDataset:
 
     def _conflict(self) -> FingerprintError:
         return FingerprintError(
-            f"{self.shown} holds another selection, or one of other images: give another place, "
+            f"{self.place} holds another selection, or one of other images: give another place, "
             "or start over with --overwrite"
         )
 
@@ -306,48 +307,37 @@ class _SelectedDataset:
         there = refresh_manifest(store, stored) if stored else None
         return bool(there and there.extra.get("selection") == self.digest and there.complete)
 
-    @cached_property
-    def _buckets(self) -> frozenset[int]:
-        """Return the buckets of images that latents were made of; none if they follow no images."""
-        images = self.group.follows
-        if images is None:
-            return frozenset()
-        return frozenset(buckets_encoded(self.group.settings, images.settings["buckets"]))
-
-    def _units(self, cuts: Sequence[CopyUnit], images: Outcome | None) -> Iterator[CopyUnit]:
+    def _units(self, cuts: Sequence[CopyUnit], outcome: Outcome | None) -> Iterator[CopyUnit]:
         """Yield the units that write this dataset.
 
-        Latents that follow images have units only for the image shards that were written.
+        Latents that follow images, which had this `outcome`, have units only for the image shards
+        that were written, and no samples that these shards lack because they were removed there.
         """
-        if images is None:
+        images = self.group.follows
+        if outcome is None or images is None:
             yield from cuts
             return
-        written = {shard.name: shard for shard in images.manifest.shards}
+        buckets = {*buckets_encoded(self.group.settings, images.settings["buckets"])}
+        written = {shard.name: shard for shard in outcome.manifest.shards}
+        prefixes = self.selection.prefixes(images)
         for cut in cuts:
-            image = written.get(cut.shard)
-            if image and cut.bucket in self._buckets:
-                pieces = self._pieces(cut, image)
-                yield replace(cut, name=latent_unit(cut.shard), pieces=pieces, input=image.digest)
-
-    def _pieces(self, cut: CopyUnit, image: Shard) -> tuple[SamplesToCopy, ...]:
-        """Return the pieces of a shard of latents, with the names of their units.
-
-        Samples that the new `image` shard lacks, because they were removed there, are left out.
-        """
-        images, pieces = self.group.follows or self.group, list(cut.pieces)
-        if image.samples < cut.samples:
-            keys = {*_keys_of(open_store(absolute(images.place_of(self.part))), image)}
-            prefixes = self.selection.prefixes(images)
-            for at, piece in enumerate(pieces):
-                all_keys = _keys_of(images.origins[piece.origin].store, piece.shard)
-                prefix = prefixes[piece.origin]
-                left = [n for n in piece.numbers.tolist() if prefix + all_keys[n] in keys]
-                pieces[at] = replace(piece, numbers=np.array(left, np.uint32))
-        return tuple(
-            replace(piece, unit=latent_unit(piece.shard.name))
-            for piece in pieces
-            if len(piece.numbers)
-        )
+            image, pieces = written.get(cut.shard), list[SamplesToCopy]()
+            if image is None or cut.bucket not in buckets:
+                continue
+            lacks_some = image.samples < cut.samples
+            keys = {*_keys_of(open_store(images.place_of(self.part)), image)} if lacks_some else {}
+            for piece in cut.pieces:
+                numbers = piece.numbers
+                if lacks_some:
+                    all_keys = _keys_of(images.origins[piece.origin].store, piece.shard)
+                    prefix = prefixes[piece.origin]
+                    stay = [n for n in numbers.tolist() if prefix + all_keys[n] in keys]
+                    numbers = np.array(stay, np.uint32)
+                if len(numbers):
+                    unit = latent_unit(piece.shard.name)
+                    pieces.append(replace(piece, unit=unit, numbers=numbers))
+            name = latent_unit(cut.shard)
+            yield replace(cut, name=name, pieces=tuple(pieces), input=image.digest)
 
     def write(
         self, cuts: Sequence[CopyUnit], images: Outcome | None, options: SelectOptions | None
@@ -376,7 +366,7 @@ class _SelectedDataset:
             dataset=self.group.dataset,
             origins=tuple(origin.url for origin in self.group.origins),
             prefixes=self.selection.prefixes(self.group),
-            out=self.place,
+            out=absolute(self.place),
             edition=edition.mark,
             settings=self.settings,
             by_images=self.group.follows is not None,

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, islice
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,28 +94,7 @@ def select_where(
 
 
 # --- by chance
-def draw_samples(
-    selection: SampleSelection, group: Group, count: int, seed: int
-) -> SampleSelection:
-    """Return `count` samples, drawn at random. Raise UsageError if there are fewer."""
-    if selection.samples < count:
-        there = plural(selection.samples, "sample")
-        raise UsageError(f"--count {count:,} is more than the {there} to draw from: give fewer")
-    return _divide(selection, group, seed, [0, count])[0]
-
-
-def split_samples(
-    selection: SampleSelection, group: Group, parts: Parts, seed: int
-) -> dict[str, SampleSelection]:
-    """Return the samples of each part of a split.
-
-    Each sample is in one part at most. If shares sum up to less than 1, some are in none.
-    """
-    ends = [0, *(int(share * selection.samples) for share in accumulate(parts.values()))]
-    return dict(zip(parts, _divide(selection, group, seed, ends), strict=True))
-
-
-def _divide(
+def divide_samples(
     selection: SampleSelection, group: Group, seed: int, ends: Sequence[int]
 ) -> list[SampleSelection]:
     """Return the samples whose places in a random order lie between each of `ends` and the next.

@@ -9,8 +9,8 @@ stay: rejects that can be read stay too, and the others become rejects whose rec
 of inputs is removed, and the next `pack` writes it again from the table.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count, islice
 
@@ -69,14 +69,12 @@ class Repair(NotebookTable):
     """The plan of a repair, and its result once it is `done`.
 
     `units` of work are done again, each because of the findings beside it. The files `names` are
-    removed in this order. Of the slices in `kept` only the list of inputs stays, which tells the
-    next run what an earlier append had put into them.
+    removed in this order.
     """
 
     survey: DatasetSurvey
     units: Mapping[str, tuple[Finding, ...]]
     names: tuple[str, ...]
-    kept: tuple[str, ...]
     mended: Mapping[str, tuple[Finding, ...]]
     """Units whose shards stay, while a file beside them is made again or removed."""
     unsettled: tuple[Finding, ...]
@@ -153,16 +151,23 @@ def plan_repair(survey: DatasetSurvey) -> Repair:
             indexes.append(finding)
         elif finding.kind is not Kind.MANIFEST and not finding.kind.is_note:
             beyond.append(finding)
-    staying = [r.unit for r in survey.receipts if _can_stay(survey, r, units.get(r.unit, ()))]
-    mended = {unit: tuple(units.pop(unit)) for unit in sorted(staying)}
-    names, kept = _files_to_remove(survey, units)
+    # Images may have gone from the web, so shards stay if only a file beside them is damaged,
+    # unless a removal has begun to change them.
+    mended: dict[str, tuple[Finding, ...]] = {}
+    for receipt in survey.receipts:
+        unit = receipt.unit
+        names = {finding.name for finding in units.get(unit, ())}
+        is_beside = bool(names) and names <= {rejects_name(unit), inputs_name(unit)}
+        is_of_web = receipt.settings.get("source") == "urls" and receipt.inputs <= MOST_MENDED
+        is_changing = unit in survey.begun and survey.removing[unit].shards
+        if is_beside and is_of_web and not is_changing:
+            mended[unit] = tuple(units.pop(unit))
     unsettled = tuple(f for f in survey.findings if f.kind is Kind.UNSETTLED)
     changes = units or mended or unsettled
     return Repair(
         survey=survey,
         units={unit: tuple(findings) for unit, findings in sorted(units.items())},
-        names=names,
-        kept=kept,
+        names=_files_to_remove(survey, units),
         mended=mended,
         unsettled=unsettled,
         # tables last, which are read by the indexes
@@ -173,52 +178,34 @@ def plan_repair(survey: DatasetSurvey) -> Repair:
     )
 
 
-def _can_stay(survey: DatasetSurvey, receipt: Receipt, findings: Collection[Finding]) -> bool:
-    """Return whether a repair mends a unit and leaves its shards as they are.
-
-    It does if only the rejects or the list of inputs are damaged, and the images are from the web,
-    where some may have gone. Shards do not stay if the receipt states more than `MOST_MENDED`
-    inputs, or if a removal has begun to change them. `findings` are those about the unit.
-    """
-    unit, is_of_web = receipt.unit, receipt.settings.get("source") == "urls"
-    is_changing = unit in survey.begun and survey.removing[unit].shards
-    if not findings or not is_of_web or receipt.inputs > MOST_MENDED or is_changing:
-        return False
-    return {finding.name for finding in findings} <= {rejects_name(unit), inputs_name(unit)}
-
-
 def _files_to_remove(
     survey: DatasetSurvey, units: Mapping[str, Iterable[Finding]]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files to remove, receipts first, and the lists of inputs that stay.
+) -> tuple[str, ...]:
+    """Return the files to remove, receipts first.
 
-    These are of retries, and of slices that an earlier append made: the order of the source no
-    longer tells which samples are in them.
+    The lists of inputs of retries stay, and those of slices that an earlier append made: the order
+    of the source no longer tells which samples are in them.
     """
     generations = survey.manifest.generations if survey.manifest else ()
     last = max((*generations, *(receipt.generation for receipt in survey.receipts)), default=0)
     receipts = [name for unit in units if (name := receipt_name(unit)) in survey.files]
     named = {finding.name for findings in units.values() for finding in findings}
-    kept = sorted(
-        name
+    staying = {
+        inputs_name(unit)
         for unit in units
-        if (name := inputs_name(unit)) in survey.files and name not in named
         if is_retry(unit) or (survey.dataset == "images" and unit.isdecimal() and int(unit) < last)
-    )
-    rest = sorted(
-        name
-        for name in survey.files.keys() - {*receipts, *kept}
-        if _is_ours(survey, name) and (name in named or unit_of_file(name, survey.dataset) in units)
-    )
-    return (*receipts, *rest), tuple(kept)
-
-
-def _is_ours(survey: DatasetSurvey, name: str) -> bool:
-    receipt, rest = OURS[survey.dataset]
-    match = rest.fullmatch(name)
-    if survey.dataset == "images" and match and match[1]:
-        return int(match[1]) in survey.settings["buckets"]
-    return bool(match or receipt.fullmatch(name))
+    }
+    ours_of_receipts, ours = OURS[survey.dataset]
+    rest = []
+    for name in sorted(survey.files.keys() - {*receipts, *(staying - named)}):
+        match = ours.fullmatch(name)
+        if survey.dataset == "images" and match and match[1]:
+            is_ours = int(match[1]) in survey.settings["buckets"]
+        else:
+            is_ours = bool(match or ours_of_receipts.fullmatch(name))
+        if is_ours and (name in named or unit_of_file(name, survey.dataset) in units):
+            rest.append(name)
+    return (*receipts, *rest)
 
 
 def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: None) -> Repair:
@@ -227,20 +214,8 @@ def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: N
     `on_count` gets the number of files removed or written. Units that have changed since they were
     found are left as they are.
     """
-    changed: list[str] = []
-    with closing(_change_files(repair, changed)) as changes:
-        for done, _ in enumerate(changes, 1):
-            on_count(done)
-    return replace(repair, changed=tuple(changed), done=True)
-
-
-def _change_files(repair: Repair, changed: list[str]) -> Generator[None, None, None]:
-    """Remove and write files, and yield after each of them.
-
-    What is not as it was found is left as it is, and its name is added to `changed`.
-    """
     survey, edition = repair.survey, repair.survey.edition
-    store = edition.store
+    store, done, changed = edition.store, count(1), list[str]()
 
     def is_same(shown: str, names: Collection[str]) -> bool:
         if has_changed := survey.has_changed(names):
@@ -257,7 +232,7 @@ def _change_files(repair: Repair, changed: list[str]) -> Generator[None, None, N
             removed = sorted(names & order.keys(), key=order.__getitem__)
             for name in removed if is_same(unit, names) else ():
                 store.delete(name)
-                yield
+                on_count(next(done))
     for unit, findings in repair.mended.items():
         names = {finding.name for finding in findings}
         with edition.holding(unit):
@@ -266,10 +241,10 @@ def _change_files(repair: Repair, changed: list[str]) -> Generator[None, None, N
             if rejects_name(unit) in names:
                 gone = read_retries(edition).taken_from(unit)
                 mend_rejects(store, read_receipt(store, unit), gone)
-                yield
+                on_count(next(done))
             if inputs_name(unit) in names:
                 store.delete(inputs_name(unit))
-                yield
+                on_count(next(done))
     if repair.unsettled:
         receipts = survey.receipts
         known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
@@ -277,24 +252,25 @@ def _change_files(repair: Repair, changed: list[str]) -> Generator[None, None, N
     units = {finding.name: finding.unit for finding in survey.findings}
     for name in repair.indexes:
         with edition.holding(units[name]):
-            if is_same(name, {tar_of(name), name}):
-                _write_index(store, units[name], name)
-                yield
+            if not is_same(name, {tar_of(name), name}):
+                continue
+            if not is_table(name):
+                write_index(store, tar_of(name))
+            elif not write_table(store, read_receipt(store, units[name]), tar_of(name)):
+                raise FormatError(
+                    f"{store.url}/{name} cannot be made, as {UNTOLD}: run the same "
+                    '"wdsprep encode" again with --overwrite'
+                )
+            on_count(next(done))
     if repair.writes_manifest:
         with edition.holding_manifest():
-            _write_manifest(store, survey)
+            if not rewrite_manifest(store):  # no receipt is left to make it from
+                if survey.manifest is not None:
+                    write_manifest(store, replace(survey.manifest, receipts=(), complete=False))
+                else:
+                    store.delete(MANIFEST)
     store.sweep()
-
-
-def _write_index(store: Store, unit: str, name: str) -> None:
-    """Write an index or a table anew."""
-    if not is_table(name):
-        write_index(store, tar_of(name))
-    elif not write_table(store, read_receipt(store, unit), tar_of(name)):
-        raise FormatError(
-            f"{store.url}/{name} cannot be made, as {UNTOLD}: run the same "
-            '"wdsprep encode" again with --overwrite'
-        )
+    return replace(repair, changed=tuple(changed), done=True)
 
 
 def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
@@ -304,15 +280,21 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
     are then neither samples nor rejects become rejects whose record was lost. A second call changes
     nothing.
     """
-    name = rejects_name(receipt.unit)
-    left = [r for r in _read_sound_rejects(store, receipt.unit) if not is_moved(r, gone)]
+    unit, name = receipt.unit, rejects_name(receipt.unit)
     taken: set[str] = set()
     for shard in receipt.shards:
         with open_tape(store, shard.name) as tape:
             taken.update(sample.key for sample in read_samples(tape, shard.name))
-    known = {reject.key: reject for reject in left if reject.key not in taken}
+    known: dict[str, Reject] = {}
+    with suppress(NotFoundError):
+        for line in store.read(name).splitlines():
+            with suppress(FormatError):
+                for reject in read_rejects(line, unit):
+                    is_of_unit = reject.key.startswith(unit) and reject.key not in taken
+                    if is_of_unit and not is_moved(reject, gone):
+                        known[reject.key] = reject
     lost = receipt.inputs - len(taken) - len(known)
-    free = (sample_key(receipt.unit, number) for number in count())
+    free = (sample_key(unit, number) for number in count())
     for key in islice((k for k in free if k not in taken and k not in known), max(0, lost)):
         known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
     data, rejects = rejects_file(known[key] for key in sorted(known, key=key_order))
@@ -323,21 +305,4 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
         rejects=dict(rejects.counts),
         files={**{n: d for n, d in receipt.files.items() if is_table(n)}, name: rejects.digest},
     )
-    write_bytes(store, receipt_name(receipt.unit), mended.to_bytes())
-
-
-def _read_sound_rejects(store: Store, unit: str) -> Iterator[Reject]:
-    """Yield the rejects of a unit that can still be read, and none if the file is missing."""
-    with suppress(NotFoundError):
-        for line in store.read(rejects_name(unit)).splitlines():
-            with suppress(FormatError):
-                yield from (r for r in read_rejects(line, unit) if r.key.startswith(unit))
-
-
-def _write_manifest(store: Store, survey: DatasetSurvey) -> None:
-    if rewrite_manifest(store):
-        return
-    if survey.manifest is not None:
-        write_manifest(store, replace(survey.manifest, receipts=(), complete=False))
-    else:
-        store.delete(MANIFEST)  # nothing is left to make a manifest from
+    write_bytes(store, receipt_name(unit), mended.to_bytes())
