@@ -28,7 +28,7 @@ further images of whole samples 25 each.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -148,13 +148,19 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
     places = [os.fspath(url) for url in datasets]
     images = _opened(places, os.fspath(options.hashes), options.role)
     join = [os.fspath(place) for place in as_places(options.join)]
-    files = CopyFiles(images, os.fspath(options.output), os.fspath(options.table))
-    with files.open():
+    lists, tables = name_files(images, os.fspath(options.output), os.fspath(options.table))
+    with ExitStack() as stack:
+        # Opened before the search, so that a place that cannot be written to is known early.
+        sinks = [stack.enter_context(store.write(name)) for store, name in map(split_url, lists)]
+        writers = [
+            stack.enter_context(pq.ParquetWriter(SinkFile(stack.enter_context(sink)), _TABLE))
+            for sink in (store.write(name) for store, name in map(split_url, tables))
+        ]
         is_compared, ranks = find_compared(images, join, options.where, options.keep)
         _look(images, options)
         copies = Copies(images, is_compared, ranks)
         copies.find(options.distance, listener.on_comparison)
-        files.write(copies)
+        write_copies(images, copies, sinks, writers)
     return Duplicates(
         datasets=tuple(dataset.shown for dataset in images),
         distance=options.distance,
@@ -165,8 +171,8 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
         flat=copies.flat,
         damaged=copies.damaged,
         largest=tuple(largest_groups(images, copies)),
-        output=files.lists,
-        table=files.tables,
+        output=lists,
+        table=tables,
         complete=all(dataset.manifest.complete for dataset in images),
     )
 
@@ -268,12 +274,15 @@ class Copies:
         distinct = [hashes[best] for hashes in self._hashes]
         del self._hashes
         stays = self._choose_things(distinct, best, distance, on_count)
-        rows, at = _rows_to_go(order, starts, stays)
+        goes = numpy.ones(len(order), bool)
+        goes[starts[stays == numpy.arange(len(stays))]] = False  # the first rows of those that stay
+        places = numpy.flatnonzero(goes)
+        rows, at = order[places], numpy.searchsorted(starts, places, side="right") - 1
         stay = best[stays[at]]
         bits = numpy.zeros(len(at), numpy.uint64)
         for hashes in distinct:
             numpy.maximum(bits, bits_set(hashes[at] ^ hashes[stays[at]]), out=bits)
-        del order, starts, best, distinct, stays, at
+        del order, starts, best, distinct, stays, at, goes, places
         by_row = numpy.argsort(rows)
         self.rows, self.stay = rows[by_row], stay[by_row]
         self.bits, self.stays = bits[by_row].astype(numpy.int8), numpy.unique(stay)
@@ -390,19 +399,6 @@ def _run_starts(*rising: Hashes) -> Rows:
     return numpy.flatnonzero(is_first)
 
 
-def _rows_to_go(order: Rows, starts: Rows, stays: Rows) -> tuple[Rows, Rows]:
-    """Return the rows that may go, each with the number of its run of equal values.
-
-    `order` has the rows run by run, with the best row of a run first, and `starts` the place of
-    each run's first row. `stays` has for each run the number of the run that stays for it. If a run
-    stays for itself, its first row may not go.
-    """
-    goes = numpy.ones(len(order), bool)
-    goes[starts[stays == numpy.arange(len(stays))]] = False
-    places = numpy.flatnonzero(goes)
-    return order[places], numpy.searchsorted(starts, places, side="right") - 1
-
-
 def _spans(images: Sequence[HashedImages]) -> list[tuple[int, HashUnit, int, int]]:
     """Return each shard with the number of its dataset, its first row and the row behind it."""
     units = [(number, unit) for number, dataset in enumerate(images) for unit in dataset.units]
@@ -435,61 +431,55 @@ def largest_groups(images: Sequence[HashedImages], copies: Copies) -> Iterator[D
 
 
 # --- files
-class CopyFiles:
-    """The files with the results of a search: lists of keys, and tables, one for each dataset."""
+def name_files(
+    images: Sequence[HashedImages], output: str, table: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the places of the lists of keys, and of the tables, one of each for each dataset.
 
-    def __init__(self, images: Sequence[HashedImages], output: str, table: str) -> None:
-        """Raise UsageError for a name that does not fit, such as one file for several datasets."""
-        for option, url in (("-o", output), ("--table", table)):
-            if len(images) > 1 and url and NUMBER not in url:
-                raise UsageError(
-                    f"{option} {url} is one file for {len(images)} datasets, each of which needs "
-                    f"its own: put {NUMBER} into the name"
-                )
-            for dataset in images:
-                if url and absolute(url).startswith((f"{dataset.place}/", f"{dataset.kept.url}/")):
-                    raise UsageError(
-                        f"{option} {url} lies in {dataset.shown}: give a file outside of it"
-                    )
-        if table and not table.endswith(".parquet"):
+    Raise UsageError for a name that does not fit, such as one file for several datasets.
+    """
+    for option, url in (("-o", output), ("--table", table)):
+        if len(images) > 1 and url and NUMBER not in url:
             raise UsageError(
-                f"--table {table} will be a Parquet file: give a name that ends in .parquet"
+                f"{option} {url} is one file for {len(images)} datasets, each of which needs "
+                f"its own: put {NUMBER} into the name"
             )
-        if output and output == table:
-            raise UsageError(f"-o and --table are both {output}: give two files")
-        self._images = images
-        self.lists, self.tables = (
-            tuple(name.replace(NUMBER, str(n)) for n in range(1, len(images) + 1) if name)
-            for name in (output, table)
+        for dataset in images:
+            if url and absolute(url).startswith((f"{dataset.place}/", f"{dataset.kept.url}/")):
+                raise UsageError(
+                    f"{option} {url} lies in {dataset.shown}: give a file outside of it"
+                )
+    if table and not table.endswith(".parquet"):
+        raise UsageError(
+            f"--table {table} will be a Parquet file: give a name that ends in .parquet"
         )
-        self._sinks: list[Sink] = []
+    if output and output == table:
+        raise UsageError(f"-o and --table are both {output}: give two files")
+    lists, tables = (
+        tuple(name.replace(NUMBER, str(n)) for n in range(1, len(images) + 1) if name)
+        for name in (output, table)
+    )
+    return lists, tables
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Open the files, which get their names at the end if nothing failed.
 
-        This is done before the search, so that a place that cannot be written to is known early.
-        """
-        with ExitStack() as stack:
-            for store, name in map(split_url, (*self.lists, *self.tables)):
-                self._sinks.append(stack.enter_context(store.write(name)))
-            yield
-
-    def write(self, copies: Copies) -> None:
-        lists, tables = self._sinks[: len(self.lists)], self._sinks[len(self.lists) :]
-        with ExitStack() as stack:
-            files = [stack.enter_context(pq.ParquetWriter(SinkFile(t), _TABLE)) for t in tables]
-            for number, unit, start, end in _spans(self._images):
-                columns = partial(self._images[number].columns, unit)
-                rows = copies.rows[slice(*numpy.searchsorted(copies.rows, [start, end]))]
-                if lists and len(rows):
-                    keys = columns("key")["key"].take(rows - start).to_pylist()
-                    lists[number].write("".join(f"{key}\n" for key in keys).encode())
-                if files:
-                    table = _table_of_copies(columns("key", "hash"), start, end, copies)
-                    if copies.is_compared is not None:
-                        table = table.filter(pa.array(copies.is_compared[start:end]))
-                    files[number].write_table(table)
+def write_copies(
+    images: Sequence[HashedImages],
+    copies: Copies,
+    lists: Sequence[Sink],
+    tables: Sequence[pq.ParquetWriter],
+) -> None:
+    """Write the keys of the copies in each dataset, and a table of all its samples."""
+    for number, unit, start, end in _spans(images):
+        columns = partial(images[number].columns, unit)
+        rows = copies.rows[slice(*numpy.searchsorted(copies.rows, [start, end]))]
+        if lists and len(rows):
+            keys = columns("key")["key"].take(rows - start).to_pylist()
+            lists[number].write("".join(f"{key}\n" for key in keys).encode())
+        if tables:
+            table = _table_of_copies(columns("key", "hash"), start, end, copies)
+            if copies.is_compared is not None:
+                table = table.filter(pa.array(copies.is_compared[start:end]))
+            tables[number].write_table(table)
 
 
 def _table_of_copies(kept: pa.Table, start: int, end: int, copies: Copies) -> pa.Table:

@@ -52,7 +52,7 @@ from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import open_tape, scan
 from wdsprep.errors import DamageError, NotFoundError, UsageError, WdsprepError
-from wdsprep.images.headers import IMAGES
+from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, local_path
 from wdsprep.tables.query import WantedTexts, texts_in
@@ -250,6 +250,10 @@ def _read_keys(keys: NameList) -> Iterable[str]:
     if not isinstance(keys, str):
         return read_lines("keys", keys)
     is_there = "://" in keys or is_file(local_path(keys) or keys)
+    if not is_there and keys.rpartition(".")[2].lower() in {*IMAGES, *OTHER_IMAGES}:
+        raise UsageError(
+            f"{keys} is no key, but the name of an image: --sources takes a file of these"
+        )
     if keys and (is_there or "." in keys.rpartition("/")[2]):
         return read_lines("keys", keys)
     return [key for word in keys.split(",") if (key := word.strip())]

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.changes.merged_datasets import match_places, select_samples
+from wdsprep.changes.merged_datasets import match_places, numbers_by_shard, select_samples
 from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed_samples import ShardRemoval
@@ -44,7 +44,6 @@ from wdsprep.errors import AccessError, NotFoundError, UsageError
 from wdsprep.images import perceptual_hash
 from wdsprep.images.options import check_has_image
 from wdsprep.images.perceptual_hash import NO_HASH
-from wdsprep.loading.subsets import Subset
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import is_hidden, write_bytes
@@ -253,20 +252,13 @@ def find_compared(
     if where:
         masks: list[NDArray[np.bool_]] = []
         for dataset, joined in pairs:
-            masks += _mark_compared(dataset, select_samples(dataset.place, joined, where))
+            numbers = numbers_by_shard(select_samples(dataset.place, joined, where))
+            for unit in dataset.units:
+                mask = np.zeros(unit.shard.samples, np.bool_)
+                mask[numbers[unit.shard.name]] = True
+                masks.append(mask)
         is_compared = np.concatenate(masks)
     return is_compared, ranks
-
-
-def _mark_compared(images: HashedImages, subset: Subset) -> Iterator[NDArray[np.bool_]]:
-    """Yield a mask for each shard: which of its samples meet the condition."""
-    per_shard = subset.selection(None).per_shard()
-    names = subset.whole.files.names
-    numbers = {name: samples.numbers for name, samples in zip(names, per_shard, strict=True)}
-    for unit in images.units:
-        mask = np.zeros(unit.shard.samples, np.bool_)
-        mask[numbers[unit.shard.name]] = True
-        yield mask
 
 
 def _find_values(

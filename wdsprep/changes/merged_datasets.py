@@ -17,7 +17,7 @@ import numpy as np
 
 from wdsprep.dataset.file_names import SHARD, latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest, Shard
-from wdsprep.dataset.sample_selection import SampleSelection, ShardSamples
+from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples
 from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import hex_digest
@@ -313,3 +313,9 @@ def select_samples(
     stream = Stream(url, where=condition, join=places)
     (dataset, *_) = join_datasets(open_stream(stream, has_states=False))
     return find_subset(dataset, None, None, columns=columns)
+
+
+def numbers_by_shard(subset: Subset) -> dict[str, Numbers]:
+    """Return the numbers of the samples of a subset in each shard, by the name of the shard."""
+    per_shard = zip(subset.whole.files.names, subset.selection(None).per_shard(), strict=True)
+    return {name: samples.numbers for name, samples in per_shard}

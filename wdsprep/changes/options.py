@@ -5,9 +5,11 @@ lines.
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
+from fractions import Fraction
 from typing import Any, ClassVar
 
 from wdsprep.errors import UsageError
@@ -25,7 +27,7 @@ from wdsprep.runners.options import (
 )
 from wdsprep.store import did_you_mean_place, split_url
 from wdsprep.store.base import Chunks, local_path
-from wdsprep.text import brief, check_texts, whole_number
+from wdsprep.text import brief, check_texts
 
 SAMPLES, COMPARISON = "Samples", "Comparison"
 DISTANCE, MOST_DISTANCE = 6, 12
@@ -77,19 +79,32 @@ def _of_list(text: str, metavar: str = "FILE") -> Mapping[str, Any]:
     return about(text, SAMPLES, read=_check_list, metavar=metavar, is_place=True)
 
 
-def _check_split(value: Any) -> str | Mapping[str, float]:
-    if not isinstance(value, str | Mapping):
-        raise UsageError(f"{brief(value)}: give shares by name, such as train=0.9,val=0.1")
-    return value
+Parts = Mapping[str, Fraction]
+"""The share of each part of a split, by its name."""
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
-def _check_distance(value: Any) -> int:
-    if not 0 <= whole_number("", value) <= MOST_DISTANCE:
-        raise UsageError(
-            f"{brief(value)}: give 0 to {MOST_DISTANCE}, as pictures that differ in more of 64 "
-            "bits are not copies"
-        )
-    return whole_number("", value)
+def parse_split(value: Any) -> Parts:
+    """Parse the shares of a split: "train=0.9,val=0.1", or a mapping."""
+    wrong = UsageError(f"{brief(value)}: give names and shares, such as train=0.9,val=0.1")
+    if isinstance(value, str):
+        words = [part.strip().partition("=")[::2] for part in value.split(",") if part]
+    elif isinstance(value, Mapping):
+        words = [(str(name), str(share)) for name, share in value.items()]
+    else:
+        raise wrong
+    try:
+        shares = {name: Fraction(share) for name, share in words}
+    except (ValueError, ZeroDivisionError):
+        raise wrong from None
+    if len(shares) < len(words) or not all(map(WORD.fullmatch, shares)):
+        raise wrong
+    if any(share <= 0 for share in shares.values()) or sum(shares.values()) > 1:
+        are_percent = min(shares.values()) >= 1 and sum(shares.values()) <= 100
+        meant = ",".join(f"{name}={float(share / 100):g}" for name, share in shares.items())
+        hint = f": did you mean {meant}?" if are_percent else ""
+        raise UsageError(f"{brief(value)}: give shares above 0 that are 1 or less together{hint}")
+    return shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +170,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
         "Divide them into parts, such as train=0.9,val=0.1; each replaces {split} in OUT.",
         SAMPLES,
         default="",
-        read=_check_split,
+        read=parse_split,
         metavar="NAME=SHARE,...",
     )
     prefix: bool = option_field(
@@ -187,8 +202,8 @@ class DuplicatesOptions(JobOptions):
         "Call images copies if they differ in at most this many of 64 bits; 0 to 12.",
         COMPARISON,
         default=DISTANCE,
-        read=_check_distance,
-        parse=int,
+        least=0,
+        most=MOST_DISTANCE,
     )
     where: str = option_field(
         "Compare only samples that meet this condition, such as \"language == 'en'\".",

@@ -29,13 +29,11 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -48,10 +46,9 @@ from wdsprep.changes.merged_datasets import (
     group_datasets,
     subsets_of,
 )
-from wdsprep.changes.options import SelectOptions
+from wdsprep.changes.options import Parts, SelectOptions
 from wdsprep.changes.selected_samples import (
     CopyUnit,
-    Parts,
     SamplesToCopy,
     cut_into_shards,
     divide_samples,
@@ -76,8 +73,6 @@ from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart, write_bytes
 from wdsprep.text import NotebookTable, plural
-
-WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,33 +111,12 @@ def select(options: SelectOptions) -> Selected:
     return _Selection(options).copy()
 
 
-def parse_split(split: "str | Mapping[str, float]") -> Parts:
-    """Parse the shares of a split: "train=0.9,val=0.1", or a mapping."""
-    if isinstance(split, Mapping):
-        words = [(str(name), str(share)) for name, share in split.items()]
-    else:
-        words = [(a, c) for a, _, c in (w.strip().partition("=") for w in split.split(",") if w)]
-    example = "give names and shares, such as train=0.9,val=0.1"
-    try:
-        shares = {name: Fraction(share) for name, share in words}
-    except (ValueError, ZeroDivisionError):
-        raise UsageError(f"--split {split}: {example}") from None
-    if len(shares) < len(words) or not all(map(WORD.fullmatch, shares)):
-        raise UsageError(f"--split {split}: {example}")
-    if any(share <= 0 for share in shares.values()) or sum(shares.values()) > 1:
-        are_percent = min(shares.values()) >= 1 and sum(shares.values()) <= 100
-        meant = ",".join(f"{name}={float(share / 100):g}" for name, share in shares.items())
-        hint = f": did you mean {meant}?" if are_percent else ""
-        raise UsageError(f"--split {split}: give shares above 0 that are 1 or less together{hint}")
-    return shares
-
-
 class _Selection:
     """The samples that are selected from each dataset, and how they are put into shards."""
 
     def __init__(self, options: SelectOptions) -> None:
         out, keys = os.fspath(options.out), options.keys
-        self.options, self.parts = options, parse_split(options.split)
+        self.options, self.parts = options, cast("Parts", options.split or {})
         self._keys = None if isinstance(keys, str) and not keys else read_wanted_keys(keys)
         if self.parts and SPLIT not in out:
             raise UsageError(

@@ -10,15 +10,14 @@ as `verify` and `inspect` expect.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsprep.changes.merged_datasets import Group
+from wdsprep.changes.merged_datasets import Group, numbers_by_shard
 from wdsprep.changes.options import NameList, read_lines
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import image_shard, is_table, latent_unit, slice_name
@@ -38,8 +37,6 @@ from wdsprep.text import EXAMPLES, examples, plural
 
 MOST_TWICE = 1_000
 """Hashes of keys that several datasets have of which keys are compared: not all are different."""
-Parts = Mapping[str, Fraction]
-"""The share of each part of a split, by its name."""
 
 
 # --- by keys
@@ -84,12 +81,8 @@ def select_where(
 
     `subsets` has for each dataset all samples that meet it.
     """
-    numbers: dict[tuple[int, str], Numbers] = {}
-    for at, subset in enumerate(subsets):
-        meets = subset.selection(None)
-        for name, samples in zip(subset.whole.files.names, meets.per_shard(), strict=True):
-            numbers[at, name] = samples.numbers
-    by_shard = (numbers[origin, shard.name] for origin, shard in group.shards)
+    numbers = [*map(numbers_by_shard, subsets)]
+    by_shard = (numbers[origin][shard.name] for origin, shard in group.shards)
     return selection.intersect(SampleSelection.from_numbers(by_shard))
 
 

@@ -42,7 +42,7 @@ from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import no_dataset_error
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.errors import DamageError, NotAFileError, NotFoundError, StoreError
+from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.store.local import TEMPORARY
 from wdsprep.text import human_bytes, plural
@@ -81,11 +81,6 @@ class DatasetSurvey:
     @property
     def is_complete(self) -> bool:
         return self.manifest is not None and self.manifest.complete
-
-    @property
-    def has_run_finished(self) -> bool:
-        """Return whether the last run finished, with all units or with those within its limit."""
-        return self.is_complete or bool(self.manifest and "limit" in self.manifest.extra)
 
     @property
     def nbytes(self) -> int:
@@ -127,7 +122,14 @@ def survey_dataset(
     """
     edition = Edition.from_store(store)
     files = {entry.name: entry for entry in store.list()}
-    manifest, complaint = _read_manifest(store)
+    manifest, complaint = None, ""
+    try:
+        manifest = Manifest.from_bytes(store.read(MANIFEST), MANIFEST)
+        manifest.ledger.check()
+    except NotFoundError:
+        complaint = "it is missing"
+    except DamageError as error:
+        manifest, complaint = None, damage_text(error)
     sound, broken = _read_receipts(store, files, manifest, lambda n: on_listing(shown, n, 0))
     if manifest is None and not sound:
         lacking = f"neither a sound {MANIFEST} nor a sound receipt"
@@ -169,18 +171,6 @@ def survey_dataset(
     _check_presence(survey)
     _check_unexpected(survey, broken)
     return survey
-
-
-def _read_manifest(store: Store) -> tuple[Manifest | None, str]:
-    """Return the manifest, or None and the reason why it cannot be read."""
-    try:
-        manifest = Manifest.from_bytes(store.read(MANIFEST), MANIFEST)
-        manifest.ledger.check()
-    except NotFoundError:
-        return None, "it is missing"
-    except DamageError as error:
-        return None, damage_text(error)
-    return manifest, ""
 
 
 def damage_text(error: DamageError) -> str:
@@ -277,45 +267,36 @@ def expected_files(receipt: Receipt) -> Iterator[tuple[str, Kind, int]]:
             yield table_name(shard.name), kind, -1
 
 
-def _is_obstructed(store: Store, name: str) -> bool:
-    """Return whether something that no listing shows, such as a folder, has the name of a file."""
-    try:
-        if store.root:
-            store.read(name, nbytes=0)
-    except StoreError as error:
-        return isinstance(error, NotAFileError)
-    return False
-
-
 def _check_presence(survey: DatasetSurvey) -> None:
+    root = survey.edition.store.root
     for receipt in survey.receipts:
         for name, kind, nbytes in expected_files(receipt):
-            entry = survey.files.get(name)
-            if entry is None and _is_obstructed(survey.edition.store, name):
-                what = "a folder, a pipe or a device stands in its place"
-                survey.add_finding(name, Kind.FOREIGN, what, receipt.unit)
-            elif entry is None:
-                kind = kind if kind is Kind.INDEX else Kind.MISSING
-                survey.add_finding(name, kind, "it is missing", receipt.unit)
-            elif nbytes not in (-1, entry.nbytes):
-                survey.add_finding(name, kind, _other_size(nbytes, entry.nbytes), receipt.unit)
+            if entry := survey.files.get(name):
+                if nbytes in (-1, entry.nbytes):
+                    continue
+                how = "truncated" if entry.nbytes < nbytes else "longer than it should be"
+                sizes = human_bytes(nbytes), human_bytes(entry.nbytes)
+                if sizes[0] == sizes[1]:
+                    sizes = f"{nbytes:,} B", f"{entry.nbytes:,} B"
+                what = f"it is {how} (expected {sizes[0]}, found {sizes[1]})"
+            elif root and (root / name).exists() and not (root / name).is_file():
+                kind, what = Kind.FOREIGN, "a folder, a pipe or a device stands in its place"
+            else:
+                kind, what = kind if kind is Kind.INDEX else Kind.MISSING, "it is missing"
+            survey.add_finding(name, kind, what, receipt.unit)
         if UNSETTLED in receipt.files:
             what = "a retry took some of its lines over, and was killed before it removed them here"
             survey.add_finding(rejects_name(receipt.unit), Kind.UNSETTLED, what, receipt.unit)
+    # with all units, or with those within its limit
+    has_run_finished = bool(
+        survey.manifest and (survey.manifest.complete or "limit" in survey.manifest.extra)
+    )
     for name in set(empty_names(survey)) - survey.files.keys():
-        if survey.has_run_finished:
+        if has_run_finished:
             survey.add_finding(name, Kind.MISSING, "it is missing", smallest_unit(survey))
         else:
             what = "it is missing, and the next worker writes it"
             survey.add_finding(name, Kind.UNFINISHED, what)
-
-
-def _other_size(expected: int, nbytes: int) -> str:
-    how = "it is truncated" if nbytes < expected else "it is longer than it should be"
-    sizes = human_bytes(expected), human_bytes(nbytes)
-    if sizes[0] == sizes[1]:
-        sizes = f"{expected:,} B", f"{nbytes:,} B"
-    return f"{how} (expected {sizes[0]}, found {sizes[1]})"
 
 
 def empty_names(survey: DatasetSurvey) -> list[str]:
@@ -347,25 +328,22 @@ def _check_unexpected(survey: DatasetSurvey, broken: Iterable[str]) -> None:
     known.update(name for receipt in survey.receipts for name, *_ in expected_files(receipt))
     stated = survey.manifest.receipts if survey.manifest else ()
     gone = {*broken, *(r.unit for r in stated)} - {r.unit for r in survey.receipts}
+    _receipt, ours = OURS[survey.dataset]
     for name in sorted(survey.files.keys() - known):
-        if unit_of_file(name, survey.dataset) not in gone:  # their receipts have a finding
-            survey.add_finding(name, *_explain_unexpected(survey, name))
+        if unit_of_file(name, survey.dataset) in gone:  # their receipts have a finding
+            continue
+        kind, what = Kind.LEFTOVER, "no receipt lists it, as a run is under way or was killed"
+        if retry_of_inputs(name):
+            kind, what = Kind.UNFINISHED, "it lists rejects that are to be tried again"
+        elif held_name(name):
+            what = "a run is changing this unit, or was killed while it did"
+        elif is_hidden(name):
+            what = "it is hidden, and wdsprep did not write it"
+        elif not ours.fullmatch(name) or survey.is_complete:
+            kind, what = Kind.FOREIGN, "no receipt lists it"
+        survey.add_finding(name, kind, what)
     if store.root:
         for path in store.root.rglob(".wdsprep-*.tmp"):
             if TEMPORARY.fullmatch(path.name):
                 what = "it is being written, or was left by a run that was killed"
                 survey.add_finding(path.relative_to(store.root).as_posix(), Kind.LEFTOVER, what)
-
-
-def _explain_unexpected(survey: DatasetSurvey, name: str) -> tuple[Kind, str]:
-    """Return the kind of a finding about a file that no finished unit lists, and what it says."""
-    _receipt, ours = OURS[survey.dataset]
-    if retry_of_inputs(name):
-        return Kind.UNFINISHED, "it lists rejects that are to be tried again"
-    if held_name(name):
-        return Kind.LEFTOVER, "a run is changing this unit, or was killed while it did"
-    if is_hidden(name):
-        return Kind.LEFTOVER, "it is hidden, and wdsprep did not write it"
-    if ours.fullmatch(name) and not survey.is_complete:
-        return Kind.LEFTOVER, "no receipt lists it, as a run is under way or was killed"
-    return Kind.FOREIGN, "no receipt lists it"

@@ -285,9 +285,8 @@ class ShapedRules(SampleRules):
         self._fields = {**self._in_shape.get(self._shape, self._fields)}
 
     def check_facts(self, facts: Mapping[str, Any]) -> str:
-        return super().check_facts(facts) or self._cut_problem(facts)
-
-    def _cut_problem(self, facts: Mapping[str, Any]) -> str:
+        if wrong := super().check_facts(facts):
+            return wrong
         if not self._shape:
             return "it comes after all samples that the receipt counts by shape"
         if self._is_imported:
@@ -376,74 +375,66 @@ class ShardCheck:
         Yield now and then how many bytes have been read so far. Raise nothing for a tar that is
         damaged or ends early.
         """
-        nbytes = 0
+        end = reported = 0
         try:
-            for _ in self._read_samples(tape):
-                if tape.nbytes > nbytes:
-                    nbytes = tape.nbytes
-                    yield nbytes
+            for path, start, data_start, nbytes, _target in members(tape.at):
+                if not path:
+                    break
+                head = tape.at(start, BLOCK)
+                is_plain = head.startswith(_MODE, 100) and head.startswith(_TIME, 136)
+                if data_start - start != BLOCK or not (is_plain and head.startswith(_REST, 156)):
+                    self._note(f"the header of {path} is not as wdsprep writes it")
+                key, name = split_member(path) or (path, "")
+                if key != self._key or not end:
+                    self._close()
+                    self._key, self._number = key, 0
+                    self._texts.clear()
+                    self._rules.begin(len(self.keys))
+                    self.keys.append(key)
+                    self._offsets.append(start)
+                    if tape.nbytes > reported:
+                        reported = tape.nbytes
+                        yield reported
+                if problem := self._member(tape, name, data_start, nbytes):
+                    self._note(f"{key}: {problem}")
+                self._number += 1
+                end = data_start + padded(nbytes)
+            self._close()
+            self._offsets.append(end)
         except BadSampleError as error:
             self._problems.append(str(error))
 
-    def _read_samples(self, tape: HashedTape) -> Iterator[None]:
-        end = 0
-        for path, start, data_start, nbytes, _target in members(tape.at):
-            if not path:
-                break
-            head = tape.at(start, BLOCK)
-            is_plain = head.startswith(_MODE, 100) and head.startswith(_TIME, 136)
-            if data_start - start != BLOCK or not (is_plain and head.startswith(_REST, 156)):
-                self._note(f"the header of {path} is not as wdsprep writes it")
-            key, name = split_member(path) or (path, "")
-            if key != self._key or not end:
-                self._close()
-                self._key, self._number = key, 0
-                self._texts.clear()
-                self._rules.begin(len(self.keys))
-                self.keys.append(key)
-                self._offsets.append(start)
-                yield
-            if problem := self._member(tape, name, data_start, nbytes):
-                self._note(f"{key}: {problem}")
-            self._number += 1
-            end = data_start + padded(nbytes)
-        self._close()
-        self._offsets.append(end)
-
     def _close(self) -> None:
         """Note what is wrong with a sample as a whole, after its last member."""
-        key, texts = self._key, self._texts
+        key = self._key
         if self._number < self._rules.members:
             self._note(f"{key}: it has {self._number} of {self._rules.members} members")
-        elif len(texts) == 2:
-            facts = self._read_facts()
-            if isinstance(facts, str):
-                self._note(f"{key}: {facts}")
-            else:
-                row = {ROW: len(self.keys) - 1} if self._has_rows else {}
-                self.table.add(key, {**facts, **row})
+        elif len(self._texts) == 2 and (problem := self._add_facts(**self._texts)):
+            self._note(f"{key}: {problem}")
 
-    def _read_facts(self) -> dict[str, Any] | str:
-        """Return the object in the json of a sample, or what is wrong with json or caption."""
-        data = self._texts["json"]
+    def _add_facts(self, *, json: bytes, txt: bytes) -> str:
+        """Add the json of a sample to the table, or return what is wrong with it or the caption."""
         try:
-            facts = parse_json(data.decode("utf-8", "surrogatepass"))
+            facts = parse_json(json.decode("utf-8", "surrogatepass"))
         except (ValueError, RecursionError) as error:
             return f"json cannot be read ({error})"
         if not isinstance(facts, dict):
             return "json is not an object"
         try:
-            caption = self._texts["txt"].decode()
+            caption = txt.decode()
         except ValueError as error:
             return f"txt cannot be read ({error})"
-        if b"null" in data and _has_null(facts):
+        if b"null" in json and _has_null(facts):
             return "json has a null value"
         if wrong := self._rules.check_facts(facts):
             return wrong
         if facts["key"] != self._key:
             return f"json states the key {facts['key']}"
-        is_same = facts.get("caption", "") == caption
-        return facts if is_same else "txt is not the caption of the json"
+        if facts.get("caption", "") != caption:
+            return "txt is not the caption of the json"
+        row = {ROW: len(self.keys) - 1} if self._has_rows else {}
+        self.table.add(self._key, {**facts, **row})
+        return ""
 
     def _member(self, tape: HashedTape, name: str, start: int, nbytes: int) -> str:
         if self._number >= self._rules.members:

@@ -3,6 +3,7 @@
 The check is work for a runner: local processes or Ray.
 """
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING
 from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_unit
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.shard_check import ShardCheck, array_problem, rules_of
-from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import (
     SELECTION,
     captions_name,
@@ -99,11 +99,21 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, Checked]:
     been read so far. If a removal has begun to change the unit, only check that the removal can
     finish.
     """
+    store = shared_store(unit.url)
     if unit.begun:
-        findings = _check_begun(unit, unit.begun)
+        from wdsprep.changes.rewrite_units import UnitChange  # which needs numpy
+
+        findings: Faults = []
+        try:
+            UnitChange(Edition.from_store(store), unit.begun, removed_from(store)).check_begun()
+        except NotFoundError:
+            pass  # it has just been finished, with nothing left
+        except DamageError as error:
+            name = error.place.removeprefix(f"{without_secrets(store.url)}/")
+            findings = [(name, Kind.DAMAGED, damage_text(error))]
         yield unit.nbytes
         return findings, {}
-    check = _UnitCheck(unit, shared_store(unit.url))
+    check = _UnitCheck(unit, store)
     before = 0
     for shard in unit.receipt.shards:
         if shard.name not in unit.known:
@@ -113,21 +123,6 @@ def check_unit(unit: CheckUnit) -> Generator[int, None, Checked]:
         yield before
     check.check_small_files()
     return check.findings, check.digests()
-
-
-def _check_begun(unit: CheckUnit, removal: UnitRemoval) -> Faults:
-    """Return a finding about damage that keeps a removal from finishing a unit, or nothing."""
-    from wdsprep.changes.rewrite_units import UnitChange  # which needs numpy
-
-    store = shared_store(unit.url)
-    try:
-        UnitChange(Edition.from_store(store), removal, removed_from(store)).check_begun()
-    except NotFoundError:  # it has just been finished, with nothing left
-        return []
-    except DamageError as error:
-        name = error.place.removeprefix(f"{without_secrets(store.url)}/")
-        return [(name, Kind.DAMAGED, damage_text(error))]
-    return []
 
 
 def check_empty(survey: DatasetSurvey) -> None:
@@ -237,7 +232,14 @@ class _UnitCheck:
         data = self._read_checked(name, *wanted)
         is_settled = UNSETTLED not in receipt.files  # else nobody knows which rows have moved
         if data is not None and is_settled:
-            self._check_rejects(name, data)
+            try:
+                rejects = read_rejects(data, name)
+            except FormatError as error:
+                self._find(name, Kind.WRONG, f"one of its lines is not a reject ({error})")
+            else:
+                self._rejected = [reject.key for reject in rejects]
+                if Counter(reject.code.value for reject in rejects) != receipt.rejects:
+                    self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
         if (captions := captions_name(receipt.unit)) in receipt.files:
             self._read_checked(captions, receipt.files[captions])
         for shard in receipt.shards:
@@ -259,16 +261,6 @@ class _UnitCheck:
             return data
         self._find(name, Kind.DAMAGED, OTHER)
         return None
-
-    def _check_rejects(self, name: str, data: bytes) -> None:
-        try:
-            rejects = read_rejects(data, name)
-        except FormatError as error:
-            self._find(name, Kind.WRONG, f"one of its lines is not a reject ({error})")
-            return
-        self._rejected = [reject.key for reject in rejects]
-        if sum_counts({reject.code.value: 1} for reject in rejects) != dict(self._receipt.rejects):
-            self._find(name, Kind.WRONG, "its codes are not those that its receipt counts")
 
     def _check_table(self, shard: Shard) -> None:
         """Add a finding if a table is not as its receipt says, or not that of its tar.

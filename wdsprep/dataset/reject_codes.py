@@ -65,6 +65,7 @@ class Code(str, Enum):
     HASH_MISMATCH = ("hash_mismatch", "fetch")  # not the bytes that the table speaks of
     REMOVED = ("removed", "remove")  # by `wdsprep remove`, which keeps nothing of it but the key
     FILTERED = ("filtered", "filter")
+    NO_FIELD = ("no_field", "filter")  # a field lacks that the condition of a filter names
     CAPTION_TOO_SHORT = ("caption_too_short", "filter")
     CAPTION_TOO_LONG = ("caption_too_long", "filter")
     EMPTY = ("empty", "check")  # a file of no bytes

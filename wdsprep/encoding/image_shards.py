@@ -11,11 +11,13 @@ import shlex
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
+from wdsprep.dataset.coarse_histograms import histogram
 from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.file_names import RECEIPTS, index_name, latent_unit
 from wdsprep.dataset.reject_codes import Code
@@ -31,6 +33,7 @@ from wdsprep.dataset.stored_dataset import (
     dated_manifest,
     refresh_manifest,
 )
+from wdsprep.encoding.recipe_options import MOST_UPSCALE
 from wdsprep.errors import (
     DamageError,
     FingerprintError,
@@ -191,10 +194,12 @@ def find_image_shards(
             f"{url} holds no image, as all were rejected ({human_counts(manifest.rejects)}; "
             f"{url}/rejects/ lists them): pack again, with other limits or another source"
         )
-    if not shards:
+    sides, least = histogram(manifest.counts, "side"), least_side_of(encoded)
+    if not shards or (sides and sides[-1][0][1] < least):
+        factor = ceil(10 * least_side_of({**encoded, "upscale": 1}) / sides[-1][0][0]) / 10
+        other = f", or --upscale {factor:g}" if factor <= MOST_UPSCALE else ""
         raise SourceError(
-            f"{url} holds no image of {least_side_of(encoded)} pixels or more: choose a lower "
-            "--resolution, or --upscale"
+            f"{url} holds no image of {least} pixels or more: choose a lower --resolution{other}"
         )
     lowest = min(int(shard.name.partition("/")[0]) for shard in shards)
     return ImageShards(

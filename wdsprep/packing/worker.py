@@ -141,9 +141,10 @@ def _check_facts(rules: PackRules, removed: Removed | None, row: SampleOrReject)
         if (condition := rules.condition) is not None:
             known = {"caption": row.caption, **row.facts}
             if not condition(known):
-                values = ((format_path(p), value_at_path(known, p)) for p in condition.names)
-                facts = sorted(f"{n} is {'missing' if v is None else v}" for n, v in values)
-                raise RejectedError(Code.FILTERED, ", ".join(facts))
+                values = {format_path(p): value_at_path(known, p) for p in condition.names}
+                facts = (f"{n} is {'missing' if v is None else v}" for n, v in values.items())
+                code = Code.NO_FIELD if None in values.values() else Code.FILTERED
+                raise RejectedError(code, ", ".join(sorted(facts)))
         for role in rules.roles:
             if not role.is_optional and all(image.name != role.name for image in row.images):
                 raise RejectedError(Code.NO_ROLE, role.name)

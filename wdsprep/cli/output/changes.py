@@ -58,7 +58,9 @@ class RemoveOutput(CommandOutput[Removal]):
         if not removal.is_needed:
             yield from _planned_lines(removal)
             if removal.is_unknown:
-                yield KeptLine("nothing was removed: none of these datasets has these keys")
+                line = "nothing was removed: none of these datasets has these keys"
+                are_names = any("." in key for key in removal.examples)
+                yield KeptLine(f"{line}{': --sources FILE takes names of files' * are_names}")
             else:
                 has_ended = "the removal that was begun before has finished"
                 yield "nothing to remove" if not removal.ended else has_ended

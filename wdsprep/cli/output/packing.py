@@ -20,7 +20,7 @@ from wdsprep.dataset.reject_codes import Code, by_stage
 from wdsprep.dataset.samples import TARGET, roles_of
 from wdsprep.dataset.stored_dataset import phases
 from wdsprep.options import remedies_of
-from wdsprep.packing.options import PackOptions
+from wdsprep.packing.options import Filter, PackOptions
 from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.reporting.overview import images_from
@@ -119,6 +119,12 @@ class PackOutput(CommandOutput[Outcome]):
         yield from self.retry_lines([packed])
         if packed.is_void and not packed.quarantined:
             remedies = REMEDIES | (REMEDIES_OF_URLS if is_fetched else {})
+            if condition := self.options["filter"]:
+                fields = ", ".join(sorted(Filter(condition).columns - {"caption"}))
+                remedies[Code.NO_FIELD] = (
+                    f"their json or row lacks {fields}, for which --filter asks: for sizes give "
+                    "--min-size, or select --where afterwards"
+                )
             yield void_line(manifest.rejects, images, remedies)
         elif manifest.shards and not packed.quarantined:
             yield from many_rejects_lines(manifest.rejects, manifest.samples, images, REMEDIES)
