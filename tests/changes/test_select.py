@@ -2,9 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ import pytest
 
 import wdsprep
 from tests.kit.damaged import findings, flip
+from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, members, packed, pictures, positions_in, samples_in
 from tests.kit.packs import manifest_of, tars, tree
 from wdsprep.changes.selected_samples import read_wanted_keys
@@ -33,6 +35,12 @@ OPTIONS: dict[str, dict[str, Any]] = {"latents": {}, "shaped": {"shapes": "neare
 
 def is_fifth(key: str) -> bool:
     return int(key) % 5 == 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_models() -> Iterator[None]:
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -169,15 +169,15 @@ def test_members_that_lie_across_what_is_read_at_once_are_checked_alike(
 def test_worker_processes_find_what_this_process_finds(
     images: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
-    assert main(["verify", str(images), "--workers", "2"]) == 0
+    assert main(["verify", str(images), "--workers", "1"]) == 0
     assert "sound: 12 samples in 7 shards" in capfd.readouterr().out
+    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
     flip(images / "64/000002.tar", 8 * 3_000)
     (images / "32/000001.tar.idx").unlink()
     assert main(["verify", str(images), "--workers", "2", "--json"]) == 3
     found = json.loads(capfd.readouterr().out)["findings"]
     assert [finding["name"] for finding in found] == ["32/000001.tar.idx", "64/000002.tar"]
-    assert main(["verify", str(images), "--workers", "2"]) == 3
+    assert main(["verify", str(images), "--workers", "1"]) == 3
     lines = capfd.readouterr().out.splitlines()
     again = f'run "wdsprep repair {images}", then the same "wdsprep pack" again'
     assert lines[0] == f'{images}/32/000001.tar.idx: it is missing: run "wdsprep repair {images}"'

@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from PIL import Image
 from pyarrow import parquet as pq
 
 from tests.kit.command_lines import CommandLine, python
-from tests.kit.packs import jpeg, pack, run, tar_bytes, write_files
+from tests.kit.packs import jpeg, pack, packing_here, run, tar_bytes, write_files
 from wdsprep.cli import cli
 from wdsprep.cli.base_command import GENERAL, Command, HeadedOption
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, read_table
@@ -27,15 +28,16 @@ BESIDE = (".idx", ".parquet")
 
 
 @pytest.fixture
-def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A newcomer's folder: three photos, one caption."""
+def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A newcomer's folder: three photos, one caption; they are packed in this process."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "downloads"
     folder.mkdir()
     for name, size in (("a", (300, 400)), ("b", (640, 520)), ("c", (100, 100))):
         Image.effect_noise(size, 50).convert("RGB").save(folder / f"{name}.jpg")
     (folder / "a.txt").write_text("a photo")
-    return folder
+    with packing_here():
+        yield folder
 
 
 def test_alone_it_prints_its_help(command: CommandLine) -> None:
@@ -73,9 +75,9 @@ def test_quiet_leaves_warnings_and_what_was_asked_for(
     downloads: Path, words: list[str], command: CommandLine
 ) -> None:
     (downloads / "c.jpg").unlink()
-    assert command(*words, "--workers", 1) == ("", "")
+    assert command(*words) == ("", "")
     (downloads / "a.txt").unlink()
-    bare = (*words, "downloads", "bare", "--workers", 1)
+    bare = (*words, "downloads", "bare")
     printed = command(*bare)
     assert (len(printed.lines), printed.err) == (1, "")
     assert printed.out.startswith("warning: no sample has a caption: put the caption of a.jpg into")
@@ -89,19 +91,16 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
 ) -> None:
     for name in ("a", "b"):
         (downloads / f"{name}.jpg").unlink()
-    said = command("pack", "--workers", 1, code=3).out
+    said = command("pack", code=3).out
     assert "nothing was kept: 1 of 2 rejects are no_image: put each image beside" in said
     (downloads / "a.txt").unlink()
-    said = command("pack", "--workers", 1, "--overwrite", code=3).out
+    said = command("pack", "--overwrite", code=3).out
     assert "nothing was kept: the one reject is too_small: --overwrite with smaller --b" in said
     assert "caption" not in said, "nothing is said of captions where there is no sample"
-    said = command("pack", "--workers", 1, "--overwrite", "--filter", "width > 1", code=3).out
-    assert "no_field: their json or row lacks width, for which --filter asks: for sizes" in said
 
 
-@pytest.mark.parametrize("words", [["-v", "pack"], ["pack", "-v"]])
-def test_verbose_says_what_becomes_of_each_unit(downloads: Path, words: list[str]) -> None:
-    done = run(*words, downloads, "--samples-per-shard", "2", "--workers", "1")
+def test_verbose_says_what_becomes_of_each_unit(downloads: Path) -> None:
+    done = run("pack", "-v", downloads, "--samples-per-shard", "2", "--workers", "1")
     told = "000000 is done: 2 samples, 0 rejects\n000001 is done: 0 samples, 1 reject"
     assert told in done.stderr
 
@@ -206,7 +205,7 @@ def test_debug_shows_the_traceback_and_a_bug_is_reported_as_one(
 def test_json_stands_alone_on_stdout_and_a_damaged_manifest_is_one_line_with_the_way_out(
     command: CommandLine,
 ) -> None:
-    facts = command("pack", "--workers", 1, "--json").facts
+    facts = command("pack", "--json").facts
     assert (facts["samples"], facts["rejects"]) == (2, {"too_small": 1})
     assert facts["phases"] == {
         "256": {"samples": 2, "shards": 2},
@@ -224,7 +223,7 @@ def test_json_stands_alone_on_stdout_and_a_damaged_manifest_is_one_line_with_the
 
 @pytest.mark.usefixtures("downloads")
 def test_index_writes_what_pack_would(command: CommandLine) -> None:
-    command("pack", "--workers", 1)
+    command("pack")
     files = sorted(path for path in Path("shards/images").glob("*/*") if path.suffix in BESIDE)
     whole = [path.read_bytes() for path in files]
     for path in files:

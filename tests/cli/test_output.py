@@ -8,8 +8,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +17,8 @@ from typing import Any
 import pytest
 
 from tests.kit.damaged import pack_here
-from tests.kit.packs import BUCKETS, photos
+from tests.kit.encodes import in_this_process
+from tests.kit.packs import BUCKETS, packing_here, photos
 from tests.kit.terminals import Screen, draw_at_once
 from wdsprep.cli import main
 from wdsprep.cli.output.changes import DuplicatesOutput, SelectOutput
@@ -29,14 +28,6 @@ from wdsprep.cli.output.shared import CommandOutput, KeptLine, complain, echo, m
 from wdsprep.runners.job import JobStatus
 from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine
 from wdsprep.text import Counting
-
-EAGER = """
-import sys
-from wdsprep import terminal
-from wdsprep.cli import main
-terminal.FIRST_S = terminal.TERMINAL_S = terminal.PIPE_S = 0
-sys.exit(main(sys.argv[1:]))
-"""
 
 TINY = ("--model", "tiny", "--resolution", "64")
 PARTS = [
@@ -244,33 +235,19 @@ COMMANDS = {
 }
 
 
-def _read_all(terminal: int) -> str:
-    """Return what waits in a terminal whose other end is closed; one read gives 4 kB at most."""
-    found = b""
-    with contextlib.suppress(OSError):  # EIO: the end
-        while part := os.read(terminal, 1 << 16):
-            found += part
-    return found.decode()
-
-
-SLOW = pytest.param("encode", marks=pytest.mark.system)
-
-
-@pytest.mark.parametrize("command", [SLOW if name == "encode" else name for name in COMMANDS])
-def test_every_long_command_says_how_far_it_is(images: Path, command: str) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_long_command_says_how_far_it_is(
+    images: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_at_once(monkeypatch)
     words, wanted = COMMANDS[command]
     if command == "index":
         for path in images.rglob("*.idx"):
             path.unlink()
-    eager = [sys.executable, "-c", EAGER, *(word.format(images) for word in words)]
-    ours, theirs = pty.openpty()
-    done = subprocess.run(eager, stdout=subprocess.PIPE, stderr=theirs, timeout=240, check=False)
-    os.close(theirs)
-    said = _read_all(ours)
-    os.close(ours)
-    assert done.returncode == 0, said
-    assert wanted in " ".join(said.split()), "in whatever place the line breaks"
-    assert said.endswith(CLEAR), "the line is gone when the result is printed"
+    with contextlib.redirect_stderr(Screen()) as screen, packing_here(), in_this_process():
+        assert main([word.format(images) for word in words]) == 0
+    assert wanted in screen.getvalue()
+    assert screen.getvalue().endswith(CLEAR), "the line is gone when the result is printed"
 
 
 def test_over_a_tenth_of_rejects_is_a_warning_that_names_the_option_that_takes_them() -> None:

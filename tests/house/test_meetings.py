@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from blake3 import blake3
 
 from tests.kit.damaged import check, findings, flip, pack_here, source_of_photos
+from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, pictures
 from tests.kit.encodes import packed as packed_for_encode
 from tests.kit.kills import JOBS, Kills
@@ -91,6 +93,7 @@ def held_up(
         yield table, go_on
 
 
+@pytest.mark.system
 def test_an_overwrite_ends_a_run_that_is_under_way_and_what_it_packs_stays(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -107,6 +110,7 @@ def test_an_overwrite_ends_a_run_that_is_under_way_and_what_it_packs_stays(
     assert files(out) == packed
 
 
+@pytest.mark.system
 def test_a_run_that_wakes_when_its_slice_is_done_leaves_the_shards_as_they_are(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -121,6 +125,7 @@ def test_a_run_that_wakes_when_its_slice_is_done_leaves_the_shards_as_they_are(
     assert findings(out) == []
 
 
+@pytest.mark.system
 def test_a_run_that_wakes_packs_no_row_that_a_retry_has_now(stage: Stage, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ("--samples-per-shard", "9", "--buckets", "32")
@@ -155,6 +160,7 @@ def test_a_repair_with_an_old_plan_lets_a_slice_be_that_was_packed_again(tmp_pat
 # --- encode
 
 
+@patch("wdsprep.encoding.encode.make_encoder", Making())
 def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for(
     tmp_path: Path,
 ) -> None:
@@ -171,13 +177,9 @@ def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for
         encode_here(images, out)
     assert tree(out) == before
     encode_here(images, out, redo_changed=True)
-    assert tree(out) == tree_of_fresh(images, tmp_path / "fresh")
+    encode_here(images, tmp_path / "fresh")
+    assert tree(out) == tree(tmp_path / "fresh")
     assert check(images, out).findings == ()
-
-
-def tree_of_fresh(images: Path, out: Path) -> dict[str, bytes]:
-    encode_here(images, out)
-    return tree(out)
 
 
 STOPPED = """

@@ -19,6 +19,7 @@ from tests.kit.packs import (
     manifest_of,
     outcome,
     pack,
+    packing_here,
     rejects_of,
     run_pack,
     samples_of,
@@ -221,7 +222,8 @@ def test_what_was_forbidden_is_fetched_where_a_retry_allows_it_and_its_receipt_s
         table = write_files(tmp_path, {"urls.txt": "\n".join(urls)}) / "urls.txt"
 
         def codes(*options: str) -> list[str]:
-            main(["pack", str(table), str(tmp_path / "out"), "--buckets", "32", *options])
+            with packing_here():
+                main(["pack", str(table), str(tmp_path / "out"), "--buckets", "32", *options])
             return sorted(outcome(tmp_path / "out").values())
 
         allowed = ["--max-bytes", "10", "--allow-private-hosts"]

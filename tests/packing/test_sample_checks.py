@@ -1,15 +1,13 @@
 """Whatever the input, each file is a sample or a reject with its code, and never both."""
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.corpus import CASES, LIMITS, damaged_strip
 from tests.kit.packs import (
     check_dataset,
-    command,
     jpeg,
     outcome,
     pack,
@@ -19,10 +17,12 @@ from tests.kit.packs import (
     write_files,
     write_table,
 )
+from wdsprep.packing import slices
 
 RATIO = ("--max-aspect-ratio", "10")
 
 
+@pytest.mark.system
 def test_libtiff_says_nothing_of_a_damaged_tiff(tmp_path: Path) -> None:
     """In a worker, whose stderr is the command's."""
     write_files(tmp_path / "in", {"good.jpg": jpeg(1), "bad.tif": damaged_strip()})
@@ -58,28 +58,21 @@ def test_every_bad_file_is_a_sample_or_a_reject_never_both(tmp_path: Path, kind:
     check_dataset(out)
 
 
-def test_a_file_that_vanishes_while_packing_is_a_reject(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_while_packing_is_a_reject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Listed by the driver, gone when a worker comes to it."""
     source = photos(tmp_path / "in", 6)
-    lost = source / "0/photo-00003.jpg"
-    program = """
-import sys
-from pathlib import Path
-from wdsprep.packing import slices
-from wdsprep.cli import main
-survey_source = slices.survey_source
-def then_lose(*arguments):
-    seen = survey_source(*arguments)
-    for name in sys.argv[1].split(":"):
-        Path(name).unlink()
-    return seen
-slices.survey_source = then_lose
-sys.exit(main(sys.argv[2:]))
-"""
-    names = f"{lost}:{source / '1/photo-00001.txt'}"
-    words = [sys.executable, "-c", program, names, *command(source, tmp_path / "out")[1:]]
-    subprocess.run(words, check=True, capture_output=True)
-    found = outcome(tmp_path / "out")
+    survey_source = slices.survey_source
+
+    def survey_then_lose(*arguments: Any) -> Any:
+        survey = survey_source(*arguments)
+        for name in ("0/photo-00003.jpg", "1/photo-00001.txt"):
+            (source / name).unlink()
+        return survey
+
+    monkeypatch.setattr(slices, "survey_source", survey_then_lose)
+    found = outcome(pack(source, tmp_path / "out"))
     gone = [name for name, code in found.items() if code == "vanished"]
     assert sorted(gone) == ["0/photo-00003.jpg", "1/photo-00001.jpg"]
     assert list(found.values()).count("packed") == 4

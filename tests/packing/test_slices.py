@@ -13,11 +13,9 @@ from tests.kit.packs import (
     command,
     jpeg,
     manifest_of,
-    outcome,
     pack,
     photos,
     run,
-    run_pack,
     samples_of,
     tar_bytes,
     tars,
@@ -142,28 +140,6 @@ def test_other_settings_are_an_error_that_names_them(tmp_path: Path) -> None:
     assert "--overwrite" in message
     write_files(tmp_path / "tars", {"a.tar": tar_bytes([("a.jpg", jpeg(1))])})
     assert "source: folder, now tars" in refused(tmp_path / "tars", out, "--min-caption", "1")
-
-
-@pytest.mark.system
-def test_append_packs_what_is_new_and_touches_nothing_else(tmp_path: Path) -> None:
-    source = photos(tmp_path / "in", 45)
-    out = pack(source, tmp_path / "out", *TWENTY)
-    before = tree(out)
-    photos(source, 30, first=45)  # they lie between the old ones
-    pack(source, out, *TWENTY, "--append")
-    del before["wdsprep.json"]
-    assert tree(out).items() >= before.items()
-    check_dataset(out)
-    assert list(outcome(out).values()).count("packed") == 75
-    assert manifest_of(out).generations == (0, 3)
-    assert "nothing left to do" in run_pack(source, out, *TWENTY).stdout
-    assert "nothing left to do" in run_pack(source, out, *TWENTY, "--append").stdout
-    photos(source, 5, first=75)
-    assert "5 added" in refused(source, out, *TWENTY)
-    pack(source, out, *TWENTY, "--append")
-    assert manifest_of(out).generations == (0, 3, 5)
-    assert list(outcome(out).values()).count("packed") == 80
-    check_dataset(out)
 
 
 def test_overwrite_starts_over_and_removes_its_own_files_alone(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,12 +14,11 @@ from unittest.mock import patch
 import pytest
 
 import wdsprep
-from tests.kit.command_lines import python
 from tests.kit.joined_sets import LATENTS, Images, write_part
 from tests.kit.packs import pack, photos, tree
 from wdsprep.cli import main
 from wdsprep.errors import BusyError, FormatError
-from wdsprep.runners.base import BrokenWorkerError, Event, HopelessError, Unit, Work
+from wdsprep.runners.base import BrokenWorkerError, Event, Finished, HopelessError, Unit, Work
 from wdsprep.runners.job import Job, JobStatus
 from wdsprep.runners.make_runner import InProcessRunner, job_largest_first
 from wdsprep.runners.options import JobOptions
@@ -255,33 +253,31 @@ def placed(command: str, sets: Path, root: Path) -> list[str]:
     return [str(places.get(word, word)) for word in COMMANDS[command]]
 
 
-INTERRUPTED = """
-import os, signal, sys
-from wdsprep.cli import main
-from wdsprep.runners.base import Finished
-from wdsprep.runners.make_runner import InProcessRunner
-
-real = InProcessRunner.run
-
-def run(self, work, units):
-    for event in real(self, work, units):
-        if isinstance(event, Finished):
-            os.kill(os.getpid(), signal.SIGINT)
-        yield event
-
-InProcessRunner.run = run
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
-    command: str, sets: Path, tmp_path: Path
+    command: str,
+    sets: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    real = InProcessRunner.run
+
+    def run(
+        self: InProcessRunner, work: Work, units: Iterable[Unit]
+    ) -> Generator[Event, None, None]:
+        for event in real(self, work, units):
+            if isinstance(event, Finished):
+                raise KeyboardInterrupt
+            yield event
+
     words = placed(command, sets, tmp_path)
-    stopped = python(INTERRUPTED, *words, exit_code=128 + signal.SIGINT)
-    assert stopped.stdout == ""
-    last = stopped.stderr.splitlines()[-1]
+    with monkeypatch.context() as patched:
+        patched.setattr(InProcessRunner, "run", run)
+        assert main(words) == 130
+    out, err = capsys.readouterr()
+    assert out == ""
+    last = err.splitlines()[-1]
     again = "the same command to go on from here"
     if command == "verify":  # which keeps nothing to go on from
         again = "the same command again"

@@ -55,7 +55,7 @@ def test_each_function_with_a_listener_takes_progress(function: Any) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_call_at_a_terminal_draws_one_line_and_takes_it_away(tmp_path: Path) -> None:
-    with redirect_stderr(Screen()) as screen:
+    with redirect_stderr(Screen()) as screen, packing_here():
         packed(tmp_path)
     drawn = screen.getvalue().split(CLEAR)
     assert any("slice 0 of 1" in one or "slice 1 of 1" in one for one in drawn)
@@ -66,11 +66,12 @@ def test_a_call_at_a_terminal_draws_one_line_and_takes_it_away(tmp_path: Path) -
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("quiet", [{"progress": False}, {"listener": JobListener()}])
 def test_a_call_that_is_quiet_draws_nothing(tmp_path: Path, quiet: dict[str, Any]) -> None:
-    with redirect_stderr(Screen()) as screen:
+    with redirect_stderr(Screen()) as screen, packing_here():
         packed(tmp_path, **quiet)
     assert screen.getvalue() == ""
 
 
+@pytest.mark.system
 def test_in_a_pipe_a_short_call_prints_nothing_and_a_child_process_neither(tmp_path: Path) -> None:
     code = (
         "import multiprocessing, sys, wdsprep\n"
@@ -114,14 +115,16 @@ def test_a_notebook_has_one_output_that_is_replaced(
     parts = {"IPython": {"get_ipython": lambda: shell}, "IPython.display": {"display": display}}
     for name, inside in parts.items():
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**inside))
-    packed(tmp_path)
+    with packing_here():
+        packed(tmp_path)
     assert any("slice" in one for one in shown)
     assert shown[-1] == ""
     assert "slice" not in "".join(capsys.readouterr())
 
 
 def test_results_are_small_tables_whose_text_is_escaped(tmp_path: Path) -> None:
-    outcome = packed(tmp_path)
+    with packing_here():
+        outcome = packed(tmp_path)
     table = outcome._repr_html_()
     assert table.startswith("<table><caption>Outcome</caption>")
     assert "<tr><th>samples</th><td>3</td></tr>" in table
@@ -152,7 +155,8 @@ def test_samples_are_counted_where_their_number_is_known_and_units_come_last(
     listener = JobListener(on_status=lambda status: statuses.append(status()))
     how = {"buckets": (32,), "samples_per_shard": 2, "workers": 1, "listener": listener}
     for limit in (4, 0):
-        wdsprep.pack(source, tmp_path / "images", limit=limit, **how)
+        with packing_here():
+            wdsprep.pack(source, tmp_path / "images", limit=limit, **how)
         assert statuses[-1].samples_of == (4 if limit else 2)
     options = {"resolution": 32, "model": "tiny", "listener": listener}
     with in_this_process():
@@ -192,7 +196,8 @@ def test_an_interrupt_says_what_is_kept_and_what_is_lost(
         "run the same command to go on from here"
     )
     monkeypatch.setattr(Run, "take", take)
-    assert main(words) == 0
+    with packing_here():
+        assert main(words) == 0
     assert "3 images packed in" in capsys.readouterr().out
     assert TERMINAL.left_off() == ("", True)
     nothing = JobProgress(waits=False).left_off(JobStatus(units=1, unfinished=9))

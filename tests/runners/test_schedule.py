@@ -57,20 +57,20 @@ class FakeCrew:
         self.stopped = True
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_queue_bears_many_units_and_ten_thousand_workers(count: int) -> None:
+@pytest.mark.parametrize("units", [20_000, pytest.param(100_000, marks=pytest.mark.system)])
+def test_the_queue_bears_many_units_and_a_tenth_as_many_workers(units: int) -> None:
     def cost(workers: int) -> float:
         crew = FakeCrew()
         started = time.process_time()
-        settings = RunnerSettings(units_per_worker=count)
-        assert sum(1 for _ in drive(crew, range(100_000), settings, workers=workers)) == 100_000
+        settings = RunnerSettings(units_per_worker=3)
+        assert sum(1 for _ in drive(crew, range(units), settings, workers=workers)) == units
         assert crew.stopped
         return time.process_time() - started
 
     gc.disable()  # it goes through all that this process holds, the more often the more workers
     try:
         # An event costs the same, however many workers there are.
-        assert cost(10_000) < 5 * cost(10)
+        assert cost(units // 10) < 5 * cost(10)
     finally:
         gc.enable()
 
@@ -316,7 +316,7 @@ class Chaos(Desks):
         return slot, 0, ("lost", Failure(reason="r", costs=costs))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     workers=st.integers(1, 5),

@@ -19,7 +19,7 @@ import pytest
 
 import wdsprep
 from tests.kit.command_lines import python
-from tests.kit.packs import jpeg, manifest_of, write_files
+from tests.kit.packs import jpeg, manifest_of, packing_here, write_files
 from tests.kit.runner_work import Number
 from tests.kit.runs import wait_until
 from tests.kit.trackers import curves_of, runs_in
@@ -149,7 +149,8 @@ def test_a_run_is_done_whatever_becomes_of_its_tracker(
     photos: Path, broken: Callable[[str], None]
 ) -> None:
     broken("log")
-    packed = wdsprep.pack(photos, "out", buckets="32", workers=1, track="tensorboard")
+    with packing_here():
+        packed = wdsprep.pack(photos, "out", buckets="32", workers=1, track="tensorboard")
     assert packed.manifest.complete
 
 

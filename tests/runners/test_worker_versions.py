@@ -9,6 +9,7 @@ import wdsprep
 from tests.kit.clusters import LEAN
 from tests.kit.command_lines import python
 from tests.kit.packs import manifest_of
+from tests.kit.packs import pack as pack_here
 from tests.kit.packs import photos as write_photos
 from wdsprep.runners.worker_versions import find_refusal
 from wdsprep.version import __version__
@@ -93,32 +94,28 @@ def photos(tmp_path: Path) -> Path:
     return write_photos(tmp_path / "photos", 12)
 
 
-def pack(
-    photos: Path, out: Path, *options: str, other: object = "", exit_code: int = 0
-) -> list[str]:
-    words = ("pack", photos, out, "--buckets", "32", "--samples-per-shard", "2", "--workers", "1")
-    done = python(COMMAND, other, *words, *options, exit_code=exit_code, cwd="/")
-    return done.stderr.splitlines()
+TWO = ("--buckets", "32", "--samples-per-shard", "2")
 
 
 def check_refused_and_resumed(photos: Path, tmp_path: Path, kind: str, runner: str) -> list[str]:
     """The lines of the run that is refused, of a dataset of which a part is there."""
     out, other = tmp_path / "out", site(tmp_path / "site", kind)
-    pack(photos, out, "--limit", "4")
+    pack_here(photos, out, *TWO, "--limit", "4")
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    lines = pack(photos, out, "--runner", runner, other=other, exit_code=1)
+    words = ("pack", photos, out, *TWO, "--workers", "1", "--runner", runner)
+    lines = python(COMMAND, other, *words, exit_code=1, cwd="/").stderr.splitlines()
     after = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     assert {p.name for p in before} == {p.name for p in after}
     assert {p.name for p in before if before[p] != after[p]} <= {"wdsprep.json"}
     manifest = manifest_of(out)
     assert (manifest.complete, manifest.samples, dict(manifest.rejects)) == (False, 4, {})
-    pack(photos, out)
+    pack_here(photos, out, *TWO)
     whole = manifest_of(out)
     assert (whole.complete, whole.samples) == (True, 12)
     return lines
 
 
-@pytest.mark.parametrize("kind", ["newer", "none"])
+@pytest.mark.parametrize("kind", ["newer", pytest.param("none", marks=pytest.mark.system)])
 def test_a_local_worker_of_another_version_ends_the_run_which_goes_on_later(
     photos: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -149,7 +146,7 @@ def test_a_stream_over_a_node_of_another_version_ends_with_what_differs(
     photos: Path, tmp_path: Path, kind: str
 ) -> None:
     """Where a trainer is sent, where workers are made, and where the empty caption is encoded."""
-    pack(photos, tmp_path / "out")
+    pack_here(photos, tmp_path / "out", *TWO)
     other = site(tmp_path / "site", kind)
     sent, *others = told(other, tmp_path / "out")
     assert sent == f"RuntimeError: {find_refusal(sent)}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.packs import jpeg, tar_bytes, write_files, write_table
+from tests.kit.packs import jpeg, packing_here, tar_bytes, write_files, write_table
 from wdsprep.cli import main
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.packing.options import PackOptions
@@ -60,11 +60,12 @@ def test_what_is_packed_already_is_refused_unless_its_tars_are_meant(
 ) -> None:
     write_files(tmp_path, {"in/a.jpg": jpeg(1), "in/t.csv": "a\n1\n"})
     source, out, more = (str(tmp_path / name) for name in ("in", "out", "more"))
-    assert main(["pack", source, out, "--buckets", "32"]) == 0
-    assert "1 .csv (--input-format csv packs those; a list of" in capfd.readouterr().out
-    assert main(["pack", out, more, "--buckets", "32"]) == 2
-    assert f'{out} is packed already: "wdsprep encode {out}' in capfd.readouterr().err
-    assert main(["pack", out, more, "--buckets", "32", "--input-format", "tars"]) == 0
+    with packing_here():
+        assert main(["pack", source, out, "--buckets", "32"]) == 0
+        assert "1 .csv (--input-format csv packs those; a list of" in capfd.readouterr().out
+        assert main(["pack", out, more, "--buckets", "32"]) == 2
+        assert f'{out} is packed already: "wdsprep encode {out}' in capfd.readouterr().err
+        assert main(["pack", out, more, "--buckets", "32", "--input-format", "tars"]) == 0
 
 
 @pytest.mark.parametrize("text", ["a photo of a cat\n", ""])

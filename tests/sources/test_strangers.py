@@ -121,7 +121,7 @@ def test_what_is_no_index_is_one_line_that_names_it(
     assert "index.json" in said_by(["import", str(place), str(tmp_path / "out")], capsys)
 
 
-ZEROS = bytes(200 << 20)
+ZEROS = bytes(100 << 20)
 PACKED = {
     "gz": lambda data: gzip.compress(data, 1),
     "bz2": bz2.compress,
