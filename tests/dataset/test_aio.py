@@ -104,7 +104,7 @@ def test_reads_that_cannot_be_are_told_from_those_beside_them(
 @pytest.mark.usefixtures("kind")
 def test_threads_do_not_meet(fd: int, data: np.ndarray) -> None:
     def work(seed: int) -> None:
-        for number in range(30):
+        for number in range(10):
             read_some(fd, data, 50, seed=1000 * seed + number)
 
     with ThreadPoolExecutor(8) as pool:

@@ -284,7 +284,7 @@ LEAVES = FINITE.map(constant) | st.sampled_from(NAMES).map(
 CONDITIONS = st.recursive(LEAVES, larger, max_leaves=10)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(CONDITIONS, st.dictionaries(st.sampled_from(NAMES), VALUES))
 def test_any_condition_means_what_the_language_says(part: Part, facts: dict[str, Any]) -> None:
     text, means = part

@@ -190,7 +190,7 @@ SAMPLES = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SAMPLES)
 def test_tarfile_and_our_reader_read_any_samples_back(samples: dict[str, dict[str, bytes]]) -> None:
     data, written = write_tar(list(samples.items()))

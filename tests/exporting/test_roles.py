@@ -1,7 +1,7 @@
 """Samples of several images are exported to the programs that read them, each by a reader of its
 layout; what a layout has no place for is said before anything is written."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import wdsprep
 from tests.encoding.test_references import picture
 from tests.encoding.test_roles import SIZES, mask, pack_images, targets
 from tests.importing.test_import import floats_of
-from tests.kit.edit_trainers import Batch, automodel_batches, musubi_batches
+from tests.kit.edit_trainers import automodel_batches, musubi_batches
 from tests.kit.encodes import encode_here, latents_of
 from tests.kit.joined_sets import Images, caption, write_part
 from tests.kit.latent_sets import field
@@ -61,10 +61,6 @@ def edits(
     stated = {"pipeline": f"{pipeline}Pipeline", "roles": [r for r in roles if r != "pooled"]}
     options = {"images": IMAGES, "roles": one_each, "more": stated, **options}
     return write_part(str(out), fields=fields, **options)
-
-
-def musubi_qie(root: Path) -> Iterator[tuple[list[str], Batch]]:
-    return musubi_batches(root, "qie")
 
 
 def same(ours: Any, theirs: torch.Tensor) -> bool:
@@ -168,34 +164,33 @@ def test_sd_scripts_finds_masks_beside_latents(tmp_path: Path) -> None:
 
 
 # --- from pairs to what a trainer reads
-@pytest.mark.parametrize(("to", "read"), [("musubi", musubi_qie), ("automodel", automodel_batches)])
-def test_pairs_that_were_encoded_are_read(
-    to: str, read: Any, family: Callable[[str], Path], tmp_path: Path
-) -> None:
+@pytest.mark.system
+def test_pairs_that_were_encoded_are_read(family: Callable[[str], Path], tmp_path: Path) -> None:
     """By a pipeline of random weights, whose text depends on the image to be edited."""
     sources = [picture(size[::-1], 10 + n) for n, size in enumerate(SIZES)]
     images = pack_images(tmp_path, {"target": targets(), "source": sources})
     model = str(family("QwenImageEditPlus"))
     shapes = [(64, 64), (96, 48)]
     encode_here(images, tmp_path / "latents", model=model, roles="target,source", shapes=shapes)
-    wdsprep.export(tmp_path / "latents", tmp_path / "out", to=to)
-    samples, count = floats_of(tmp_path / "latents"), 0
-    for keys, batch in read(tmp_path / "out"):
-        for number, key in enumerate(keys):
-            target = batch["latents" if to == "musubi" else "image_latents"][number]
-            assert same(samples[key]["latent.npy"], target)
-            references = batch.get("context_latents") or [batch["latents_control_0"]]
-            assert same(samples[key]["source.npy"], references[0][number])
-        count += len(keys)
-    assert count == len(SIZES)
+    samples = floats_of(tmp_path / "latents")
+    for to in ("musubi", "automodel"):
+        wdsprep.export(tmp_path / "latents", out := tmp_path / to, to=to)
+        read = musubi_batches(out, "qie") if to == "musubi" else automodel_batches(out)
+        seen = []
+        for keys, batch in read:
+            seen += keys
+            for number, key in enumerate(keys):
+                target = batch["latents" if to == "musubi" else "image_latents"][number]
+                assert same(samples[key]["latent.npy"], target)
+                references = batch.get("context_latents") or [batch["latents_control_0"]]
+                assert same(samples[key]["source.npy"], references[0][number])
+        assert len(seen) == len(SIZES)
 
 
 # --- what all have in common
 @pytest.mark.parametrize("to", ["musubi", "automodel"])
-def test_caches_have_the_same_bytes_again(
-    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By other processes, after files were damaged, and with references that were encoded alone."""
+def test_caches_have_the_same_bytes_again(to: str, tmp_path: Path) -> None:
+    """After files were damaged, and with references that were encoded alone."""
     source = edits(tmp_path / "in", "QwenImageEditPlus", roles=several)
     wdsprep.export(source, tmp_path / "out", to=to)
     whole = tree(tmp_path / "out")
@@ -205,9 +200,6 @@ def test_caches_have_the_same_bytes_again(
             (tmp_path / "out" / name).write_bytes(b"x" + files[name][1:])
     wdsprep.export(source, tmp_path / "out", to=to)
     assert tree(tmp_path / "out") == whole
-    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
-    wdsprep.export(source, tmp_path / "there", to=to, workers=2, runner="local")
-    assert tree(tmp_path / "there") == whole
     plain = {"pipeline": "QwenImageEditPlusPipeline"}
     parts = [
         edits(tmp_path / "targets", "", (LATENT, EMB), more=plain, roles=lambda _: {}),
@@ -216,6 +208,17 @@ def test_caches_have_the_same_bytes_again(
     wdsprep.export(parts[0], tmp_path / "joined", to=to, join=parts[1])
     joined = tree(tmp_path / "joined")
     assert {name: joined[name] for name in files} == files
+
+
+@pytest.mark.parametrize("to", ["musubi", pytest.param("automodel", marks=pytest.mark.system)])
+def test_workers_make_the_same_caches(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = edits(tmp_path / "in", "QwenImageEditPlus", roles=several)
+    wdsprep.export(source, tmp_path / "here", to=to)
+    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
+    wdsprep.export(source, tmp_path / "there", to=to, workers=2, runner="local")
+    assert tree(tmp_path / "there") == tree(tmp_path / "here")
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_full_check_finds_what_a_full_load_finds():
         corpus.saved(noisy, "JPEG", quality=70, progressive=progressive, subsampling=sampling)
         for progressive, sampling in kinds
     ]
-    for turn in range(320):
+    for turn in range(120):
         data = corpus.damaged(files[turn % 4], turn, chance)
         with suppress(OSError, SyntaxError, ValueError):
             Image.open(BytesIO(data)).load()
@@ -209,14 +209,14 @@ def test_full_check_finds_what_a_full_load_finds():
         with suppress(RejectedError):
             prepare(data, limits=LIMITS, full=True)
             missed.append(turn)
-    assert (found > 100, missed) == (True, [])
+    assert (found > 40, missed) == (True, [])
 
 
 SMALL = sorted(name for name, case in CASES.items() if len(case.data) < 60_000)
 TIFFS = [name for name in SMALL if name.startswith("tiff")]
 PLAIN = [name for name in SMALL if name not in TIFFS]
 FUZZ = settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -238,7 +238,7 @@ def test_random_bytes_are_rejected_or_stored(data: bytes, full: bool):
     judge(data, full)
 
 
-@settings(FUZZ, max_examples=1500)
+@settings(FUZZ, max_examples=500)
 @given(name=st.sampled_from(PLAIN), seed=st.integers(0, 2**32), full=st.booleans())
 def test_damaged_files_are_rejected_or_stored(name: str, seed: int, full: bool):
     judge(damaged(name, seed), full)

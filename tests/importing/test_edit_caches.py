@@ -292,20 +292,23 @@ def test_text_that_only_later_samples_have_is_not_left_out(tmp_path: Path) -> No
     assert imported.samples == 70
 
 
+@pytest.mark.parametrize("has_workers", [False, pytest.param(True, marks=pytest.mark.system)])
+@pytest.mark.parametrize("of", ["musubi", "automodel"])
 def test_workers_and_a_limit_make_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of: str, has_workers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
     monkeypatch.setattr("wdsprep.importing.edit_caches.UNIT_SAMPLES", 3)
-    musubi, saved = tmp_path / "c/musubi", {f"s{n}": saved_edit(n) for n in range(8)}
-    for number in range(8):
-        write_musubi(musubi, f"{number}", qie(number, number % 3))
-    for cache in (musubi, write_automodel(tmp_path / "c/automodel", saved, lists=3)):
-        out, there = tmp_path / f"{cache.name}-here", tmp_path / f"{cache.name}-there"
-        assert import_here(cache, out, limit=4).manifest.samples == 4
-        import_here(cache, out)
-        wdsprep.import_(cache, there, resolution=64, workers=2, runner="local")
-        assert tree(out) == tree(there)
+    cache, out, there = (tmp_path / name for name in ("cache", "here", "there"))
+    if of == "automodel":
+        write_automodel(cache, {f"s{n}": saved_edit(n) for n in range(8)}, lists=3)
+    for number in range(8 * (of == "musubi")):
+        write_musubi(cache, f"{number}", qie(number, number % 3))
+    assert import_here(cache, out, limit=4).manifest.samples == 4
+    import_here(cache, out)
+    if has_workers:
+        monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
+    wdsprep.import_(cache, there, resolution=64, workers=2, runner="local")
+    assert tree(out) == tree(there)
 
 
 def test_an_image_that_was_cached_in_two_sizes_is_two_samples(tmp_path: Path) -> None:

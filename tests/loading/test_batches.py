@@ -243,9 +243,3 @@ def test_members_of_two_samples_make_none() -> None:
         None,
         "two",
     ]
-
-
-def test_a_field_of_another_shape_is_none_of_the_dataset() -> None:
-    wide = (*FIELDS[:2], field("emb", (16, 7)))
-    rows = rows_of(heads_of("a", header, wide), heads_of("b", header))
-    assert grid().read_headers(rows)[0] == [None, "b"]

@@ -58,7 +58,7 @@ def test_each_sample_has_one_caption_with_all_that_is_made_of_it(
 ) -> None:
     own, *others = parts
     seen: Counter[str] = Counter()
-    for batch in load(own, join=others, captions=WEIGHTS, fields=FIELDS, epochs=4):
+    for batch in load(own, join=others, captions=WEIGHTS, fields=FIELDS, epochs=2):
         for row, key in enumerate(batch["key"]):
             tag = batch["txt"][row].partition(" ")[0]
             seen[tag] += 1
@@ -115,13 +115,13 @@ def test_a_dropped_caption_is_the_empty_one_of_that_sample(
 ) -> None:
     """The same samples lose theirs as where one empty caption is there for all."""
     own, empty = of_images
-    options = {"captions": captions, "fields": FIELDS, "epochs": 2}
+    options = {"captions": captions, "fields": FIELDS}
     more = [parts[1]] * bool(captions)
     whole = [*load(own, join=[empty, *more], **options)]
     assert not {"empty", ""} & {*tags(whole)}
     found = [*load(own, join=[empty, *more], drop_text=0.4, **options)]
     others = load(parts[0], join=[parts[2], *more], captions=captions or {"caption": 1},
-                  drop_text=0.4, fields=FIELDS, epochs=2)  # fmt: skip
+                  drop_text=0.4, fields=FIELDS)  # fmt: skip
     dropped = 0
     for batch, kept, other in zip(found, whole, others, strict=True):
         assert batch["key"] == kept["key"] == other["key"]
@@ -135,7 +135,7 @@ def test_a_dropped_caption_is_the_empty_one_of_that_sample(
             assert np.array_equal(batch["pooled"][row].numpy(), array_of(key + tag, VARIED[0]))
             wanted = array_of(key + tag, VARIED[1])
             assert batch["emb_mask"][row].sum() == len(wanted)
-    assert dropped > 100
+    assert dropped > 80
     first = load(own, join=[empty, *more], drop_text=0.4, **options)
     with pytest.raises(FingerprintError):
         load(own, join=more, **options).load_state_dict(first.state_dict())

@@ -34,14 +34,14 @@ from wdsprep.loading.options import Stream
 from wdsprep.store.local import LocalStore
 from wdsprep.tables import stored_tables
 
-BATCH = 8
-IMAGES = Images()
+BATCH, SIZE = 8, 20
+IMAGES = Images(sizes=(SIZE,) * 5)
 SHAPED = Images(shapes=((48, 80), (64, 64), (80, 48)), sizes=(40, 33, 50))
 ALL = ("latent", "pooled", "emb", "emb_mask", "txt", "json", "key")
 USUAL = ["pooled", "emb", "latent", "emb_mask", "key"]
-LOST = {0: (0, 7, 59), 2: (3,), 3: (58, 59)}
-LOST_TEXT = {1: (5,), 2: (3, 4), 4: tuple(range(60))}
-LOST_BOTH = {0: LOST[0], 1: (5,), 2: (3, 4), 3: LOST[3], 4: tuple(range(60))}
+LOST = {0: (0, 7, SIZE - 1), 2: (3,), 3: (SIZE - 2, SIZE - 1)}
+LOST_TEXT = {1: (5,), 2: (3, 4), 4: tuple(range(SIZE))}
+LOST_BOTH = {0: LOST[0], 1: (5,), 2: (3, 4), 3: LOST[3], 4: tuple(range(SIZE))}
 
 
 def load(url: Any, **options: Any) -> Any:
@@ -113,7 +113,7 @@ def test_every_sample_that_all_have_comes_once(rejected: Three) -> None:
     wanted = {
         IMAGES.key(shard, n)
         for shard in range(5)
-        for n in range(60)
+        for n in range(SIZE)
         if n not in LOST_BOTH.get(shard, ())
     }
     came = Counter(flat(keys(loader)))
@@ -169,15 +169,15 @@ def test_each_stream_of_a_mixture_has_its_own(rejected: Three, tmp_path: Path) -
 
 def test_where_and_join_leave_what_both_leave(rejected: Three) -> None:
     _, latents, texts = rejected
-    loader = load(latents, join=texts, where="width < 100", global_batch=1)
+    loader = load(latents, join=texts, where="width < 33", global_batch=1)
     came = flat(keys(loader))
     assert sorted(map(int, came)) == [
-        shard * 60 + n
+        shard * SIZE + n
         for shard in range(5)
-        for n in range(60)
-        if n not in LOST_BOTH.get(shard, ()) and shard * 60 + n < 100
+        for n in range(SIZE)
+        if n not in LOST_BOTH.get(shard, ()) and shard * SIZE + n < 33
     ]
-    for batch in load(latents, join=texts, where="width < 100", fields=("txt", "key")):
+    for batch in load(latents, join=texts, where="width < 33", fields=("txt", "key")):
         assert batch["txt"] == [caption(key, "") for key in batch["key"]]
 
 
@@ -188,8 +188,8 @@ def test_what_the_first_json_lacks_is_looked_for_in_the_others(rejected: Three, 
     options: dict[str, Any] = {"join": other, "global_batch": 1}
     every = flat(keys(load(one, **options)))
     for _ in range(2):  # from the file that is kept, too
-        came = flat(keys(load(one, where="width < 200 and tokens == 3", **options)))
-        assert sorted(came) == sorted(k for k in every if int(k) < 200 and int(k) % 7 == 3)
+        came = flat(keys(load(one, where="width < 66 and tokens == 3", **options)))
+        assert sorted(came) == sorted(k for k in every if int(k) < 66 and int(k) % 7 == 3)
     none = rf"^{re.escape(one)}, {re.escape(other)}: no sample has wide, which"
     with pytest.raises(UsageError, match=none):
         load(one, where="wide > 1", **options)
@@ -339,7 +339,7 @@ def test_a_missing_shard_of_a_part(plain: Three, tmp_path: Path) -> None:
         list(load(latents, join=str(copied)))
     for batch in load(latents, join=str(copied), skip_missing=True, fields=("key", "txt", "emb")):
         assert batch["txt"] == [caption(key, "") for key in batch["key"]]
-        assert not any(120 <= int(key) < 180 for key in batch["key"])
+        assert not any(2 * SIZE <= int(key) < 3 * SIZE for key in batch["key"])
     for tar in copied.glob("*/*.tar"):
         tar.unlink()
     with pytest.raises(NotFoundError, match=f"{latents}: each of .* or in {copied}$"):
@@ -353,15 +353,15 @@ def test_a_sample_with_another_key_is_an_error_that_names_both(
     _, latents, _ = plain
     texts = write_part(str(tmp_path / "t"), IMAGES, TEXT, rejects={1: (3,)})
     table = TableWriter(LATENT_COLUMNS)
-    for row in (row for row in range(60) if row != 5):
+    for row in (row for row in range(SIZE) if row != 5):
         table.add(IMAGES.key(1, row), {"row": row})
     (tmp_path / "t/256/000001.parquet").write_bytes(table.finish())
     with pytest.raises(
-        FormatError, match=r"sample 3 of .*t/256/000001.tar has the key 0+64, but"
+        FormatError, match=rf"sample 4 of .*t/256/000001.tar has the key 0+{SIZE + 5}, but"
     ) as e:
         list(load(latents, join=texts))
     assert "\n" not in str(e.value)
-    assert f"000001.tar, to which it is joined, has {IMAGES.key(1, 3)}" in str(e.value)
+    assert f"000001.tar, to which it is joined, has {IMAGES.key(1, 4)}" in str(e.value)
 
 
 # What cannot be joined, in one line before the first step
@@ -406,7 +406,7 @@ def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
     (tars / "wdsprep.json").unlink()
     assert "without a manifest" in refused(str(tars), texts)
     assert "was not made by wdsprep" in refused(latents, str(tars))
-    none = made("none", rejects={n: range(60) for n in range(4)} | {4: range(1, 60)})
+    none = made("none", rejects={n: range(SIZE) for n in range(4)} | {4: range(1, SIZE)})
     assert len(load(latents, join=none, global_batch=1)) == 1
 
 
@@ -416,8 +416,9 @@ def test_tables_that_are_missing_or_damaged(
 ) -> None:
     monkeypatch.setattr(stored_tables, "WHOLE_ROWS", whole_rows)
     _, latents, _ = plain
-    texts = write_part(str(tmp_path / "t"), IMAGES, TEXT, rejects={1: (3,), 2: (58, 59)})
-    assert len(load(latents, join=texts, global_batch=1)) == 297
+    rejects = {1: (3,), 2: (SIZE - 2, SIZE - 1)}
+    texts = write_part(str(tmp_path / "t"), IMAGES, TEXT, rejects=rejects)
+    assert len(load(latents, join=texts, global_batch=1)) == 5 * SIZE - 3
     table = tmp_path / "t/256/000001.parquet"
     whole = table.read_bytes()
     again = f'run "wdsprep repair {tmp_path}/t", then the same "wdsprep encode" again'
@@ -425,10 +426,14 @@ def test_tables_that_are_missing_or_damaged(
         (whole[:-4], "no sound Parquet file"),
         ((tmp_path / "t/256/000003.parquet").read_bytes(), "those of its samples"),
         ((tmp_path / "t/256/000002.parquet").read_bytes(), "those of its samples"),
-        (_parquet({"key": ["a"] * 59, "row": [0] * 59}), "no table of samples with a column row"),
+        (
+            _parquet({"key": ["a"] * (SIZE - 1), "row": [0] * (SIZE - 1)}),
+            "no table of samples with",
+        ),
     ):
         table.write_bytes(data)
-        assert refused(latents, texts).endswith(f"{what}: {again}")
+        assert what in (said := refused(latents, texts))
+        assert said.endswith(f": {again}")
     table.unlink()
     assert f'run "wdsprep index {tmp_path}/t"' in refused(latents, texts)
     assert f'run "wdsprep index {tmp_path}/t"' in refused(texts, latents)
@@ -490,7 +495,7 @@ def test_a_state_is_of_what_is_joined(plain: Three, rejected: Three, tmp_path: P
     again.load_state_dict(state)
     assert_same(again, batches)
     other = load(latents, join=rejected[2], epochs=2)
-    with pytest.raises(FingerprintError, match=r"joined 0 \(.*texts\): [0-9a-f]{16}, 300 samples"):
+    with pytest.raises(FingerprintError, match=r"joined 0 \(.*texts\): [0-9a-f]{16}, 100 samples"):
         other.load_state_dict(state)
     with pytest.raises(FingerprintError, match=r"joined 0: .* -> \(none\)"):
         load(latents, epochs=2).load_state_dict(state)

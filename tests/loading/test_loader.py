@@ -174,28 +174,6 @@ def test_rank_comes_from_the_environment(data: str, monkeypatch: pytest.MonkeyPa
         wdsprep.load(data, global_batch=BATCH)
 
 
-def test_streams_are_mixed_by_weight(data: str, tmp_path: Path) -> None:
-    other = write_latents(str(tmp_path), [50, 7], base=10**6)
-    loader = load([Stream(data, weight=3), Stream(other, weight=1)], epochs=20)
-    served = flat(keys(loader))
-    for count in range(1, len(served), 37):
-        share = sum(int(key) >= 10**6 for key in served[:count])
-        assert abs(share - count / 4) <= 2
-    assert len(set(served)) == 357
-
-
-def test_homogeneous_batches_keep_shapes_apart(data: str, tmp_path: Path) -> None:
-    shapes = (field("latent", (4, 16, 16)), field("emb", EMB))
-    other = write_latents(str(tmp_path), [100], base=10**6, fields=shapes)
-    with pytest.raises(UsageError, match="homogeneous"):
-        load([data, other])
-    seen = {
-        (tuple(batch["latent"].shape[1:]), {int(key) >= 10**6 for key in batch["key"]} == {True})
-        for batch in load([data, other], homogeneous=True)
-    }
-    assert seen == {(LATENT, False), ((4, 16, 16), True)}
-
-
 OTHER_TEXTS = {
     "none": (),
     "of another length": (field("emb", (9, 16)),),
@@ -337,15 +315,6 @@ def test_moments_are_sampled_by_step_and_key(tmp_path: Path) -> None:
             mean, logvar = torch.from_numpy(array_of(key, item)).float().chunk(2)
             wanted = (mean + (0.5 * logvar).exp() * noise[row] - 0.1) * 0.18215
             assert torch.allclose(batch["latent"][row].float(), wanted, atol=1e-3)
-
-
-def test_captions_are_dropped_at_their_rate(data: str) -> None:
-    names = ("emb", "txt", "key")
-    whole = list(load(data, epochs=10, drop_text=0.25, fields=names))
-    dropped = [bool((emb == 9).all()) for batch in whole for emb in batch["emb"]]
-    assert 0.2 < sum(dropped) / len(dropped) < 0.3
-    texts = [text for batch in whole for text in batch["txt"]]
-    assert not any(text for text, gone in zip(texts, dropped, strict=True) if gone)
 
 
 # Damage

