@@ -169,6 +169,7 @@ def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
         text = (Field(name=EMB, dtype="<f2", shape=(model.clip_length, model.clip_width)),)
     if recipe.is_of_text:
         return text_fields(text)
+    latents = latent_fields(model, recipe) if recipe.has_target else ()
     in_roles = role_fields(
         recipe.rules,
         recipe.resolution,
@@ -176,7 +177,7 @@ def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
         factor=model.factor,
         flip=recipe.flip,
     )
-    return *(latent_fields(model, recipe) if recipe.has_target else ()), *in_roles, *text
+    return *latents, *in_roles, *text
 
 
 def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:

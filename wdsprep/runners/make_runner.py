@@ -87,10 +87,10 @@ def runner_for(
     """
     if nbytes <= HERE_NBYTES:
         return InProcessRunner(options.max_attempts)
-    runner = with_runner(options, on_message).runner
-    most = options.least or (usable_cpus() if runner == "local" else 0)
+    options = with_runner(options, on_message)
+    most = options.least or (usable_cpus() if options.runner == "local" else 0)
     workers = min(most, units)
-    if is_safe and runner == "local" and workers == 1:
+    if is_safe and options.runner == "local" and workers == 1:
         return InProcessRunner(options.max_attempts)
     settings = RunnerSettings(
         workers=workers,
@@ -99,7 +99,7 @@ def runner_for(
         address=options.ray_address,
         name=name,
     )
-    return make_runner(runner, settings)
+    return make_runner(options.runner, settings)
 
 
 class SizedUnit(Unit, Protocol):

@@ -244,14 +244,14 @@ def with_runner(
     *,
     count_gpus: Callable[[], int] = lambda: 0,
 ) -> WorkerOptionsT:
-    """Return the options with the runner that is chosen for them: `local` or `ray`.
+    """Return the options with the runner that is chosen for them, and with the address of its Ray.
 
-    If it is Ray, `on_message` gets a line that says which Ray is used. The GPUs of this machine are
-    counted only if their number decides.
+    The runner is `local` or `ray`. If it is Ray, `on_message` gets a line that says which Ray is
+    used. The GPUs of this machine are counted only if their number decides.
     """
     there = ray_in_use(options.ray_address)
     gpus = count_gpus() if options.runner == "auto" and not there else 0
     runner = choose_runner(options.runner, there=there, gpus=gpus)
     if runner == "ray":
         on_message(ray_line(there, gpus))
-    return replace(options, runner=runner)
+    return replace(options, runner=runner, ray_address=there or None)

@@ -37,6 +37,7 @@ from wdsprep.loading.streaming.workers import (
 )
 from wdsprep.options import takes_options
 from wdsprep.runners import worker_versions
+from wdsprep.runners.options import ray_in_use
 from wdsprep.runners.ray.cluster import connect_to_ray
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
@@ -74,7 +75,7 @@ def stream(options: StreamOptions) -> "Feed":
     ]
     stack = ExitStack()
     with stack:
-        stack.enter_context(connect_to_ray(options.ray_address, cpus=LEAST))
+        stack.enter_context(connect_to_ray(ray_in_use(options.ray_address), cpus=LEAST))
         device = encode.device if encode.device != "auto" else "cuda" if _total("GPU") else "cpu"
         gpus = options.gpus_per_encoder if device.startswith("cuda") else 0.0
         _check_room(gpus)

@@ -41,7 +41,6 @@ from ray.exceptions import AuthenticationError, RayError
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import UsageError, WorkError, without_secrets
 from wdsprep.runners.base import RunnerSettings
-from wdsprep.runners.options import ray_in_use
 from wdsprep.runners.schedule import Allowed, all_at_once
 from wdsprep.text import human_time, plural
 
@@ -58,13 +57,14 @@ _log = logging.getLogger("wdsprep")
 def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
     """Connect to Ray while the block lasts, and yield whether Ray was started here for it.
 
-    Ray that is started here has room for `cpus`, and is ended with the block. A connection that
-    this process has already is used, and stays. Raise WorkError if Ray cannot be used.
+    Without an `address`, which `ray_in_use` finds, Ray is started here: with room for `cpus`, and
+    until the block ends. A connection that this process has already is used, and stays.
+    Raise WorkError if Ray cannot be used.
     """
     if ray.is_initialized():
         yield False
         return
-    address = ray_in_use(address) or LOCAL
+    address = address or LOCAL
     is_own = address == LOCAL
     if address not in (LOCAL, "auto"):  # for which Ray itself sees to the token
         _check_reachable(address)
@@ -91,7 +91,7 @@ def connect_to_ray(address: str | None, *, cpus: int) -> Iterator[bool]:
 
 def cluster_resources(address: str | None) -> list[dict[str, float]] | None:
     """Return the resources of each live machine of a cluster; None if Ray would be started here."""
-    if ray_in_use(address) in ("", LOCAL):
+    if address in (None, "", LOCAL):
         return None
     with connect_to_ray(address, cpus=0):
         return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
