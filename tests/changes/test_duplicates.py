@@ -405,8 +405,8 @@ def test_a_dataset_that_is_not_what_it_was_is_refused(images: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"distance": 13}, "give 0 to 12"),
-        ({"distance": -1}, "give 0 to 12"),
+        ({"distance": 13}, "give 12 or less"),
+        ({"distance": -1}, "give 0 or more"),
         ({"table": "copies.csv"}, "ends in .parquet"),
         ({"output": "images/copies.txt"}, "lies in"),
         ({"hashes": "."}, "images, which is inside a dataset"),

@@ -494,6 +494,10 @@ def test_each_refusal_is_one_line_and_changes_nothing(
     unknown = said(images, "--keys", f"900000000000,{GONE[0][:-1]},strange", code=2)
     assert "3 keys in none of these datasets (900000000000, 00000000000, strange)" in unknown
     assert "nothing was removed: none of these datasets has these keys" in unknown
+    assert "--sources" not in unknown
+    (tmp_path / "names.txt").write_text("photo.jpg")
+    for names in ("photo.jpg", tmp_path / "names.txt"):
+        assert "--sources" in said(images, "--keys", names, code=2)
     for given in ([GONE[0]], [GONE[0], "--keys", GONE[1]]):
         told = said(images, *given, code=1)
         assert f"{GONE[0]} is a key, where a dataset is expected" in told

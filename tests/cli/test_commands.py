@@ -97,6 +97,8 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
     said = command("pack", "--overwrite", code=3).out
     assert "nothing was kept: the one reject is too_small: --overwrite with smaller --b" in said
     assert "caption" not in said, "nothing is said of captions where there is no sample"
+    said = command("pack", "--workers", 1, "--overwrite", "--filter", "width > 1", code=3).out
+    assert "no_field: their json or row lacks width, for which --filter asks: for sizes" in said
 
 
 def test_verbose_says_what_becomes_of_each_unit(downloads: Path) -> None:

@@ -20,11 +20,12 @@ from tests.kit.paths import format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field
 from wdsprep.dataset.samples import Sample
+from wdsprep.encoding.image_shards import find_image_shards
 from wdsprep.encoding.latent_shard import facts_of, members_of
 from wdsprep.encoding.models.base import Tokens
 from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.encoding.shape_lists import SDXL_LACKS, check_shapes_option, sizes_of
-from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.errors import FingerprintError, SourceError, UsageError
 from wdsprep.images.crop import crop
 from wdsprep.images.nearest_shape import Shapes
 
@@ -342,6 +343,17 @@ def test_small_images_are_scaled_up_where_asked_and_all_say_so(
     key = next(key for key, sample in latents_of(out).items() if "upscaled" in sample["json"])
     wdsprep.remove(out, keys=[key], yes=True)
     assert manifest_of(out).counts["upscaled"] == small - 1
+
+
+@pytest.mark.parametrize(("side", "upscale"), [(512, 1.0), (512, 1.1), (8192, 1.0)])
+def test_a_resolution_that_no_image_reaches_is_refused_with_the_factor_that_would_do(
+    images: Path, side: int, upscale: float
+) -> None:
+    said = r"holds no image of [0-9]+ pixels or more: choose a lower --resolution"
+    said += "$" if side == 8192 else ", or --upscale 2.7$"
+    with pytest.raises(SourceError, match=said):
+        find_image_shards(str(images), side, upscale=upscale)
+    assert find_image_shards(str(images), 512, upscale=2.7).shards
 
 
 def test_shards_of_shapes_are_kept_as_encode_writes_them(

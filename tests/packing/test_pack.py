@@ -117,7 +117,9 @@ def test_a_sample_holds_its_image_facts_and_captions(tmp_path: Path) -> None:
 
 def test_filter_and_caption_lengths_reject_by_code(tmp_path: Path) -> None:
     files: dict[str, bytes | str] = {}
-    for number, (caption, score) in enumerate([("fine", 5), ("x", 5), ("x" * 30, 5), ("fine", 4)]):
+    for number, (caption, score) in enumerate(
+        [("fine", 5), ("x", 5), ("x" * 30, 5), ("fine", 4), ("fine", None)]
+    ):
         files[f"{number}.jpg"] = jpeg(number)
         files[f"{number}.json"] = json.dumps({"caption": caption, "aesthetic": score})
     options = ["--min-caption", "2", "--max-caption", "10"]
@@ -128,6 +130,7 @@ def test_filter_and_caption_lengths_reject_by_code(tmp_path: Path) -> None:
         "1.jpg": "caption_too_short",
         "2.jpg": "caption_too_long",
         "3.jpg": "filtered",
+        "4.jpg": "no_field",
     }
     check_dataset(out)
 
