@@ -91,7 +91,15 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
     def summary(self, encoded: Outcome | list[Outcome]) -> list[str]:
         outcomes = _outcomes(encoded)
         lines = [self.headline(outcomes, has_size=True)]
-        lines += self._speed(sum(outcome.manifest.samples for outcome in outcomes))
+        if rates := self._speeds.rates().values():
+            rate = f"{sum(rates) / len(rates):,.1f} {self._noun}s/s{' each' * (len(rates) > 1)}"
+            lines.append(f"{plural(len(rates), 'worker')}: {rate}, {self._speeds}")
+            exact = sum(worker.exact for worker in self._speeds.workers.values())
+            if exact and any(outcome.manifest.samples for outcome in outcomes):
+                lines.append(
+                    f"{plural(exact, self._noun)} overflowed and had to be computed again in fp32: "
+                    "--dtype fp32 may be faster"
+                )
         for outcome in outcomes:
             lines += self._dataset(outcome)
         lines += self.retry_lines(outcomes)
@@ -129,53 +137,50 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
 
     def _dataset(self, outcome: Outcome) -> Iterator[str]:
         """Yield the lines about one dataset."""
-        manifest, place = outcome.manifest, self._place(outcome)
-        after = left_out_lines(LeftOut.among(manifest.counts))
-        if manifest.settings["text"] != "none" and manifest.settings.get("caption_name") != EMPTY:
-            after += self._captionless_lines(outcome)
-        after += broken_tars_lines(outcome.broken_tars, place)
-        yield from self.dataset_lines(outcome, place, before=self._counts(outcome), after=after)
-        remedies = {code: self._name_dataset(line, manifest) for code, line in REMEDIES.items()}
-        if not outcome.is_void:
-            yield from many_rejects_lines(manifest.rejects, manifest.samples, place, remedies)
-        elif not outcome.quarantined:
-            yield self._void_line(manifest, place, remedies)
-
-    def _counts(self, outcome: Outcome) -> Iterator[str]:
-        """Yield the lines on shapes, captions, images that were scaled up, and empty captions."""
-        manifest = outcome.manifest
-        yield from shapes_lines(manifest)
+        manifest, place, settings = (
+            outcome.manifest,
+            self._place(outcome),
+            outcome.manifest.settings,
+        )
+        is_empty = settings.get("caption_name") == EMPTY
+        before = shapes_lines(manifest)
         if cut := manifest.counts.get("cut"):
-            yield f"{plural(cut, 'caption')} cut to the length of the text encoder"
-        if (place := self._place(outcome)) in self._captions:
-            yield from _captions_lines(manifest, self._captions[place])
+            before.append(f"{plural(cut, 'caption')} cut to the length of the text encoder")
+        if place in self._captions:
+            before += _captions_lines(manifest, self._captions[place])
         if upscaled := manifest.counts.get("upscaled"):
-            most = manifest.settings.get("upscale", 1.0)
-            yield f"{plural(upscaled, 'image')} scaled up, by at most {most:g} times"
-        settings = manifest.settings
-        if "text_roles" in settings and settings.get("caption_name") != EMPTY:
-            yield (
+            most = settings.get("upscale", 1.0)
+            before.append(f"{plural(upscaled, 'image')} scaled up, by at most {most:g} times")
+        if "text_roles" in settings and not is_empty:
+            before.append(
                 "its text depends on images: for drop_text=, encode the empty caption of each "
                 f"sample into another place (--latents none --empty {PER_SAMPLE})"
             )
-
-    def _captionless_lines(self, outcome: Outcome) -> list[str]:
-        manifest = outcome.manifest
-        if outcome.has_captions:
-            return captionless_lines(outcome, "sample" if manifest.is_of_text else "image")
-        step = "then encode with" if manifest.is_of_text else "or encode with --text none and"
-        return [KeptLine(self._name_dataset(f"{CAPTIONLESS}{step} --overwrite", manifest))]
-
-    def _void_line(self, manifest: Manifest, place: str, remedies: Mapping[str, str]) -> str:
-        """Return the line for a run that encoded no image: why, and what to do."""
-        if manifest.rejects.get(Code.NOT_FINITE.value, 0) < sum(manifest.rejects.values()):
-            return void_line(manifest.rejects, place, remedies)
-        model, dtype = manifest.extra["model"], manifest.settings["dtype"]
-        where = "fp32" if dtype == "fp32" else f"{dtype} or in fp32"
-        return KeptLine(
-            f"{model} gives no finite numbers for any image in {where}, so its weights are damaged "
-            "or do not fit its configuration: fetch them again, or choose another --model"
-        )
+        after = left_out_lines(LeftOut.among(manifest.counts))
+        if outcome.has_captions and settings["text"] != "none" and not is_empty:
+            after += captionless_lines(outcome, "sample" if manifest.is_of_text else "image")
+        elif settings["text"] != "none" and not is_empty:
+            step = "then encode with" if manifest.is_of_text else "or encode with --text none and"
+            line = f"{CAPTIONLESS}{step} --overwrite"
+            after.append(KeptLine(self._name_dataset(line, manifest)))
+        after += broken_tars_lines(outcome.broken_tars, place)
+        yield from self.dataset_lines(outcome, place, before=before, after=after)
+        rejects = manifest.rejects
+        remedies = {code: self._name_dataset(line, manifest) for code, line in REMEDIES.items()}
+        if not outcome.is_void:
+            yield from many_rejects_lines(rejects, manifest.samples, place, remedies)
+        elif outcome.quarantined:
+            return
+        elif rejects.get(Code.NOT_FINITE.value, 0) < sum(rejects.values()):
+            yield void_line(rejects, place, remedies)
+        else:
+            dtype = settings["dtype"]
+            where = "fp32" if dtype == "fp32" else f"{dtype} or in fp32"
+            yield KeptLine(
+                f"{manifest.extra['model']} gives no finite numbers for any image in {where}, so "
+                "its weights are damaged or do not fit its configuration: fetch them again, or "
+                "choose another --model"
+            )
 
     def _name_dataset(self, line: str, manifest: Manifest) -> str:
         """Add the options that choose one dataset of several to a hint with --overwrite."""
@@ -189,27 +194,19 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
                 alone.append(f"--caption-field {settings.get('caption_field', OWN)}")
         return line.replace("--overwrite", " ".join([*alone, "--overwrite"]))
 
-    def _speed(self, samples: int) -> list[str]:
-        if not (rates := self._speeds.rates().values()):
-            return []
-        workers, each = plural(len(rates), "worker"), " each" if len(rates) > 1 else ""
-        rate = f"{sum(rates) / len(rates):,.1f} {self._noun}s/s{each}"
-        lines = [f"{workers}: {rate}, {self._speeds}"]
-        exact = sum(w.exact for w in self._speeds.workers.values())
-        if exact and samples:
-            lines.append(
-                f"{plural(exact, self._noun)} overflowed and had to be computed again in fp32: "
-                "--dtype fp32 may be faster"
-            )
-        return lines
-
     def facts(self, encoded: Outcome | list[Outcome]) -> Iterator[dict[str, Any]]:
         speeds, rates = self._speeds, self._speeds.rates()
         for outcome in _outcomes(encoded):
             manifest, place = outcome.manifest, self._place(outcome)
-            captions = None
+            captions: dict[str, Any] | None = None
             if place in self._captions:
-                captions = _captions_facts(manifest, self._captions[place])
+                record, named = self._captions[place], manifest.counts.get("named", 0)
+                captions = {
+                    "named": named,
+                    "twice": record[1].twice if record else 0,
+                    "unmatched": record[1].unused if record and manifest.complete else None,
+                    "unnamed": manifest.samples - named,
+                }
             yield {
                 **self.outcome_facts(outcome, place),
                 "broken_tars": outcome.broken_tars,
@@ -256,13 +253,3 @@ def _captions_lines(manifest: Manifest, report: CaptionReport) -> Iterator[str]:
 def _in_brackets(names: Sequence[str], of: int) -> str:
     more = ", ..." if of > len(names) else ""
     return f" ({', '.join(names)}{more})" if names else ""
-
-
-def _captions_facts(manifest: Manifest, report: CaptionReport) -> dict[str, Any]:
-    named = manifest.counts.get("named", 0)
-    return {
-        "named": named,
-        "twice": report[1].twice if report else 0,
-        "unmatched": report[1].unused if report and manifest.complete else None,
-        "unnamed": manifest.samples - named,
-    }
