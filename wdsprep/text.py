@@ -15,12 +15,10 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
-from html import escape
 from numbers import Real
 from operator import index
 from reprlib import Repr
-from typing import Any, cast
+from typing import Any
 
 from wdsprep.errors import UsageError, without_secrets
 
@@ -164,39 +162,6 @@ def install_extra(name: str) -> str:
 
 
 EXAMPLES = 3
-
-
-class NotebookTable:
-    """The result of a call, which a notebook shows as a small table."""
-
-    __slots__ = ()
-
-    def table_rows(self) -> Iterable[tuple[str, object]]:
-        """Yield the name and the value of each row.
-
-        By default these are the fields with texts, whole numbers or lists of texts.
-        """
-        for field in fields(cast("Any", self)):
-            value = getattr(self, field.name)
-            if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
-                value = ", ".join(value)
-            if isinstance(value, str | int):
-                yield field.name.removeprefix("is_").replace("_", " "), value
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>{escape(one_line(name))}</th><td>{escape(one_line(shown_value(value)))}</td></tr>"
-            for name, value in self.table_rows()
-            if value != ""
-        )
-        return f"<table><caption>{escape(type(self).__name__)}</caption>{rows}</table>"
-
-
-def shown_value(value: object) -> str:
-    """Return a value as people write it: with commas in large numbers, and yes or no for a bool."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def examples(names: Sequence[str]) -> str:

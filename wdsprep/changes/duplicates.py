@@ -58,7 +58,7 @@ from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import split_url
 from wdsprep.store.base import Sink, SinkFile, absolute, absolute_places
 from wdsprep.store.schemes import place_scheme
-from wdsprep.text import Counting, NotebookTable
+from wdsprep.text import Counting
 
 Rows = NDArray[numpy.int64]
 Mask = NDArray[numpy.bool_]
@@ -103,7 +103,7 @@ class DuplicateGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Duplicates(NotebookTable):
+class Duplicates:
     """The result of a search: how many samples were compared, how many may go, the largest groups.
 
     `flat` have too little detail for a hash, and `damaged` cannot be read.

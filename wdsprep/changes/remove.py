@@ -88,7 +88,7 @@ from wdsprep.options import Place, takes_datasets
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute_places
-from wdsprep.text import NotebookTable, command, plural
+from wdsprep.text import command, plural
 
 UNITS_AT_ONCE = 4
 """The number of units that are changed at a time: one waits for the disk while another hashes."""
@@ -162,7 +162,7 @@ class RemovalPlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Removal(NotebookTable):
+class Removal:
     """A removal from some datasets.
 
     `nowhere` counts keys that are in no dataset, of which `examples` has some; `known` counts keys
@@ -179,10 +179,6 @@ class Removal(NotebookTable):
     beside: tuple[str, ...] = ()
     """The datasets beside these that were made of the images, and were not given."""
     done: bool = False
-
-    def table_rows(self) -> Iterator[tuple[str, object]]:
-        yield from ((p.shown, plural(p.samples, "sample")) for p in self.places)
-        yield from NotebookTable.table_rows(self)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{p.shown!r}: {plural(p.samples, 'sample')}" for p in self.places)

@@ -72,17 +72,14 @@ from wdsprep.runners.options import with_runner
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart, write_bytes
-from wdsprep.text import NotebookTable, plural
+from wdsprep.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selected(NotebookTable):
+class Selected:
     """The result of a selection: the outcome of each dataset that was written, by its place."""
 
     outcomes: Mapping[str, Outcome]
-
-    def table_rows(self) -> Iterator[tuple[str, object]]:
-        yield from ((place, repr(outcome)) for place, outcome in self.outcomes.items())
 
     def __repr__(self) -> str:
         shown = (f"{place!r}: {outcome!r}" for place, outcome in self.outcomes.items())

@@ -9,7 +9,7 @@ stay: rejects that can be read stay too, and the others become rejects whose rec
 of inputs is removed, and the next `pack` writes it again from the table.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count, islice
@@ -41,7 +41,7 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import takes_options
 from wdsprep.packing.retry_rejected import read_retries
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.text import NotebookTable, plural
+from wdsprep.text import plural
 
 MOST_MENDED = 1_000_000
 """The most inputs of a unit whose rejects are made again; a damaged receipt may claim more."""
@@ -65,7 +65,7 @@ def repair(options: RepairOptions) -> "Repair":
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repair(NotebookTable):
+class Repair:
     """The plan of a repair, and its result once it is `done`.
 
     `units` of work are done again, each because of the findings beside it. The files `names` are
@@ -86,15 +86,6 @@ class Repair(NotebookTable):
     changed: tuple[str, ...] = ()
     """Files that other runs had changed before the repair came to them."""
     done: bool = False
-
-    def table_rows(self) -> Iterator[tuple[str, object]]:
-        yield "dataset", self.survey.shown
-        yield "units to make again", len(self.units)
-        yield "units to mend", len(self.mended)
-        yield "indexes to write", len(self.indexes)
-        yield "writes the manifest", self.writes_manifest
-        yield "findings left alone", len(self.beyond)
-        yield "done", self.done
 
     def __repr__(self) -> str:
         parts = [

@@ -30,25 +30,17 @@ from wdsprep.runners.job import JobStatus
 from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import shared_store
 from wdsprep.store.base import absolute_places
-from wdsprep.text import NotebookTable, plural
+from wdsprep.text import plural
 
 _log = logging.getLogger("wdsprep")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified(NotebookTable):
+class Verified:
     """The result of a verification, by dataset; with `is_quick` no shard was read."""
 
     surveys: tuple[DatasetSurvey, ...]
     is_quick: bool
-
-    def table_rows(self) -> Iterator[tuple[str, object]]:
-        for dataset in self.surveys:
-            yield (
-                dataset.shown,
-                plural(len(dataset.findings), "finding") if dataset.findings else "sound",
-            )
-        yield from ((f"{finding.name or finding.unit}", finding.what) for finding in self.findings)
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(survey.shown) for survey in self.surveys)

@@ -51,8 +51,6 @@ from wdsprep.errors import DamageError
 from wdsprep.text import (
     brief,
     command,
-    human_bytes,
-    human_counts,
     one_line,
     plural,
     shortened,
@@ -531,16 +529,6 @@ class Manifest:
             complete=body["complete"],
             extra=Stated(body["extra"], what),
         )
-
-
-def table_rows(manifest: Manifest) -> Iterator[tuple[str, object]]:
-    """Yield what a notebook shows of a dataset, as names and values."""
-    yield "kind", manifest.kind
-    yield "complete", manifest.complete
-    yield "samples", manifest.samples
-    yield "shards", len(manifest.shards)
-    yield "size", human_bytes(manifest.nbytes)
-    yield "rejects", human_counts(manifest.rejects)
 
 
 def rebuild_hint(what: str) -> str:

@@ -43,14 +43,14 @@ from wdsprep.runners.job import Job, check_all_done
 from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
-from wdsprep.text import EXAMPLES, NotebookTable, examples, plural, shortened, shown
+from wdsprep.text import EXAMPLES, examples, plural, shortened, shown
 
 FORM = 1
 """A version that rises if a layout writes other files."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported(NotebookTable):
+class Exported:
     """The result of an export: `files` with `nbytes` in all, beside the `index`.
 
     `units_before` of the shards had been exported before. `left_out` counts the samples that joined

@@ -6,7 +6,7 @@ the size of the dataset. Other keys follow no rule, and are looked for in all ta
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ from wdsprep.reporting.overview import Overview
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.tables.stored_tables import read_keys
-from wdsprep.text import NotebookTable, command, plural
+from wdsprep.text import command, plural
 
 SHOWN = ("key", "width", "height", "caption")
 
@@ -47,7 +47,7 @@ class SampleRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MatchingSamples(NotebookTable):
+class MatchingSamples:
     """The samples of a dataset that meet a condition: how many of all, and the first of them."""
 
     dataset: str
@@ -55,11 +55,6 @@ class MatchingSamples(NotebookTable):
     matching: int
     samples: int
     first: tuple[SampleRow, ...]
-
-    def table_rows(self) -> Iterator[tuple[str, object]]:
-        names = ("dataset", "where", "matching", "samples")
-        yield from ((name, getattr(self, name)) for name in names)
-        yield from ((row.key, row.caption or "") for row in self.first)
 
     def __repr__(self) -> str:
         of = f"{self.matching:,} of {plural(self.samples, 'sample')}"

@@ -1,31 +1,27 @@
 """The overview of a dataset that its manifest gives; `inspect`, `plan` and the card show it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from wdsprep.dataset.coarse_histograms import histogram, quantile
-from wdsprep.dataset.manifest import Manifest, Shard, table_rows
+from wdsprep.dataset.manifest import Manifest, Shard
 from wdsprep.dataset.sealed_json import FORMAT
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.dataset.stored_dataset import phases
 from wdsprep.store import open_store
-from wdsprep.text import NotebookTable, plural
+from wdsprep.text import plural
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overview(NotebookTable):
+class Overview:
     """An overview of a dataset, as `inspect` returns it."""
 
     dataset: str
     manifest: Manifest
-
-    def table_rows(self) -> Iterator[tuple[str, object]]:
-        yield "dataset", self.dataset
-        yield from table_rows(self.manifest)
 
     def __repr__(self) -> str:
         manifest = self.manifest

@@ -8,11 +8,10 @@ from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.options import ReportOptions
 from wdsprep.store import split_url
-from wdsprep.text import NotebookTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenReport(NotebookTable):
+class WrittenReport:
     """A report that was written: its path or URL, its size, and the number of its samples."""
 
     output: str

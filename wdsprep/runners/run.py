@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, cast
 
 from wdsprep.dataset.coarse_histograms import bin_name, sum_counts
-from wdsprep.dataset.manifest import Manifest, Receipt, Receipts, line_of, sort_by_unit, table_rows
+from wdsprep.dataset.manifest import Manifest, Receipt, Receipts, line_of, sort_by_unit
 from wdsprep.dataset.reject_codes import ENDS_A_TAR
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import (
@@ -35,7 +35,7 @@ from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.track import Figures, RunTracking
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.text import NotebookTable, human_counts, plural
+from wdsprep.text import human_counts, plural
 
 _log = logging.getLogger("wdsprep")
 MOST_HOSTS = 2_000
@@ -84,7 +84,7 @@ class JointUnit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome(NotebookTable):
+class Outcome:
     """The result of a run: the dataset as it is now, and what could not be done."""
 
     manifest: Manifest
@@ -93,11 +93,6 @@ class Outcome(NotebookTable):
     units_before: int
     quarantined: tuple[Quarantined, ...]
     failed_hosts: Mapping[str, int] = field(default_factory=dict)
-
-    def table_rows(self) -> Iterator[tuple[str, object]]:
-        yield from table_rows(self.manifest)
-        yield "done by this call", plural(self.samples, "sample")
-        yield "units left out", len(self.quarantined)
 
     def __repr__(self) -> str:
         there = self.manifest
