@@ -493,15 +493,12 @@ def _maker_unit(manifest: Manifest, name: str) -> str:
 
 def _is_to_clear(store: Store, dataset: str) -> bool:
     """Return whether there is a dataset to clear. Raise an error if it is of another kind."""
-    receipt, _rest = OURS[dataset]
-    receipts = [e.name for e in store.list(RECEIPTS) if receipt.fullmatch(e.name)]
     with contextlib.suppress(FormatError):  # a damaged one can say nothing against it
         if manifest := read_manifest(store):
             check_kind(store, manifest.dataset, dataset)
-        elif receipts:
-            check_kind(store, read_receipt(store, unit_of_receipt(receipts[0])).dataset, dataset)
-        else:
-            return False
+        else:  # no receipt of images has a name that one of latents may have
+            receipt, _ = OURS[dataset]
+            return any(receipt.fullmatch(entry.name) for entry in store.list(RECEIPTS))
     return True
 
 

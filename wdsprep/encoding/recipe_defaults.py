@@ -167,17 +167,17 @@ def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
         text = (Field(name=TOKENS, dtype="<i4", shape=(model.clip_length,)),)
     else:
         text = (Field(name=EMB, dtype="<f2", shape=(model.clip_length, model.clip_width)),)
-    if recipe.is_of_text:
-        return text_fields(text)
-    latents = latent_fields(model, recipe) if recipe.has_target else ()
-    in_roles = role_fields(
-        recipe.rules,
-        recipe.resolution,
-        channels=model.channels,
-        factor=model.factor,
-        flip=recipe.flip,
-    )
-    return *latents, *in_roles, *text
+    if not recipe.is_of_text:
+        latents = latent_fields(model, recipe) if recipe.has_target else ()
+        in_roles = role_fields(
+            recipe.rules,
+            recipe.resolution,
+            channels=model.channels,
+            factor=model.factor,
+            flip=recipe.flip,
+        )
+        return *latents, *in_roles, *text
+    return text_fields(text)
 
 
 def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
