@@ -44,7 +44,8 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.fetch.options import FetchRules
-from wdsprep.packing.pack import PackWorkerPlan, plan_workers
+from wdsprep.packing.pack import plan_workers
+from wdsprep.runners.base import RunnerSettings
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 
@@ -363,11 +364,14 @@ def test_options_of_downloads_are_named_where_nothing_is_downloaded(tmp_path: Pa
 RULES = FetchRules(requests=256, per_host=8)
 
 
-def plan(workers: int, *, cpus: int = 0, slices: int = 1_000) -> tuple[PackWorkerPlan, int, int]:
-    """The plan for this machine, or for Ray's if they have so many cores, and a worker's share."""
-    plan = plan_workers(workers, node_cpus=cpus, slices=slices, fetch=RULES)
-    assert plan.fetch is not None
-    return plan, plan.fetch.requests, plan.fetch.per_host
+def plan(workers: int, *, cpus: int = 0, slices: int = 1_000) -> tuple[RunnerSettings, list[int]]:
+    """The plan for this machine, or for Ray's if they have so many cores, and a worker's share.
+
+    The latter is its threads, requests and those at one host.
+    """
+    settings, threads, fetch = plan_workers(workers, node_cpus=cpus, slices=slices, fetch=RULES)
+    assert fetch is not None
+    return settings, [threads, fetch.requests, fetch.per_host]
 
 
 @pytest.mark.parametrize(
@@ -381,21 +385,21 @@ def plan(workers: int, *, cpus: int = 0, slices: int = 1_000) -> tuple[PackWorke
     ],
 )
 def test_workers_share_the_bounds_of_their_machine(
-    wanted: tuple[PackWorkerPlan, int, int], planned: tuple[int, ...]
+    wanted: tuple[RunnerSettings, list[int]], planned: tuple[int, ...]
 ) -> None:
-    of, *share = wanted
-    assert (of.workers, of.threads, of.slices, of.cpus, *share) == planned
+    of, (threads, *share) = wanted
+    assert (of.workers, threads, of.units_per_worker, of.cpus_per_worker, *share) == planned
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8, 9, 16, 64, 200])
 @pytest.mark.parametrize("cpus", [1, 2, 7, 8, 9, 16, 64, 192])
 def test_no_machine_asks_for_more_than_it_may(workers: int, cpus: int) -> None:
-    here, _, per_host = plan(workers)
+    here, (threads, _, per_host) = plan(workers)
     assert here.workers * per_host <= RULES.per_host
-    assert here.workers * here.threads <= workers
+    assert here.workers * threads <= workers
     for wanted in (0, workers):
-        there, requests, per_host = plan(wanted, cpus=cpus)
-        count = min(cpus // there.cpus, wanted or cpus)
+        there, (_, requests, per_host) = plan(wanted, cpus=cpus)
+        count = min(cpus // there.cpus_per_worker, wanted or cpus)
         assert there.workers == wanted
         assert count * per_host <= RULES.per_host
         assert count * requests <= RULES.requests

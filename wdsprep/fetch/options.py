@@ -43,12 +43,11 @@ class FetchOptions(Options):
         "Try a failed URL so many more times.", DOWNLOADING, default=2, least=0
     )
     requests: int = option_field(
-        "Have so many requests under way at a time from one machine.",
+        "Have so many requests under way at a time from one machine, or from each node of a "
+        "cluster; its workers share them.",
         DOWNLOADING,
         default=256,
         least=1,
-        page="have so many requests under way at a time from one machine, or from each node of "
-        "a Ray cluster; its workers share them",
     )
     per_host: int = option_field(
         "Have so many requests under way at one host.", DOWNLOADING, default=8, least=1

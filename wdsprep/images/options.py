@@ -36,7 +36,6 @@ NBYTES = about(
     metavar="SIZE",
     usual="250MB",
     example="250MB",
-    page="reject images of more bytes, whatever the dataset of images let pass",
 )
 """The declaration of `max_bytes`, wherever images of shards are looked at."""
 
@@ -110,7 +109,9 @@ class ImageOptions(Options):
     """Options that say which images are taken."""
 
     min_size: int | Mapping[str, int] = option_field(
-        "Reject images whose shorter side has fewer pixels.",
+        "Reject images whose shorter side has fewer pixels, where it is above the smallest bucket. "
+        "300,source=256 has a limit for images [in the role](#several-images-a-sample) source too, "
+        "and so have the next three.",
         HEADING,
         default=0,
         read=partial(_read_limit, kind=int, least=0),
@@ -118,9 +119,6 @@ class ImageOptions(Options):
         usual="the smallest bucket",
         code=Code.TOO_SMALL,
         remedy="--overwrite with smaller --buckets and --min-size takes smaller images",
-        page="reject images whose shorter side has fewer pixels; it counts where it is above "
-        "the smallest bucket. `300,source=256` has a limit for images [in the role]"
-        "(#several-images-a-sample) `source` too, and so have the next three",
     )
     max_area: int | Mapping[str, int] = field(
         default=MAX_AREA,
@@ -140,7 +138,7 @@ class ImageOptions(Options):
         remedy="--overwrite with a larger --max-aspect-ratio takes longer images",
     )
     max_alpha: float | Mapping[str, float] = option_field(
-        "Reject images of which a larger part is transparent.",
+        "Reject images of which a larger part is transparent; what is kept is laid onto white.",
         HEADING,
         default=1.0,
         read=partial(_read_limit, kind=float, least=0, most=1),
@@ -148,7 +146,6 @@ class ImageOptions(Options):
         code=Code.TRANSPARENT,
         remedy="--overwrite with a larger --max-alpha takes images that show less",
         example="0.5",
-        page="reject images of which a larger part is transparent; what is kept is laid onto white",
     )
 
     def limits_from(self, smallest: int, role: str = "") -> Limits:

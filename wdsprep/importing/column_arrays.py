@@ -34,25 +34,22 @@ def array_of(column: CachedColumn, value: Any) -> RawArray:
     has too few or too many bytes for its shape.
     """
     with parsing_sample(f"{column.name} holds no array: it"):
-        raw = _array_of(column, value)
+        if isinstance(value, RawArray):
+            raw = value
+        elif not isinstance(value, bytes):
+            raise ValueError(f"it is {type(value).__name__}")
+        elif value.startswith(b"\x93NUMPY"):
+            raw = _parse_npy(value)
+        elif column.name.endswith((".pth", ".pt")):
+            raw = tensor_array(load_saved(value), max(len(value), MOST_EXPANDED))
+        elif column.dtype:
+            raw = RawArray(dtype=column.dtype, shape=column.sides(len(value)), data=value)
+        else:
+            raise ValueError(f"{len(value):,} bare bytes: give their dtype and shape by --columns")
         width = NBYTES.get(raw.dtype)
         if width is not None and len(raw.data) != width * prod(raw.shape):
             raise ValueError(f"{len(raw.data):,} bytes are not {raw.dtype} {raw.shape}")
     return raw
-
-
-def _array_of(column: CachedColumn, value: Any) -> RawArray:
-    if isinstance(value, RawArray):
-        return value
-    if not isinstance(value, bytes):
-        raise ValueError(f"it is {type(value).__name__}")
-    if value.startswith(b"\x93NUMPY"):
-        return _parse_npy(value)
-    if column.name.endswith((".pth", ".pt")):
-        return _parse_torch(value)
-    if not column.dtype:
-        raise ValueError(f"{len(value):,} bare bytes: give their dtype and shape by --columns")
-    return RawArray(dtype=column.dtype, shape=column.sides(len(value)), data=value)
 
 
 def raw_array(array: "np.ndarray[Any, Any]") -> RawArray:
@@ -67,7 +64,14 @@ def _parse_npy(data: bytes) -> RawArray:
     NumPy's own reader allocates the shape that a header claims before it reads the values.
     """
     file = io.BytesIO(data)
-    shape, is_fortran, dtype = _npy_header(file)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"its format is {version[0]}.{version[1]}, which is for names of fields")
+    read = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
+    try:
+        shape, is_fortran, dtype = getattr(np.lib.format, read)(file)
+    except MemoryError:  # so Python reports that a header of at most 10 kB is nested too deep
+        raise ValueError("its header is nested too deep") from None
     _check_dtype(dtype.name)
     nbytes, start = dtype.itemsize * prod(shape), file.tell()
     if min(shape, default=0) < 0 or nbytes > len(data) - start:
@@ -76,35 +80,27 @@ def _parse_npy(data: bytes) -> RawArray:
     return raw_array(values.reshape(shape, order="F" if is_fortran else "C"))
 
 
-def _npy_header(file: io.BytesIO) -> "tuple[tuple[int, ...], bool, np.dtype[Any]]":
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"its format is {version[0]}.{version[1]}, which is for names of fields")
-    read = "read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"
-    try:
-        header: tuple[tuple[int, ...], bool, np.dtype[Any]] = getattr(np.lib.format, read)(file)
-    except MemoryError:  # so Python reports that a header of at most 10 kB is nested too deep
-        raise ValueError("its header is nested too deep") from None
-    return header
-
-
 def _check_dtype(name: str) -> None:
     if name not in STORED:
         raise RejectedError(Code.OTHER_SHAPE, f"{name} is no dtype of latents or text")
 
 
-def _parse_torch(data: bytes) -> RawArray:
-    return tensor_array(load_saved(data), max(len(data), MOST_EXPANDED))
-
-
 def load_saved(data: bytes) -> Any:
     """Return what torch.save has written: tensors, plain values, or lists and dicts of these.
 
-    Raise ValueError if it has anything else.
+    Raise ValueError if it has anything else, or if torch could make something larger than the bytes
+    it reads. Its archives are never compressed, and of all that it makes only a bytearray takes its
+    length from a number in the file.
     """
     import torch
 
-    _check_saved(data)
+    if b"bytearray" in data:
+        raise ValueError(NOT_PLAIN)
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            claimed = sum(member.file_size for member in archive.infolist())
+        if claimed > len(data):
+            raise ValueError(f"{len(data):,} bytes unpack to {claimed:,}")
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
@@ -128,21 +124,6 @@ def tensor_array(tensor: Any, most: int) -> RawArray:
         bits = tensor.view(torch.int16).numpy().tobytes()
         return RawArray(dtype=BFLOAT16, shape=tuple(tensor.shape), data=bits)
     return raw_array(tensor.numpy())
-
-
-def _check_saved(data: bytes) -> None:
-    """Raise ValueError if torch could make something larger than the bytes it reads.
-
-    Its archives are never compressed, and of all that it makes only a bytearray takes its length
-    from a number in the file.
-    """
-    if b"bytearray" in data:
-        raise ValueError(NOT_PLAIN)
-    if zipfile.is_zipfile(io.BytesIO(data)):
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            claimed = sum(member.file_size for member in archive.infolist())
-        if claimed > len(data):
-            raise ValueError(f"{len(data):,} bytes unpack to {claimed:,}")
 
 
 def to_stored(raw: RawArray, sides: int) -> RawArray:

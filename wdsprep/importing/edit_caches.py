@@ -72,19 +72,19 @@ class SampleFiles(LatentCache):
     def rows(self, item: Item, wanted: Sequence[str], *, facts: bool = True) -> Iterator[Row]:
         del facts  # a file is read whole, whatever is wanted of it
 
+        def values_of(files: Sequence[Part]) -> dict[str, Any]:
+            """Return the facts of a sample, and its arrays of the wanted names."""
+            values = self._read(files)
+            most = max(MOST_EXPANDED, sum(nbytes for _, nbytes, _ in files))
+            arrays = {name: _arrays(name, values[name], most) for name in wanted if name in values}
+            return {n: value for n, value in values.items() if _is_fact(value)} | arrays
+
         def read(sample: tuple[str, Sequence[Part]]) -> Row:
             key, files = sample
-            return make_row(key, shown(files[0][0]), partial(self._values, files, wanted))
+            return make_row(key, shown(files[0][0]), partial(values_of, files))
 
         threads = min(shared_store(self.url).readers, MOST_READERS)
         return map_ahead(read, self._samples(item), threads)
-
-    def _values(self, files: Sequence[Part], wanted: Sequence[str]) -> dict[str, Any]:
-        """Return the facts of a sample, and its arrays of the wanted names."""
-        values = self._read(files)
-        most = max(MOST_EXPANDED, sum(nbytes for _, nbytes, _ in files))
-        arrays = {name: _arrays(name, values[name], most) for name in wanted if name in values}
-        return {n: value for n, value in values.items() if _is_fact(value)} | arrays
 
     def _samples(self, item: Item) -> Iterator[tuple[str, Sequence[Part]]]:
         """Yield the key of each sample, and its files."""
@@ -208,7 +208,8 @@ class MusubiCache(SampleFiles):
             values |= facts
             values |= {n: int(v) for n, v in facts.items() if n in SIDES and SIDE.fullmatch(v)}
             for full_name, entry in tensors.items():
-                name = _column(full_name)
+                match = COLUMN.fullmatch(full_name)
+                name = match[1] if match else full_name
                 array = RawArray(
                     dtype=TYPES.get(entry.dtype, entry.dtype),
                     shape=entry.shape,
@@ -228,11 +229,6 @@ class MusubiCache(SampleFiles):
         if references or (family and family.reference and "latents" in values):
             values[CONTROL] = [array for _, array in references]
         return values
-
-
-def _column(name: str) -> str:
-    match = COLUMN.fullmatch(name)
-    return match[1] if match else name
 
 
 # --- NeMo Automodel

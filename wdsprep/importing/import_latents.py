@@ -1,12 +1,11 @@
 """`import`: turn latents that another tool has cached into a dataset, file by file."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.dataset_plan import pending_shards
 from wdsprep.encoding.image_shards import ImageShard, ImageShards
@@ -14,15 +13,11 @@ from wdsprep.encoding.shape_lists import sizes_of
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.column_names import ImportPlan, choose_columns, parse_columns
 from wdsprep.importing.edit_caches import find_edit_cache
-from wdsprep.importing.import_plan import (
-    empty_of,
-    empty_setting,
-    settings_of,
-    settle_plan,
-)
+from wdsprep.importing.import_plan import ZEROS, ImportJob, empty_of, settings_of, settle_plan
 from wdsprep.importing.latent_caches import LatentCache, find_cache, stem_of
 from wdsprep.importing.options import ImportOptions
 from wdsprep.options import takes_options
+from wdsprep.runners.base import JobWork
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write, remove_units
 from wdsprep.sources.base import Item
@@ -37,26 +32,10 @@ ImportBegun = tuple[str, int, ImportPlan]
 """An import before its first worker starts: the kind of its cache, its files, and its plan."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportWork:
-    """The work of an import, which can be pickled.
+def open_worker(job: ImportJob) -> "ImportWorker":
+    from wdsprep.importing.worker import ImportWorker  # torch: for workers alone
 
-    Its units are `ImageShard`s, each of which is a file of the cache.
-    """
-
-    cache: LatentCache
-    plan: ImportPlan
-    latents: str
-    settings: Settings
-    edition: str = ""
-    """The mark of the dataset's edition."""
-    empty: Mapping[str, bytes]
-    """The arrays of the empty caption by the name of their member, if the user gives them."""
-
-    def open(self) -> "ImportWorker":
-        from wdsprep.importing.worker import ImportWorker  # torch: for workers alone
-
-        return ImportWorker(self)
+    return ImportWorker(job)
 
 
 @takes_options(ImportOptions)
@@ -90,7 +69,9 @@ def import_(options: ImportOptions) -> Outcome:
     )
     settings = settings_of(plan, cache, options)
     no_caption = empty_of(options.empty, plan.fields)
-    settings |= empty_setting(options.empty, no_caption)
+    if options.empty:
+        digest = hex_digest(b"".join(no_caption.values()))
+        settings["empty"] = ZEROS if options.empty == ZEROS else digest
     shards = _shards(cache, items, settings["resolution"])
     edition, manifest = open_dataset_to_write(
         latents, "latents", settings, overwrite=options.overwrite
@@ -98,7 +79,7 @@ def import_(options: ImportOptions) -> Outcome:
     wanted, pending, manifest = _find_pending(edition, manifest, cache, shards, options.limit)
     begun: ImportBegun = cache.kind, len(items), plan
     listener.on_begin(begun)
-    work = ImportWork(
+    job = ImportJob(
         cache=cache,
         plan=plan,
         latents=latents,
@@ -118,6 +99,7 @@ def import_(options: ImportOptions) -> Outcome:
         count=len(pending),
         limit=options.limit if wanted != shards else 0,
     )
+    work = JobWork(open_worker, job)
     (imported,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     return imported
 

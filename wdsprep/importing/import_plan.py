@@ -11,7 +11,7 @@ says: a cache does not hold them, but its trainer has them in files, or uses zer
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from wdsprep.dataset.npy_arrays import MASK as MASK_NPY
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import TARGET, image_name, names_in_roles, roles_of
-from wdsprep.dataset.sealed_json import hex_digest
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import Size
 from wdsprep.errors import FormatError, SourceError, UsageError
 from wdsprep.importing.column_arrays import (
@@ -66,6 +66,23 @@ SIDES = {
 }
 """The number of dimensions of the arrays with a role, without the one of a batch."""
 MEMBERS = {role: f"{role}.npy" for role in TEXT}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportJob:
+    """What a worker of `import` is given, which can be pickled.
+
+    Its units are `ImageShard`s, each of which is a file of the cache.
+    """
+
+    cache: LatentCache
+    plan: ImportPlan
+    latents: str
+    settings: Settings
+    edition: str = ""
+    """The mark of the dataset's edition."""
+    empty: Mapping[str, bytes]
+    """The arrays of the empty caption by the name of their member, if the user gives them."""
 
 
 def members_of(
@@ -162,11 +179,27 @@ def settle_plan(
     if not sound:
         why = why or "it has no rows"
         raise SourceError(f"none of the first rows of {what} can be imported ({why})")
-    names = [n for n in (LATENT_NPY, *MEMBERS.values()) if n in sound[0]]
     try:
-        fields = [_field(name, sound, options.text_length) for name in names]
+        fields = _fields_of(chosen, sound, options=options, sizes=sizes, what=what)
     except FormatError as error:
         raise SourceError(f"{what}: {error}") from error
+    return replace(chosen, fields=fields, bits=bits, sizes=sizes)
+
+
+def _fields_of(
+    chosen: ImportPlan,
+    sound: Sequence[Mapping[str, RawArray]],
+    *,
+    options: ImportOptions,
+    sizes: tuple[Size, ...],
+    what: str,
+) -> tuple[Field, ...]:
+    """Return the fields of a dataset whose first samples have these arrays.
+
+    Raise FormatError, SourceError or UsageError if they do not fit into one dataset.
+    """
+    names = [n for n in (LATENT_NPY, *MEMBERS.values()) if n in sound[0]]
+    fields = [_field(name, sound, options.text_length) for name in names]
     if sizes:  # the layout is that of the square
         side = options.resolution // _cell(sound, sizes, what)
         fields[0] = replace(fields[0], shape=(fields[0].shape[0], side, side))
@@ -176,8 +209,16 @@ def settle_plan(
     fields.sort(key=lambda field: field.is_variable)
     if fields[-1].is_variable:  # lengths tell what a mask does
         fields = [field for field in fields if field.name != MASK_NPY]
-    _check(fields, what)
-    return replace(chosen, fields=tuple(fields), bits=bits, sizes=sizes)
+    latent = fields[0]
+    if latent.name == LATENT_NPY and (len(latent.shape) != LATENT_SIDES or 0 in latent.shape):
+        raise SourceError(f"latents of {latent} in {what} are not channels of rows of cells")
+    if latent.name == LATENT_NPY and latent.shape[1] != latent.shape[2]:
+        raise SourceError(
+            f"latents of {latent} in {what} are not squares: give the sizes of its images, as "
+            "by --shapes sdxl"
+        )
+    layout(fields)
+    return tuple(fields)
 
 
 def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: str) -> int:
@@ -249,21 +290,6 @@ def _field(name: str, sound: Sequence[Mapping[str, RawArray]], text_length: int)
     return Field(name=name, dtype=first.dtype, shape=shape, is_variable=True)
 
 
-def _check(fields: Sequence[Field], what: str) -> None:
-    for field in fields:
-        if field.name == LATENT_NPY and (len(field.shape) != 3 or 0 in field.shape):
-            raise SourceError(f"latents of {field} in {what} are not channels of rows of cells")
-        if field.name == LATENT_NPY and field.shape[1] != field.shape[2]:
-            raise SourceError(
-                f"latents of {field} in {what} are not squares: give the sizes of its images, as "
-                "by --shapes sdxl"
-            )
-    try:
-        layout(fields)
-    except FormatError as error:
-        raise SourceError(f"{what}: {error}") from error
-
-
 def resolution_of(plan: ImportPlan, given: int, what: str) -> int:
     """Return the resolution of the images: the given one, or the one in the name of the column.
 
@@ -298,7 +324,6 @@ def settings_of(plan: ImportPlan, cache: LatentCache, options: ImportOptions) ->
 
     They do not say how the latents were made, but how a loader has to scale moments.
     """
-    scale, shift = options.scale, options.shift
     names = {field.name for field in plan.fields}
     has_moments = plan.of(MEAN) is not None or plan.of(MEAN_STD) is not None
     latents = "none" if LATENT_NPY not in names else "moments" if has_moments else GIVEN
@@ -318,8 +343,15 @@ def settings_of(plan: ImportPlan, cache: LatentCache, options: ImportOptions) ->
     if options.caption_col:
         settings["caption_col"] = options.caption_col
     if has_moments:
-        settings |= _scaling(plan, scale, shift)
-    elif scale is not None or shift is not None:
+        scale = plan.scale if options.scale is None else options.scale
+        shift = plan.shift if options.shift is None else options.shift
+        if not scale:
+            raise UsageError(
+                "a loader scales latents that it draws from means and variances: give --scale and "
+                "--shift of the VAE, 0.3611 and 0.1159 for Flux.1, 0.18215 and 0 for SD"
+            )
+        settings |= {"scale": scale, "shift": shift}
+    elif options.scale is not None or options.shift is not None:
         raise UsageError(
             "--scale and --shift are for means and variances, and this cache has latents, which "
             "are used as they are: leave both out"
@@ -327,27 +359,11 @@ def settings_of(plan: ImportPlan, cache: LatentCache, options: ImportOptions) ->
     return settings
 
 
-def _scaling(plan: ImportPlan, scale: float | None, shift: float | None) -> dict[str, float]:
-    """Return the scale and the shift of the VAE: those given, or else those of the trainer.
-
-    Raise UsageError if no scale is known.
-    """
-    known = scale if scale is not None else plan.scale
-    if not known:
-        raise UsageError(
-            "a loader scales latents that it draws from means and variances: give --scale and "
-            "--shift of the VAE, 0.3611 and 0.1159 for Flux.1, 0.18215 and 0 for SD"
-        )
-    return {"scale": known, "shift": plan.shift if shift is None else shift}
-
-
 ZEROS = "zeros"
-Empty = Mapping[str, bytes]
-"""The bytes of the arrays of the empty caption, by the name of their member."""
 
 
-def empty_of(given: str, fields: Sequence[Field]) -> Empty:
-    """Return the arrays of the empty caption that the user gives, or none.
+def empty_of(given: str, fields: Sequence[Field]) -> dict[str, bytes]:
+    """Return the arrays of the empty caption that the user gives, by their member, or none.
 
     They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`. Raise
     UsageError if these are not the arrays of text in `fields`, and SourceError if an array does not
@@ -358,36 +374,27 @@ def empty_of(given: str, fields: Sequence[Field]) -> Empty:
         return {}
     if given == ZEROS:
         return {field.name: npy_of(field, zeros(field)) for field in wanted}
-    files = dict(_file(part.strip()) for part in given.split(",") if part.strip())
+    files: dict[str, str] = {}
+    for part in filter(None, map(str.strip, given.split(","))):
+        role, equals, path = part.partition("=")
+        if not equals or role not in MEMBERS:
+            raise UsageError(f"--empty {part}: write ROLE=FILE, as emb=t5_empty.npy, or zeros")
+        files[MEMBERS[role]] = path
     names = {field.name for field in wanted}
     if files.keys() != names:
         roles = ",".join(f"{name.removesuffix('.npy')}=FILE" for name in sorted(names))
         raise UsageError(f"--empty {given}: give {roles or 'none, as there is no text'}, or zeros")
-    return {field.name: _member(field, files[field.name]) for field in wanted}
-
-
-def _file(part: str) -> tuple[str, str]:
-    role, equals, path = part.partition("=")
-    if not equals or role not in MEMBERS:
-        raise UsageError(f"--empty {part}: write ROLE=FILE, as emb=t5_empty.npy, or zeros")
-    return MEMBERS[role], path
-
-
-def _member(field: Field, path: str) -> bytes:
-    column = CachedColumn(role=field.name.removesuffix(".npy"), name=path)
-    store, name = split_url(path)
-    data = store.read(name)
-    try:
-        return npy_of(field, to_stored(array_of(column, data), SIDES[column.role]))
-    except RejectedError as refused:
-        raise SourceError(
-            f"{path} cannot be the array of an empty caption ({refused.detail})"
-        ) from refused
-
-
-def empty_setting(given: str, empty: Empty) -> dict[str, Any]:
-    """Return the settings about the empty caption: `zeros`, or the digest of its arrays."""
-    if not given:
-        return {}
-    said = given if given == ZEROS else hex_digest(b"".join(empty.values()))
-    return {"empty": said}
+    arrays: dict[str, bytes] = {}
+    for field in wanted:
+        path = files[field.name]
+        column = CachedColumn(role=field.name.removesuffix(".npy"), name=path)
+        store, name = split_url(path)
+        data = store.read(name)
+        try:
+            raw = to_stored(array_of(column, data), SIDES[column.role])
+            arrays[field.name] = npy_of(field, raw)
+        except RejectedError as refused:
+            raise SourceError(
+                f"{path} cannot be the array of an empty caption ({refused.detail})"
+            ) from refused
+    return arrays

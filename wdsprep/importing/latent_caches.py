@@ -4,7 +4,7 @@ A row has columns by name: arrays, bytes, texts and numbers. A file is one unit 
 """
 
 import posixpath
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +28,6 @@ from wdsprep.sources.table_sources import ArrowSource, MdsSource, TableSource, U
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
 from wdsprep.sources.tables.mds import (
-    MdsShard,
     fields_in,
     read_index,
     read_samples,
@@ -45,6 +44,8 @@ COUNTED_ROWS = 1 << 20
 KEYS = ("__key__", "key")
 """The columns that hold the key of a sample."""
 KINDS = {MdsSource: "mds", ArrowSource: "arrow", TarsSource: "tars", TableSource: "parquet"}
+LARGE = ("ndarray", "bytes", "jpeg", "png", "pil")
+"""The encodings of MDS that hold arrays or images."""
 TEXT_MEMBERS = {"json": "json", "txt": "caption", "caption.txt": "caption"}
 
 
@@ -123,10 +124,14 @@ class LatentCache:
         Of the columns with arrays only the wanted ones are read. The other columns are read if
         `facts` is true. A row that cannot be read has a reject.
         """
+        stem = stem_of(item.name)
         if self.kind == "tars":
-            yield from self._tar_rows(item.name, wanted, facts)
+            for sample in self._tar_samples(item.name, wanted, facts=facts):
+                source = shown(f"{item.name}/{sample.key}" if sample.key else item.name)
+                make = partial(_member_values, sample, wanted)
+                yield make_row(sample.key or stem, source, make)
             return
-        stem = stem_of(item.name).replace(".", "_")
+        stem = stem.replace(".", "_")
         for number, make in enumerate(self._row_makers(item, wanted, facts)):
             yield make_row(f"{stem}-{number:07d}", f"{shown(item.name)}#{number}", make)
 
@@ -134,9 +139,15 @@ class LatentCache:
         if self.kind == "mds":
             shard = read_index(self.url, item.extra)[item.name]
             encodings = shard.encodings.items()
-            names = [n for n, kind in encodings if n in wanted or (facts and not _is_large(kind))]
+            plain = [name for name, kind in encodings if kind.partition(":")[0] not in LARGE]
+            names = {*wanted, *(plain if facts else ())}.intersection(shard.encodings)
+
+            def values_in(data: bytes) -> Values:
+                fields = fields_in(shard, data, names) if names else {}
+                return {n: value_of(shard.encodings[n], value, n) for n, value in fields.items()}
+
             for data in read_samples(self.url, shard, item.parts[0][0]):
-                yield partial(_mds_values, shard, data, names)
+                yield partial(values_in, data)
         elif self.kind == "arrow":
             names = _columns_to_read(arrow_schema(self.url, item.name), wanted, facts)
             for batch in arrow_batches(self.url, item.name, BATCH_ROWS):
@@ -146,12 +157,6 @@ class LatentCache:
                 names = _columns_to_read(file.schema, wanted, facts)
                 for batch in file.batches(BATCH_ROWS, columns=names):
                     yield from _batch_values(batch, wanted)
-
-    def _tar_rows(self, tar: str, wanted: Sequence[str], facts: bool) -> Iterator[Row]:
-        for sample in self._tar_samples(tar, wanted, facts=facts):
-            source = shown(f"{tar}/{sample.key}" if sample.key else tar)
-            values = partial(_member_values, sample, wanted)
-            yield make_row(sample.key or stem_of(tar), source, values)
 
     def _tar_samples(
         self, tar: str, wanted: Sequence[str], *, facts: bool = False
@@ -186,10 +191,6 @@ def find_cache(url: str) -> LatentCache:
     )
 
 
-def _is_large(encoding: str) -> bool:
-    return encoding.partition(":")[0] in ("ndarray", "bytes", "jpeg", "png", "pil")
-
-
 def make_row(key: str, source: str, make: MakeValues) -> Row:
     """Return a row with the values that `make` returns, or with a reject if they cannot be read.
 
@@ -202,31 +203,24 @@ def make_row(key: str, source: str, make: MakeValues) -> Row:
     return str(stated).replace(".", "_") or key, source, values
 
 
-def _mds_values(shard: MdsShard, data: bytes, names: Collection[str]) -> Values:
-    fields = fields_in(shard, data, names) if names else {}
-    return {n: value_of(shard.encodings[n], value, n) for n, value in fields.items()}
-
-
 def _columns_to_read(schema: pa.Schema, wanted: Sequence[str], facts: bool) -> list[str]:
     """Return the names of the columns to read: the wanted ones, and with `facts` all plain ones."""
-    return [f.name for f in schema if f.name in wanted or (facts and not _is_nested(f.type))]
 
+    def is_plain(kind: pa.DataType) -> bool:
+        is_nested = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
+        return not (is_nested or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
-def _is_nested(kind: pa.DataType) -> bool:
-    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    return bool(is_bytes or pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType))
+    return [f.name for f in schema if f.name in wanted or (facts and is_plain(f.type))]
 
 
 def _batch_values(batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[MakeValues]:
-    return (
-        partial(_raise_if_rejected, row) for row in rows_in(batch, partial(_values, wanted=wanted))
-    )
+    def raise_if_rejected(row: TableRow) -> Values:
+        if isinstance(row, RejectedError):
+            raise row
+        return row
 
-
-def _raise_if_rejected(row: TableRow) -> Values:
-    if isinstance(row, RejectedError):
-        raise row
-    return row
+    rows = rows_in(batch, partial(_values, wanted=wanted))
+    return (partial(raise_if_rejected, row) for row in rows)
 
 
 def _values(batch: pa.RecordBatch, wanted: Sequence[str]) -> list[dict[str, Any]]:

@@ -29,13 +29,12 @@ class ImportOptions(WorkerOptions, ListenedOptions):
     )
     _: KW_ONLY
     resolution: int = option_field(
-        "Set how many pixels the sides of the images had.",
+        "Set how many pixels the sides of the images had, if no name of a column says it.",
         COLUMNS,
         default=0,
         least=0,
         usual="from the name of a column",
         example="256",
-        page="how many pixels the sides of the images had, if no name of a column says it",
     )
     shapes: ShapesGiven = option_field(
         "Import latents of all these shapes, which are listed as for encode; others are "
@@ -44,7 +43,6 @@ class ImportOptions(WorkerOptions, ListenedOptions):
         default="",
         read=check_shapes_option,
         metavar="FILE|sdxl|nearest:STEP,MAX",
-        page="the widths and heights that the images were cut to",
     )
     columns: str = option_field(
         "Import these columns, such as latent=z,emb=t5; roles are latent, mean, logvar, "
@@ -53,7 +51,6 @@ class ImportOptions(WorkerOptions, ListenedOptions):
         default="",
         metavar="ROLE=NAME,...",
         usual="recognised",
-        page="names of columns that are not recognised",
     )
     caption_col: str = option_field(
         "Take captions from this column, or field of the json.",
@@ -68,8 +65,6 @@ class ImportOptions(WorkerOptions, ListenedOptions):
         least=0,
         usual="the length of the mask",
         example="256",
-        page="how many tokens the longest caption may have, if text varies in length and has "
-        "no mask",
     )
     scale: float | None = option_field(
         "Multiply latents that are drawn from a mean and a logvar by this number.",
@@ -77,23 +72,16 @@ class ImportOptions(WorkerOptions, ListenedOptions):
         default=None,
         usual="that of Flux.1 if the columns are named as in MLPerf",
         example="N",
-        page="for means and variances: the number by which the VAE's latents are multiplied",
     )
     shift: float | None = option_field(
-        "Subtract this number from them before that.",
-        COLUMNS,
-        default=None,
-        example="N",
-        page="the number that is subtracted from them before",
+        "Subtract this number from them before that.", COLUMNS, default=None, example="N"
     )
     empty: str = option_field(
-        "Use these arrays for a caption that a loader leaves out: zeros, or files such as "
-        "emb=t5_empty.npy,pooled=clip_empty.npy.",
+        "Use these arrays for a caption that a loader leaves out, which no cache has: zeros, or "
+        "files such as emb=t5_empty.npy,pooled=clip_empty.npy.",
         COLUMNS,
         default="",
         metavar="zeros|ROLE=FILE,...",
-        page="what `drop_text=` puts in place of a caption, as "
-        "`emb=t5_empty.npy,pooled=clip_empty.npy`; no cache has it, but its trainer does",
     )
     limit: int = field(
         default=0, metadata=limit("samples", OUTPUT, "without it the rest is done later")

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.manifest import Receipt
@@ -19,7 +19,13 @@ from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, put_empty
-from wdsprep.importing.import_plan import arrays_in, members_of, size_of, sizes_in_roles
+from wdsprep.importing.import_plan import (
+    ImportJob,
+    arrays_in,
+    members_of,
+    size_of,
+    sizes_in_roles,
+)
 from wdsprep.importing.latent_caches import Values
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress
@@ -28,62 +34,55 @@ from wdsprep.sources.captions import captions_of, plain_facts
 from wdsprep.store import open_store
 from wdsprep.text import shown
 
-if TYPE_CHECKING:
-    from wdsprep.importing.import_latents import ImportWork
-
 
 class ImportWorker:
     """A worker that imports the files of a cache, one after another."""
 
-    def __init__(self, work: "ImportWork") -> None:
-        self._work = work
-        self._edition = Edition(store=open_store(work.latents), mark=work.edition)
-        self._shapes = {*map(shape_name, shapes_of(work.settings))}
+    def __init__(self, job: ImportJob) -> None:
+        self._job = job
+        self._edition = Edition(store=open_store(job.latents), mark=job.edition)
+        self._shapes = {*map(shape_name, shapes_of(job.settings))}
         self._keys = set[str]()
         """The keys of the samples of the present file."""
         self._empty: Mapping[str, str] = {}
-        if work.empty:
-            fields = work.plan.fields
-            self._empty = put_empty(self._edition, fields, lambda f: work.empty[f.name])
+        if job.empty:
+            fields = job.plan.fields
+            self._empty = put_empty(self._edition, fields, lambda f: job.empty[f.name])
 
     def __call__(self, shard: ImageShard) -> Generator[RunProgress, None, Receipt]:
         """Import one file: write its shard and rejects, and its receipt last. Yield progress.
 
         Return the receipt. A file that has one already is not imported again.
         """
-        work, item = self._work, shard.item
-        if done := find_receipt(self._edition.store, shard.name, shard.input, work.settings):
+        job, item = self._job, shard.item
+        if done := find_receipt(self._edition.store, shard.name, shard.input, job.settings):
             return done
         with (
             Draft(self._edition, shard.name) as draft,
-            closing(LatentShard(draft, shard, work.settings)) as output,
+            closing(LatentShard(draft, shard, job.settings)) as output,
         ):
             reported, self._keys = time.monotonic(), set[str]()
-            rows = work.cache.rows(item, work.plan.names)
-            for row in islice(rows, item.take or None):
-                self._take(output, *row)
+            rows = job.cache.rows(item, job.plan.names)
+            for key, source, values in islice(rows, item.take or None):
+                reject = (
+                    values
+                    if isinstance(values, Reject)
+                    else make_or_refuse(source, partial(self._add, output, key, source, values))
+                )
+                if reject is not None:
+                    output.rejects.add(replace(reject, key=key))
                 if time.monotonic() - reported > PROGRESS_S:
                     reported = time.monotonic()
                     yield output.progress
             yield output.progress
             return output.finish(self._empty)
 
-    def _take(self, output: LatentShard, key: str, source: str, values: Values | Reject) -> None:
-        reject = (
-            values
-            if isinstance(values, Reject)
-            else make_or_refuse(source, partial(self._add, output, key, source, values))
-        )
-        if reject is not None:
-            output.rejects.add(replace(reject, key=key))
-
     def _add(self, output: LatentShard, key: str, source: str, values: Values) -> None:
         if key in self._keys:
             place = f"another sample of {shown(output.shard.item.name)}"
             raise RejectedError(Code.BAD_KEY, f"{place} has the key {shown(key)}")
-        plan = self._work.plan
+        plan, settings = self._job.plan, self._job.settings
         arrays = arrays_in(plan, values)
-        settings = self._work.settings
         size = size_of(arrays.get(LATENT), settings)
         shape = shape_name(size) if self._shapes else ""
         if shape and shape not in self._shapes:

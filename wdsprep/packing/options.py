@@ -123,7 +123,6 @@ class PackRules(ShardSizes, ImageOptions):
         default="256,512",
         read=parse_buckets,
         order=-2,
-        page="the smallest shorter side of each bucket",
     )
     check: str = option_field(
         "Decode each image whole, or trust what its header says.",
@@ -133,16 +132,15 @@ class PackRules(ShardSizes, ImageOptions):
         order=-2,
     )
     max_bytes: int | str = option_field(
-        "Reject images of more bytes than this.",
+        "Reject images of more bytes than this; of a download, more than 50 MB unless given.",
         IMAGES,
         default=0,
         read=parse_size,
         metavar="SIZE",
-        usual="250MB; of a download 50MB",
+        usual="250MB",
         code=Code.TOO_MANY_BYTES,
         remedy="--overwrite with larger --max-bytes takes larger files",
         example="250MB",
-        page="reject images of more bytes, from any source; 50 MB for a download unless given",
     )
     reencode: int | str = option_field(
         "Write every image as JPEG of this quality, such as jpg:95.",
@@ -151,16 +149,14 @@ class PackRules(ShardSizes, ImageOptions):
         read=jpeg_quality,
         metavar="JPG:QUALITY",
         example="jpg:95",
-        page="write every image as JPEG",
     )
     max_side: int = option_field(
-        "Shrink images whose longer side has more pixels; needs --reencode.",
+        "Shrink images whose longer side has more pixels, but never their shorter side below the "
+        "smallest bucket; needs --reencode.",
         IMAGES,
         default=0,
         least=0,
         example="1024",
-        page="with `--reencode`, shrink larger images, but never their shorter side below the "
-        "smallest bucket",
     )
     caption_col: str = option_field(
         "Take captions from this column of a table, or field of the json.",
@@ -170,7 +166,8 @@ class PackRules(ShardSizes, ImageOptions):
     )
     caption_ext: str | Iterable[str] = option_field(
         "Take captions from files of this extension beside the images of a folder or in tars, "
-        "such as .caption; of several, as .caption,.txt, the first that an image has.",
+        "such as .caption. Of several, as .caption,.txt, the first that an image has counts, even "
+        "if it is empty.",
         COLUMNS,
         default=headers.CAPTIONS,
         read=_caption_extensions,
@@ -178,22 +175,18 @@ class PackRules(ShardSizes, ImageOptions):
         usual=headers.CAPTIONS[0],
         decides=True,
         example=".caption,.txt",
-        page="the extensions of caption files beside the images of a folder, or of caption "
-        "members in tars; `.txt` unless given, and `.caption` for what kohya's tools write. Of "
-        "several the first that an image has counts, even if it is empty",
     )
     repeats_from_folders: bool = option_field(
-        "Keep the number of folders such as 10_name as repeats in the json.",
+        "Keep the number of folders such as 10_name as "
+        "[repeats](../loading/fine-tuning.md#repeats) in the json, as kohya's trainers read it.",
         COLUMNS,
         default=False,
         decides=True,
-        page="keep the number in the name of a folder such as `10_name` as `repeats` in the "
-        "json of its images, as kohya's trainers read it; 1 elsewhere. [To load them so "
-        "often](../loading/fine-tuning.md#repeats)",
     )
     role: str | Sequence[str] = option_field(
-        "Take a further image of each sample, in the role NAME, from WHERE: a folder of files "
-        "with the same names, a column, or an ending of files or members, as .source.jpg.",
+        "Take a further image of each sample, [in the role NAME](#several-images-a-sample), from "
+        "WHERE: a folder of files with the same names, a column, or an ending of files or members, "
+        "as .source.jpg.",
         COLUMNS,
         default=(),
         read=_role,
@@ -202,8 +195,6 @@ class PackRules(ShardSizes, ImageOptions):
         code=Code.NO_ROLE,
         remedy="check --role, or give --optional-role to keep samples without that image",
         example="source=WHERE",
-        page="take a further image of each sample in this role, such as what an edit began "
-        "with; as often as needed. [Several images a sample](#several-images-a-sample)",
     )
     optional_role: str | Sequence[str] = option_field(
         "Keep samples that have no image in this role.",
@@ -225,14 +216,13 @@ class PackRules(ShardSizes, ImageOptions):
         "Take the URLs of images from this column.", COLUMNS, default="", usual="recognised"
     )
     save_additional_columns: str | Iterable[str] | None = option_field(
-        "Keep only these columns or fields beside the caption.",
+        "Keep only these columns or fields in the json, beside caption and URL.",
         COLUMNS,
         default=None,
         read=parse_names,
         metavar="A,B,...",
         usual="all",
         example="a,b",
-        page="keep only these fields or columns in each sample's json, beside caption and URL",
     )
     min_caption: int = option_field(
         "Reject captions of fewer characters.",
@@ -253,19 +243,18 @@ class PackRules(ShardSizes, ImageOptions):
         example="N",
     )
     filter: str = option_field(
-        'Keep only samples that meet this condition, such as "aesthetic >= 4.5 and pwatermark '
-        '< 0.8".',
+        "Keep only samples that meet "
+        "[this condition](../loading/README.md#samples-that-meet-a-condition), such as "
+        '"aesthetic >= 4.5 and pwatermark < 0.8".',
         COLUMNS,
         default="",
         read=lambda text: Filter(text).text,
         code=Code.FILTERED,
         remedy="--overwrite with another --filter takes others",
         example='"aesthetic >= 4.5 and pwatermark < 0.8"',
-        page="a [condition](../loading/README.md#samples-that-meet-a-condition) on the json's "
-        "fields or the table's columns, in the language of `where=`",
     )
     verify_hash: str = option_field(
-        "Reject images whose bytes do not have the digest in this column, such as md5.",
+        "Reject images whose sha256, md5 or sha512 differs from the one in this column.",
         COLUMNS,
         default="",
         read=lambda text: ":".join(parse_digest(text)),
@@ -274,7 +263,6 @@ class PackRules(ShardSizes, ImageOptions):
         remedy="check whether --verify-hash gives the right column and hash",
         metavar="COLUMN[:HASH]",
         example="COLUMN:HASH",
-        page="reject images whose sha256, md5 or sha512 differs from the one in this column",
     )
     compute_hash: str = option_field(
         "Keep the digest of each image in its json.",
@@ -400,23 +388,18 @@ class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
         default=0, metadata=limit("samples", SOURCE, "the rest is then packed with `--append`")
     )
     append: bool = option_field(
-        "Pack what the source has gained since.",
-        SOURCE,
-        default=False,
-        page="pack what the source has gained since, into further shards",
+        "Pack what the source has gained since, into further shards.", SOURCE, default=False
     )
     input_format: str = option_field(
         "Read SOURCE as this kind, if it is not clear which is meant.",
         SOURCE,
         default="auto",
         choices=FORMATS,
-        page="what to read, if the source is a folder with several kinds of input",
     )
     retry_rejected: bool = option_field(
-        "Fetch rows again that failed for a reason that may pass.",
+        "Fetch rows again that failed for a reason that may pass, or that are allowed now.",
         DOWNLOADING,
         default=False,
-        page="fetch again after failures that may pass, and fetch what these options allow now",
     )
     overwrite: bool = field(default=False, metadata=overwrite("the dataset IMAGES"))
     track: str = field(default="", metadata=TRACK)

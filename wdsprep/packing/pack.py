@@ -5,29 +5,27 @@ alone, so the dataset is the same to the byte for every runner, worker count and
 
 The limits on requests to web servers hold for a machine, and its workers share them. If it has more
 cores than the requests that one host may get at a time, it has fewer workers with more threads
-each. `plan_workers` has the rules and only computes; `plan_for_machines` looks up the machines, and
-`PackWork` is what each worker is given.
+each. `plan_workers` has the rules and only computes; `plan_for_machines` looks up the machines.
 
 `pack` imports the code that does the work only when the work begins.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.settings import Settings
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchRules
 from wdsprep.images.headers import CAPTIONS
 from wdsprep.options import options_given_under, takes_options
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
-from wdsprep.runners.base import RunnerSettings
+from wdsprep.runners.base import JobWork, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
-from wdsprep.sources.base import Source
 
 if TYPE_CHECKING:
+    from wdsprep.packing.slices import PackJob
     from wdsprep.packing.worker import PackWorker
     from wdsprep.runners.run import Outcome
 
@@ -35,16 +33,9 @@ if TYPE_CHECKING:
 SLICES_OF_URLS = 3  # under way in a worker: the last rows of one hold up nobody
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackWorkerPlan:
-    workers: int
-    threads: int
-    slices: int = 1
-    """The number of slices that each worker has at a time."""
-    cpus: int = 1
-    """The cores of each worker, if Ray places the workers."""
-    fetch: FetchRules | None = None
-    """The rules of downloads with a worker's share of requests, for a table of URLs."""
+PackWorkerPlan = tuple[RunnerSettings, int, FetchRules | None]
+"""The workers with the slices that each has at a time and, on Ray, its cores; the threads of each;
+and for a table of URLs the rules of downloads, with a worker's share of requests."""
 
 
 def plan_workers(
@@ -59,10 +50,9 @@ def plan_workers(
     If there are fewer slices than workers, fewer workers start, and each decodes in several
     threads. The workers of a machine share the requests that `fetch` allows.
     """
-    threads = max(1, wanted // max(1, slices))
-    workers = min(wanted, slices)
+    threads, workers = max(1, wanted // max(1, slices)), min(wanted, slices)
     if fetch is None:
-        return PackWorkerPlan(workers=workers, threads=threads)
+        return RunnerSettings(workers=workers), threads, None
     bound = min(fetch.per_host, fetch.requests)
     cpus, here = 1, min(workers, bound)
     if node_cpus:
@@ -71,17 +61,10 @@ def plan_workers(
         threads = max(threads, cpus)
     elif here:
         workers, threads = here, max(1, wanted // here)
-    return PackWorkerPlan(
-        workers=workers,
-        threads=threads,
-        slices=min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS,
-        cpus=cpus,
-        fetch=replace(
-            fetch,
-            requests=max(1, fetch.requests // max(1, here)),
-            per_host=max(1, fetch.per_host // max(1, here)),
-        ),
-    )
+    each = min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS
+    settings = RunnerSettings(workers=workers, units_per_worker=each, cpus_per_worker=cpus)
+    requests, per_host = (max(1, n // max(1, here)) for n in (fetch.requests, fetch.per_host))
+    return settings, threads, replace(fetch, requests=requests, per_host=per_host)
 
 
 def plan_for_machines(
@@ -100,32 +83,20 @@ def plan_for_machines(
             node_cpus = max(1, max((int(node.get("CPU", 0)) for node in nodes), default=0))
     if not node_cpus:
         workers = workers or usable_cpus()
-    return plan_workers(workers, node_cpus=node_cpus, slices=slices, fetch=fetch)
+    settings, *shares = plan_workers(workers, node_cpus=node_cpus, slices=slices, fetch=fetch)
+    settings = replace(
+        settings, max_attempts=options.max_attempts, address=options.ray_address, name="pack"
+    )
+    if options.most:  # it grows up to them
+        least = min(options.least, settings.workers)
+        settings = replace(settings, workers=least, max_workers=settings.workers)
+    return settings, *shares
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackWork:
-    """The picklable description of a worker of `pack`, which a runner opens."""
+def open_worker(job: "PackJob") -> "PackWorker":
+    from wdsprep.packing.worker import PackWorker  # images and the client: for workers alone
 
-    source: Source
-    images: str
-    rules: PackRules
-    settings: Settings
-    edition: str = ""
-    """The mark of the dataset's edition."""
-    generations: tuple[int, ...] = (0,)
-    threads: int = 1
-    retries: frozenset[str] = frozenset()
-    """The names of the retry slices that are known."""
-    fetch_rules: FetchRules | None = None
-    """The rules of downloads, for a table of URLs."""
-    allowed_more: tuple[str, ...] = ()
-    """The policies that these rules allow beyond the settings of the dataset."""
-
-    def open(self) -> "PackWorker":
-        from wdsprep.packing.worker import PackWorker  # images and the client: for workers alone
-
-        return PackWorker(self)
+    return PackWorker(job)
 
 
 @takes_options(PackOptions)
@@ -141,7 +112,7 @@ def pack(options: PackOptions) -> "Outcome":
     """
     from wdsprep.dataset.settings import loosened
     from wdsprep.packing.retry_rejected import Retries, read_retries
-    from wdsprep.packing.slices import make_plan, restore_inputs, survey_source
+    from wdsprep.packing.slices import PackJob, make_plan, restore_inputs, survey_source
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write, write_generations
     from wdsprep.sources.base import check_slices, find_unseen_roles
     from wdsprep.sources.patterns import is_glob
@@ -214,31 +185,22 @@ def pack(options: PackOptions) -> "Outcome":
     count = plan.count + len(again)
     if count:
         options = with_runner(options, listener.on_message)
-    worker_plan = plan_for_machines(options, slices=count, fetch=fetch if has_urls else None)
-    work = PackWork(
+    runner_settings, threads, fetch_rules = plan_for_machines(
+        options, slices=count, fetch=fetch if has_urls else None
+    )
+    job = PackJob(
         source=seen.source,
         images=images,
         rules=rules,
         settings=manifest.settings,
         edition=edition.mark,
         generations=plan.generations,
-        threads=worker_plan.threads,
+        threads=threads,
         retries=frozenset(part.name for part in retries.slices),
-        fetch_rules=worker_plan.fetch,
+        fetch_rules=fetch_rules,
         allowed_more=more,
     )
-    runner, workers, grows = None, worker_plan.workers, bool(options.most)
-    if count:
-        started = RunnerSettings(
-            workers=min(options.least, workers) if grows else workers,
-            max_workers=workers if grows else 0,
-            units_per_worker=worker_plan.slices,
-            max_attempts=options.max_attempts,
-            address=options.ray_address,
-            cpus_per_worker=worker_plan.cpus,
-            name="pack",
-        )
-        runner = make_runner(options.runner, started)
+    runner = make_runner(options.runner, runner_settings) if count else None
     run = Run(
         edition,
         manifest,
@@ -248,6 +210,6 @@ def pack(options: PackOptions) -> "Outcome":
         extra=lambda: {"left_out": dict(seen.left_out)} if seen.left_out else {},
         settle=retries.settle,
     )
-    pending = retries.apart_from(chain(plan.pending(), again))
+    work, pending = JobWork(open_worker, job), retries.apart_from(chain(plan.pending(), again))
     (packed,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     return packed

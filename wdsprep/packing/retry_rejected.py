@@ -106,8 +106,11 @@ class Retries:
         planned = _sources_by_unit(self.slices)
         receipts: list[Receipt] = []
         for receipt in manifest.receipts:
-            unit = receipt.unit
-            if not (gone := moved.get(unit)) or _is_settled(receipt, gone, planned):
+            unit, gone = receipt.unit, moved.get(receipt.unit)
+            if not gone or (
+                UNSETTLED not in receipt.files  # no update of the receipt was interrupted
+                and receipt.counts.get(RETRIED) == len(gone) == len(planned[unit])
+            ):
                 receipts.append(receipt)
                 continue
             with self.edition.holding(unit), suppress(NotFoundError):  # a repair has taken it out
@@ -171,23 +174,20 @@ def retryable(manifest: Manifest) -> int:
 
 
 def read_retries(edition: Edition) -> Retries:
-    store = edition.store
+    store, slices = edition.store, list[Slice]()
     units = filter(None, (retry_of_inputs(entry.name) for entry in store.list(RETRIES)))
-    slices = (_read_slice(store, number) for number in sorted(map(int, units)))
+    for number in sorted(map(int, units)):
+        from wdsprep.sources.table_sources import sources_of  # only retries need what reads tables
+
+        bare = Slice(number=number, items=())
+        items = packed_items(store, [bare.name])
+        try:
+            counted = [item._replace(samples=sum(1 for _ in sources_of(item))) for item in items]
+        except (ValueError, IndexError):  # no retry has written this
+            what = f"{store.url}/{inputs_name(bare.name)}"
+            raise DamageError(what, "it lists no rows").with_next_step(DELETE_STEP) from None
+        slices.append(replace(bare, items=tuple(counted)))
     return Retries(edition=edition, slices=tuple(slices))
-
-
-def _read_slice(store: Store, number: int) -> Slice:
-    from wdsprep.sources.table_sources import sources_of  # only retries need what reads tables
-
-    bare = Slice(number=number, items=())
-    items = packed_items(store, [bare.name])
-    try:
-        counted = [item._replace(samples=sum(1 for _ in sources_of(item))) for item in items]
-    except (ValueError, IndexError):  # no retry has written this
-        what = f"{store.url}/{inputs_name(bare.name)}"
-        raise DamageError(what, "it lists no rows").with_next_step(DELETE_STEP) from None
-    return replace(bare, items=tuple(counted))
 
 
 def _sources_by_unit(parts: Iterable[Slice]) -> Moved:
@@ -198,17 +198,6 @@ def _sources_by_unit(parts: Iterable[Slice]) -> Moved:
         for item in part.items:
             found[item.name].update(sources_of(item))
     return {unit: frozenset(sources) for unit, sources in found.items()}
-
-
-def _is_settled(receipt: Receipt, gone: frozenset[str], planned: Moved) -> bool:
-    """Return whether a slice's planned retries are all finished, and its receipt counts their rows.
-
-    `gone` are the sources of the rows whose retries are finished. Return False if an update of the
-    receipt was interrupted.
-    """
-    if UNSETTLED in receipt.files:
-        return False
-    return receipt.counts.get(RETRIED) == len(gone) == len(planned[receipt.unit])
 
 
 def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:

@@ -33,9 +33,12 @@ from wdsprep.dataset.file_names import (
 )
 from wdsprep.dataset.manifest import Manifest, Receipt
 from wdsprep.dataset.sealed_json import read_lines
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import FingerprintError, NotFoundError, SourceError
+from wdsprep.fetch.options import FetchRules
+from wdsprep.packing.options import PackRules
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.base import (
     Item,
@@ -51,6 +54,27 @@ from wdsprep.sources.base import (
 from wdsprep.sources.folder import FolderSource, MetadataFound
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import EXAMPLES, examples, shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackJob:
+    """What a worker of `pack` is given, which can be pickled."""
+
+    source: Source
+    images: str
+    rules: PackRules
+    settings: Settings
+    edition: str = ""
+    """The mark of the dataset's edition."""
+    generations: tuple[int, ...] = (0,)
+    threads: int = 1
+    retries: frozenset[str] = frozenset()
+    """The names of the retry slices that are known."""
+    fetch_rules: FetchRules | None = None
+    """The rules of downloads, for a table of URLs."""
+    allowed_more: tuple[str, ...] = ()
+    """The policies that these rules allow beyond the settings of the dataset."""
+
 
 Compared = Callable[[int, int], object]
 """A function that is called with the number of items that have been compared, and of all."""

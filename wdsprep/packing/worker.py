@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wdsprep import fetch
 from wdsprep.dataset.coarse_histograms import count_sample
@@ -33,7 +33,6 @@ from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_table import table_columns
 from wdsprep.dataset.samples import (
     META,
-    RoleImage,
     Sample,
     facts_bytes,
     is_mask,
@@ -49,7 +48,7 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.fetch.downloads import Downloads, DownloadTurns
 from wdsprep.images.pixel_rule import Picture, prepare, prepare_mask
 from wdsprep.packing.options import PackRules
-from wdsprep.packing.slices import check_not_retried
+from wdsprep.packing.slices import PackJob, check_not_retried
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
 from wdsprep.sources.base import (
@@ -64,10 +63,6 @@ from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.table_sources import UrlSource
 from wdsprep.store import open_store, shared_store
 
-if TYPE_CHECKING:
-    from wdsprep.packing.pack import PackWork
-
-
 SPARE = 4  # inputs ahead, so that none of the threads waits for its next
 REMOTE_READS = 16  # at a time and worker, where each one waits for a network
 
@@ -75,20 +70,6 @@ REMOTE_READS = 16  # at a time and worker, where each one waits for a network
 CheckedSample = Reject | tuple[Sample, tuple[Picture, ...]]
 """A reject, or a sample with its pictures as they are stored: the target, then those in roles."""
 SampleOrReject = Sample | Reject
-
-
-def _reading_threads(source: Source, rules: PackRules, threads: int) -> int:
-    """Return the number of threads that read a folder.
-
-    A local folder whose images are not decoded is read by one thread: the rest is Python and
-    short system calls, where threads wait for each other's lock. For 8,000 samples of 50 KB, two
-    threads took 1.8 times as long as one. If a mounted folder is slow, more workers help: they
-    read different slices at the same time.
-    """
-    places = (source.url, *(role.url for role in source.columns.roles if role.url))
-    if any(shared_store(place).root is None for place in places):
-        return max(threads, REMOTE_READS)
-    return threads if rules.full_check or rules.recode else 1
 
 
 def repeated_urls(source: Source, part: Slice) -> Counter[str]:
@@ -99,29 +80,45 @@ def repeated_urls(source: Source, part: Slice) -> Counter[str]:
 
 
 def _check_sample(rules: PackRules, removed: Removed | None, row: SampleOrReject) -> CheckedSample:
-    """Return a sample with its pictures, or a reject if one of its images cannot be kept."""
+    """Return a sample with its pictures, or a reject if one of its images cannot be kept.
+
+    The sample gets the digests of --compute-hash. With --verify-hash, its image must have the
+    digest in its facts.
+    """
     if isinstance(row, Reject):
         return row
+    full, recode = rules.full_check, rules.recode
     try:
-        for image in (row.image, *(image.data for image in row.images)):
-            if removed and removed.has("sha256", hashlib.sha256(image).hexdigest()):
+        for data in (row.image, *(image.data for image in row.images)):
+            if removed and removed.has("sha256", hashlib.sha256(data).hexdigest()):
                 raise RejectedError(Code.REMOVED)
         check_nbytes("the image", len(row.image), rules.max_nbytes)
-        row = _add_digests(rules, row)
-        limits, full, recode = rules.limits, rules.full_check, rules.recode
-        target = prepare(row.image, limits=limits, full=full, recode=recode)
-        return row, (target, *(_prepare_in_role(rules, image, target) for image in row.images))
+        if rules.verify is not None:
+            column, kind = rules.verify
+            wanted = str(row.facts.get(column) or "").strip().lower()
+            digest = hashlib.new(kind, row.image).hexdigest()
+            if digest != wanted:
+                expected = wanted or f"nothing in column {column}"
+                raise RejectedError(Code.HASH_MISMATCH, f"{digest}, expected {expected}"[:200])
+        if kind := rules.compute_hash:
+            digests = {kind: hashlib.new(kind, row.image).hexdigest()}
+            for image in row.images:
+                digests[f"{image.name}_{kind}"] = hashlib.new(kind, image.data).hexdigest()
+            row = replace(row, digests=digests)
+        target = prepare(row.image, limits=rules.limits, full=full, recode=recode)
+        pictures = [target]
+        for image in row.images:
+            limits = rules.limits_by_role[role_of(image.name)[0]]
+            with naming_role(image.name):
+                check_nbytes("the image", len(image.data), rules.max_nbytes)
+                if is_mask(image.name):
+                    picture = prepare_mask(image.data, target, limits=limits, full=full)
+                else:
+                    picture = prepare(image.data, limits=limits, full=full, recode=recode)
+                pictures.append(picture)
+        return row, tuple(pictures)
     except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
         return _reject(row, as_rejected(error, Code.CORRUPT))
-
-
-def _prepare_in_role(rules: PackRules, image: RoleImage, target: Picture) -> Picture:
-    limits, full = rules.limits_by_role[role_of(image.name)[0]], rules.full_check
-    with naming_role(image.name):
-        check_nbytes("the image", len(image.data), rules.max_nbytes)
-        if is_mask(image.name):
-            return prepare_mask(image.data, target, limits=limits, full=full)
-        return prepare(image.data, limits=limits, full=full, recode=rules.recode)
 
 
 def _check_facts(rules: PackRules, removed: Removed | None, row: SampleOrReject) -> SampleOrReject:
@@ -155,27 +152,6 @@ def _check_facts(rules: PackRules, removed: Removed | None, row: SampleOrReject)
 
 def _reject(row: Sample, refused: RejectedError) -> Reject:
     return replace(refused.to_reject(row.source), url=row.url)
-
-
-def _add_digests(rules: PackRules, sample: Sample) -> Sample:
-    """Check the digest of a sample's image. Return the sample with the digests to store, if any.
-
-    With --verify-hash, raise RejectedError if the image does not have the digest in the sample's
-    facts. Without --compute-hash, return the sample as it is.
-    """
-    if rules.verify is not None:
-        column, kind = rules.verify
-        wanted = str(sample.facts.get(column) or "").strip().lower()
-        digest = hashlib.new(kind, sample.image).hexdigest()
-        if digest != wanted:
-            expected = wanted or f"nothing in column {column}"
-            raise RejectedError(Code.HASH_MISMATCH, f"{digest}, expected {expected}"[:200])
-    if not (name := rules.compute_hash):
-        return sample
-    digests = {name: hashlib.new(name, sample.image).hexdigest()}
-    for image in sample.images:
-        digests[f"{image.name}_{name}"] = hashlib.new(name, image.data).hexdigest()
-    return replace(sample, digests=digests)
 
 
 _META = b',"meta":'
@@ -224,19 +200,14 @@ def packed_sample(
         members.append((f"{name}.{other.extension}", other.data))
     data = facts_bytes(facts)
     members += [("json", data), ("txt", sample.caption.encode("utf-8", "replace"))]
-    return members, facts, _cut_meta(data, sample.images)
-
-
-def _cut_meta(data: bytes, images: Sequence[RoleImage]) -> bytes:
-    """Return the text of `meta` in a json. No other field is or has an object.
-
-    So the first text of its name is its name, and the last of the next field's is that.
-    """
+    # No other field is or has an object. So the first text of the name of `meta` is its name, and
+    # the last of the next field's is that.
     start = data.index(_META) + len(_META)
     following = "original_height"
-    if images:
-        following = min([following, *(n for i in images if (n := f"{i.name}_changes") > META)])
-    return data[start : data.rindex(f',"{following}":'.encode(), start)]
+    if sample.images:
+        changes = (f"{image.name}_changes" for image in sample.images)
+        following = min([following, *(name for name in changes if name > META)])
+    return members, facts, data[start : data.rindex(f',"{following}":'.encode(), start)]
 
 
 def repeats_of(source: str) -> int:
@@ -256,10 +227,10 @@ WORST_HOSTS = 20  # so many hosts are told about for each slice
 class PackWorker:
     """A worker of `pack`: one process, in which slices of a table of URLs share one HTTP client."""
 
-    def __init__(self, work: "PackWork") -> None:
-        self._work = work
-        self._edition = Edition(store=open_store(work.images), mark=work.edition)
-        self._fetcher = fetch.Fetcher(work.fetch_rules) if work.fetch_rules else None
+    def __init__(self, job: PackJob) -> None:
+        self._job = job
+        self._edition = Edition(store=open_store(job.images), mark=job.edition)
+        self._fetcher = fetch.Fetcher(job.fetch_rules) if job.fetch_rules else None
         self._pace = DownloadTurns()
 
     def __call__(self, part: Slice) -> Generator[RunProgress, None, Receipt]:
@@ -268,12 +239,19 @@ class PackWorker:
         Progress is yielded meanwhile. If another run has packed the slice, return the receipt of
         that run.
         """
-        work, store, inputs = self._work, self._edition.store, part.inputs
+        job, store, inputs = self._job, self._edition.store, part.inputs
         digest = hex_digest(inputs)
-        if done := find_receipt(store, part.name, digest, work.settings):
+        if done := find_receipt(store, part.name, digest, job.settings):
             return done
+        downloads = None
+        if self._fetcher is not None and job.fetch_rules is not None:
+            repeated = partial(repeated_urls, job.source, part)
+            minds_outage = not (job.fetch_rules.ignore_outage or part.is_retry)
+            downloads = Downloads(
+                self._fetcher, repeated, pace=self._pace, minds_outage=minds_outage
+            )
         with Draft(self._edition, part.name) as draft:
-            packed, downloads = PackedSlice(work, part, draft), self._downloads(part)
+            packed = PackedSlice(job, part, draft)
             with downloads or nullcontext():
                 told = time.monotonic()
                 for checked in packed.check_samples(downloads):
@@ -284,16 +262,8 @@ class PackWorker:
                         yield packed.progress(downloads)
             receipt = packed.receipt(digest)
             yield packed.progress(downloads)
-            check = partial(check_not_retried, store, part, work.retries)
+            check = partial(check_not_retried, store, part, job.retries)
             return draft.finish(receipt, {inputs_name(part.name): inputs}, check)
-
-    def _downloads(self, part: Slice) -> Downloads | None:
-        rules = self._work.fetch_rules
-        if self._fetcher is None or rules is None:
-            return None
-        repeated = partial(repeated_urls, self._work.source, part)
-        minds_outage = not (rules.ignore_outage or part.is_retry)
-        return Downloads(self._fetcher, repeated, pace=self._pace, minds_outage=minds_outage)
 
     def close(self) -> None:
         if self._fetcher is not None:
@@ -303,15 +273,15 @@ class PackWorker:
 class PackedSlice:
     """The shards and rejects that a slice is packed into: a shard is open for each bucket."""
 
-    def __init__(self, work: "PackWork", part: Slice, draft: Draft) -> None:
-        self._work, self._part, self._draft, self._rules = work, part, draft, work.rules
-        self._expected, self._columns = part.samples, table_columns("images", work.settings)
+    def __init__(self, job: PackJob, part: Slice, draft: Draft) -> None:
+        self._job, self._part, self._draft, self._rules = job, part, draft, job.rules
+        self._expected, self._columns = part.samples, table_columns("images", job.settings)
         self._left_out, self._content = LeftOut(), Content()
         self._counts, self._rolled = Counter[str](), Counter[int]()
         self._open: dict[int, DraftShard] = {}
         self._done: list[Shard] = []
         self._samples = self._nbytes = 0
-        self._roles = [role.name for role in work.rules.roles]
+        self._roles = [role.name for role in job.rules.roles]
 
     def check_samples(
         self, downloads: Downloads | None
@@ -321,13 +291,21 @@ class PackedSlice:
         Inputs that another slice has taken over are skipped. None is yielded while downloads are
         awaited. The fingerprint of each row that is read is kept.
         """
-        source, part, content = self._work.source, self._part, self._content
+        source, part, content = self._job.source, self._part, self._content
+        rules, threads = self._rules, self._job.threads
         removed = self._draft.removed or None  # asked several times of each sample
-        check = partial(_check_facts, self._rules, removed)
-        judge = partial(_check_sample, self._rules, removed)
-        threads = self._work.threads
+        check = partial(_check_facts, rules, removed)
+        judge = partial(_check_sample, rules, removed)
         if source.kind == "folder":  # one sample an item: reading goes into the threads with it
-            threads = _reading_threads(source, self._rules, threads)
+            # A local folder whose images are not decoded is read by one thread: the rest is Python
+            # and short system calls, where threads wait for each other's lock. For 8,000 samples of
+            # 50 KB, two threads took 1.8 times as long as one. If a mounted folder is slow, more
+            # workers help: they read different slices at the same time.
+            places = (source.url, *(role.url for role in source.columns.roles if role.url))
+            if any(shared_store(place).root is None for place in places):
+                threads = max(threads, REMOTE_READS)
+            elif not (rules.full_check or rules.recode):
+                threads = 1
 
             def read_and_judge(item: Item) -> list[tuple[bytes, CheckedSample]]:
                 rows = source.read(item)
@@ -364,7 +342,10 @@ class PackedSlice:
         members, facts, meta = packed_sample(key, *checked, self._rules)
         bucket, nbytes = facts["bucket"], sum([len(data) for _, data in members])
         shard = self._open.get(bucket)
-        if shard is not None and self._is_full(shard, nbytes):
+        if shard is not None and (
+            shard.samples >= self._rules.samples_per_shard
+            or shard.nbytes + nbytes > self._rules.max_shard_nbytes
+        ):
             self._done.append(self._open.pop(bucket).finish(waits=True))
             shard = None
         if shard is None:
@@ -375,10 +356,6 @@ class PackedSlice:
         self._samples += 1
         self._nbytes += nbytes
         count_sample(self._counts, "images", facts, roles=self._roles)
-
-    def _is_full(self, shard: DraftShard, nbytes: int) -> bool:
-        too_many = shard.samples >= self._rules.samples_per_shard
-        return too_many or shard.nbytes + nbytes > self._rules.max_shard_nbytes
 
     def progress(self, downloads: Downloads | None) -> RunProgress:
         rejects = self._draft.rejects.counts
@@ -393,21 +370,21 @@ class PackedSlice:
 
     def receipt(self, digest: str) -> Receipt:
         """Finish the open shards, and return the receipt of the slice with these inputs."""
-        work, part, rejects = self._work, self._part, self._draft.rejects
+        job, part, rejects = self._job, self._part, self._draft.rejects
         while self._open:
             self._done.append(self._open.popitem()[1].finish())
         counts = dict(self._counts + self._left_out.counts())
         return Receipt(
             dataset="images",
             unit=part.name,
-            generation=0 if part.is_retry else max(g for g in work.generations if g <= part.number),
-            settings=work.settings,
+            generation=0 if part.is_retry else max(g for g in job.generations if g <= part.number),
+            settings=job.settings,
             input=digest,
             inputs=self._samples + rejects.counts.total(),
             shards=tuple(sorted(self._done, key=lambda shard: (shard.bucket, shard.name))),
             rejects=dict(rejects.counts),
             counts=counts
             | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {})
-            | allowed_more(work.allowed_more),
+            | allowed_more(job.allowed_more),
             files={rejects_name(part.name): rejects.digest, **self._content.file},
         )

@@ -66,6 +66,17 @@ class FunctionWork:
         return self.function
 
 
+@dataclass(frozen=True, slots=True)
+class JobWork:
+    """Work that opens by a function of its job, which imports what workers alone need."""
+
+    open_worker: Callable[[Any], Callable[[Any], Generator[Any, None, Any]]]
+    job: Any
+
+    def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
+        return self.open_worker(self.job)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """The progress of a unit. A unit that is tried again starts over."""
