@@ -101,34 +101,35 @@ class MusubiLayout(Layout):
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         family = self.family
         for sample in samples:
+            latents: dict[str, TensorPart] = {}
+            (first, *references) = latents_in(sample, self.roles)
+            if self.roles and "{}" not in family.reference and len(references) != 1:
+                needed = f"musubi-tuner takes one for {family.name}"
+                raise wrong_references(sample, len(references), needed)
+            named = [("latents", *first)]
+            named += [(family.reference.format(n), *part) for n, part in enumerate(references)]
+            for name, array, data in named:
+                channels, high, wide = array.shape
+                shape = (channels, 1, high, wide) if family.has_axis else array.shape
+                full = f"{name}_{family.frames}{high}x{wide}_{DTYPES[array.dtype]}"
+                latents[full] = (shape, array.dtype, data[len(array.header) :])
+            texts: dict[str, TensorPart] = {}
+            for role, name in family.texts.items():
+                array, data = sample.array(f"{role}.npy")
+                start = len(array.header)
+                if name.startswith("varlen"):
+                    array = array.of_length(text_length(sample))
+                part = data[start : start + array.array_nbytes]
+                texts[f"{name}_{DTYPES[array.dtype]}"] = (array.shape, array.dtype, part)
             width, height = sample.cut_size
             path = f"{folder_of(unit, sample)}/{stem_of(sample)}"
             facts = {"architecture": family.name, "format_version": "1.0.1"}
             size = {"height": str(height), "width": str(width)}
-            latents = to_safetensors(self._latents(sample), facts | size)
-            texts = to_safetensors(_texts(family, sample), facts | {"caption1": sample.caption})
             name = f"{path}_{width:04d}x{height:04d}_{family.short}.safetensors"
-            out.write(name, latents, samples=1)
-            out.write(f"{path}_{family.short}_te.safetensors", texts)
+            out.write(name, to_safetensors(latents, facts | size), samples=1)
+            text = to_safetensors(texts, facts | {"caption1": sample.caption})
+            out.write(f"{path}_{family.short}_te.safetensors", text)
             yield
-
-    def _latents(self, sample: ExportSample) -> dict[str, TensorPart]:
-        """Return a sample's latents by musubi-tuner's names for them."""
-        family = self.family
-        (first, *references) = latents_in(sample, self.roles)
-        takes_one = "{}" not in family.reference
-        if self.roles and takes_one and len(references) != 1:
-            needed = f"musubi-tuner takes one for {family.name}"
-            raise wrong_references(sample, len(references), needed)
-        named = [("latents", *first)]
-        named += [(family.reference.format(n), *part) for n, part in enumerate(references)]
-        parts = {}
-        for name, array, data in named:
-            channels, high, wide = array.shape
-            shape = (channels, 1, high, wide) if family.has_axis else array.shape
-            full = f"{name}_{family.frames}{high}x{wide}_{DTYPES[array.dtype]}"
-            parts[full] = (shape, array.dtype, data[len(array.header) :])
-        return parts
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         folders = sorted({file.name.partition("/")[0] for file in files})
@@ -144,19 +145,6 @@ class MusubiLayout(Layout):
             lines += ["", "[[datasets]]", f'image_directory = "{folder}"']
             lines += [f'cache_directory = "{folder}"', f"num_repeats = {folder.partition('_')[0]}"]
         return {"dataset.toml": "\n".join([*lines, ""]).encode()}
-
-
-def _texts(family: MusubiFamily, sample: ExportSample) -> dict[str, TensorPart]:
-    """Return a sample's arrays of text by musubi-tuner's names for them."""
-    parts = {}
-    for role, name in family.texts.items():
-        array, data = sample.array(f"{role}.npy")
-        start = len(array.header)
-        if name.startswith("varlen"):
-            array = array.of_length(text_length(sample))
-        part = data[start : start + array.array_nbytes]
-        parts[f"{name}_{DTYPES[array.dtype]}"] = (array.shape, array.dtype, part)
-    return parts
 
 
 def to_safetensors(tensors: Mapping[str, TensorPart], facts: Mapping[str, str]) -> bytes:

@@ -110,14 +110,41 @@ def export(options: ExportOptions) -> Exported:
         )
     first, *joined = (dataset.settings for dataset in datasets)
     claim = {"form": FORM, "join": joined, "layout": repr(layout), "settings": first, "to": to}
-    return _Export(
-        dataset=exportable,
-        layout=layout,
-        units=tuple(_units(datasets, layout)),
-        claim=to_json(claim),
-        store=open_store(target),
-        options=options,
-    ).run()
+    store, units = open_store(target), tuple(_units(datasets, layout))
+    there = {entry.name: entry.nbytes for entry in store.list()}
+    marks_before = _claim_folder(store, there, claim=to_json(claim), units=units, options=options)
+    done = {mark.name: mark for mark in marks_before}
+    store.sweep(lambda name: name in there or name.startswith(MARKS))
+    before = len(done)
+    pending = [unit for unit in units if unit.name not in done]
+    index = tuple(layout.index(()))
+    if pending:
+        for name in index:
+            store.delete(name)
+        work = FunctionWork(partial(export_shard, target, layout))
+        done |= {unit.name: mark for unit, mark in _results(options, work, pending, "exported")}
+    marks = [done[unit.name] for unit in units]
+    exported = [file for mark in marks for file in mark.files]
+    written = dict(layout.index(exported))
+    texts = {field.name for field in text_fields(exportable.fields)}
+    for source in units[0].sources if units else ():
+        for name in texts.intersection(source.arrays or ()):
+            with suppress(NotFoundError):
+                written[empty_name(name)] = source.store.read(empty_name(name))
+    for name, data in written.items():
+        if pending or there.get(name) != len(data) or store.read(name) != data:
+            write_bytes(store, name, data)
+    return Exported(
+        to=to,
+        out=store.url,
+        samples=sum(file.samples for file in exported),
+        left_out=sum(mark.left_out for mark in marks),
+        files=len(exported),
+        nbytes=sum(file.nbytes for file in exported),
+        units=len(marks),
+        units_before=before,
+        index=index,
+    )
 
 
 def _units(datasets: Sequence[SourceDataset], layout: Layout) -> Iterator[ExportUnit]:
@@ -170,12 +197,9 @@ def _export_metadata(dataset: Exportable, target: str) -> Exported:
     store, files = open_store(target), metadata_beside(dataset, target)
     for name, data in files.items():
         write_bytes(store, name, data)
+    counts = dataset.shards.values()
     return Exported(
-        to="energon",
-        out=target,
-        samples=sum(dataset.shards.values()),
-        units=len(dataset.shards),
-        index=tuple(files),
+        to="energon", out=target, samples=sum(counts), units=len(counts), index=tuple(files)
     )
 
 
@@ -193,124 +217,80 @@ def export_shard(out: str, layout: Layout, unit: ExportUnit) -> Generator[int, N
                     yield unit.nbytes * count // of
                     reported = time.monotonic()
     mark = ExportMark(
-        name=unit.name,
-        inputs=tuple(unit.inputs),
-        files=tuple(output.files),
-        left_out=of - count,
+        name=unit.name, inputs=unit.inputs, files=tuple(output.files), left_out=of - count
     )
     write_bytes(output.store, mark.file_name, mark.to_bytes())
     return mark
 
 
-@dataclass(kw_only=True)
-class _Export:
-    """A run of an export: the dataset, the layout, and the shards as units of work.
+def _claim_folder(
+    store: Store,
+    there: Mapping[str, int],
+    *,
+    claim: bytes,
+    units: Sequence[ExportUnit],
+    options: ExportOptions,
+) -> Iterator[ExportMark]:
+    """Claim a folder for an export, and yield the marks of shards exported before.
 
-    `claim` has the settings that decide the bytes of files, beside the shards themselves.
+    `there` has the sizes of the files in it. `claim` has the settings that decide the bytes of
+    files, beside the shards themselves. Files of shards whose inputs changed, or whose files
+    are not as they were written, are deleted. Raise UsageError if the folder holds other files,
+    and FingerprintError if it holds another export.
     """
-
-    dataset: Exportable
-    layout: Layout
-    units: tuple[ExportUnit, ...]
-    claim: bytes
-    store: Store
-    options: ExportOptions
-
-    def run(self) -> Exported:
-        store, layout = self.store, self.layout
-        there = {entry.name: entry.nbytes for entry in store.list()}
-        done = {mark.name: mark for mark in self._claim_folder(there)}
-        store.sweep(lambda name: name in there or name.startswith(MARKS))
-        before = len(done)
-        pending = [unit for unit in self.units if unit.name not in done]
-        index = tuple(layout.index(()))
-        if pending:
-            for name in index:
-                store.delete(name)
-            work = FunctionWork(partial(export_shard, store.url, layout))
-            done |= {unit.name: mark for unit, mark in self._run(work, pending, "exported")}
-        marks = [done[unit.name] for unit in self.units]
-        files = [file for mark in marks for file in mark.files]
-        written = dict(layout.index(files))
-        texts = {field.name for field in text_fields(self.dataset.fields)}
-        for source in self.units[0].sources if self.units else ():
-            for name in texts.intersection(source.arrays or ()):
-                with suppress(NotFoundError):
-                    written[empty_name(name)] = shared_store(source.url).read(empty_name(name))
-        for name, data in written.items():
-            if pending or there.get(name) != len(data) or store.read(name) != data:
-                write_bytes(store, name, data)
-        return Exported(
-            to=self.options.to,
-            out=store.url,
-            samples=sum(file.samples for file in files),
-            left_out=sum(mark.left_out for mark in marks),
-            files=len(files),
-            nbytes=sum(file.nbytes for file in files),
-            units=len(marks),
-            units_before=before,
-            index=index,
-        )
-
-    def _claim_folder(self, there: Mapping[str, int]) -> Iterator[ExportMark]:
-        """Claim the folder for this export, and yield the marks of shards exported before.
-
-        `there` has the sizes of the files in it. Files of shards whose inputs changed, or whose
-        files are not as they were written, are deleted. Raise UsageError if the folder holds other
-        files, and FingerprintError if it holds another export.
-        """
-        store = self.store
-        if CLAIM not in there:
-            others = (name for name in there if not is_hidden(name) and name not in HUB_FILES)
-            if names := [shown(name) for name in islice(others, EXAMPLES + 1)]:
-                raise UsageError(
-                    f"{store.url} holds other files ({examples(names)}): give an empty or new "
-                    "folder for the export"
-                )
-            write_bytes(store, CLAIM, self.claim)
-            return
-        try:
-            stored = read_record(dict[str, Any], store.read(CLAIM), f"{store.url}/{CLAIM}")
-        except FormatError as error:
-            raise FormatError(f"{error}: give another folder, or remove it first") from None
-        if changed := changed_settings(stored, json.loads(self.claim)):
-            differing = ", ".join(shortened(name.replace("_", "-")) for name in changed)
-            raise FingerprintError(
-                f"{store.url} holds another export ({differing} differ): give another folder, or "
-                "remove it first"
+    if CLAIM not in there:
+        others = (name for name in there if not is_hidden(name) and name not in HUB_FILES)
+        if names := [shown(name) for name in islice(others, EXAMPLES + 1)]:
+            raise UsageError(
+                f"{store.url} holds other files ({examples(names)}): give an empty or new "
+                "folder for the export"
             )
-        wanted = {unit.name: unit.inputs for unit in self.units}
-        names = sorted(
-            n for n in there if n != CLAIM and n.startswith(MARKS) and n.endswith(".json")
+        write_bytes(store, CLAIM, claim)
+        return
+    try:
+        stored = read_record(dict[str, Any], store.read(CLAIM), f"{store.url}/{CLAIM}")
+    except FormatError as error:
+        raise FormatError(f"{error}: give another folder, or remove it first") from None
+    if changed := changed_settings(stored, json.loads(claim)):
+        differing = ", ".join(shortened(name.replace("_", "-")) for name in changed)
+        raise FingerprintError(
+            f"{store.url} holds another export ({differing} differ): give another folder, or "
+            "remove it first"
         )
-        current = []
-        for mark in filter(None, read_each(partial(ExportMark.read, store), names, store.readers)):
-            is_here = all(there.get(file.name) == file.nbytes for file in mark.files)
-            if list(mark.inputs) == wanted.get(mark.name) and is_here:
-                current.append(mark)
+    wanted = {unit.name: unit.inputs for unit in units}
+    names = sorted(n for n in there if n != CLAIM and n.startswith(MARKS) and n.endswith(".json"))
+    current = []
+    for mark in filter(None, read_each(partial(ExportMark.read, store), names, store.readers)):
+        is_here = all(there.get(file.name) == file.nbytes for file in mark.files)
+        if mark.inputs == wanted.get(mark.name) and is_here:
+            current.append(mark)
+        else:
+            _delete(store, mark)
+    if current:
+        told = f"checking {plural(len(current), 'shard')} exported before"
+        options.listener_or_mute.on_message(told)
+        work = FunctionWork(partial(check_files, store.url))
+        for mark, is_sound in _results(options, work, current, "checked"):
+            if is_sound:
+                yield mark
             else:
-                self._delete(mark)
-        if current:
-            told = f"checking {plural(len(current), 'shard')} exported before"
-            self.options.listener_or_mute.on_message(told)
-            work = FunctionWork(partial(check_files, store.url))
-            for mark, is_sound in self._run(work, current, "checked"):
-                if is_sound:
-                    yield mark
-                else:
-                    self._delete(mark)
+                _delete(store, mark)
 
-    def _delete(self, mark: ExportMark) -> None:
-        """Delete the mark of a shard, and then the files that it lists."""
-        for name in (mark.file_name, *(file.name for file in mark.files)):
-            self.store.delete(name)
 
-    def _run(self, work: Work, units: Sequence[Unit], done: str) -> Iterator[tuple[Any, Any]]:
-        """Yield each unit with its result. Raise WorkError at the end if a unit failed.
+def _delete(store: Store, mark: ExportMark) -> None:
+    """Delete the mark of a shard, and then the files that it lists."""
+    for name in (mark.file_name, *(file.name for file in mark.files)):
+        store.delete(name)
 
-        `done` is the word in its message for what could not be done.
-        """
-        job: Job[Any, Any] = job_largest_first(self.options, work, units, name="export")
-        with closing(job):
-            yield from job.results()
-        check_all_done(job.quarantined, "shard", done, "run the same command again")
+
+def _results(
+    options: ExportOptions, work: Work, units: Sequence[Unit], done: str
+) -> Iterator[tuple[Any, Any]]:
+    """Yield each unit with its result. Raise WorkError at the end if a unit failed.
+
+    `done` is the word in its message for what could not be done.
+    """
+    job: Job[Any, Any] = job_largest_first(options, work, units, name="export")
+    with closing(job):
+        yield from job.results()
+    check_all_done(job.quarantined, "shard", done, "run the same command again")

@@ -141,8 +141,22 @@ class KohyaLayout(Layout):
 
         values = {name: sample.values(name) for name in self.arrays}
         width, height = sample.cut_size
-        latents = f"_{width:04d}x{height:04d}_{self.family}.npz"
-        caches = {latents: self._latents(sample, values)}
+        is_raw = self.family != "flux"
+        latents = {LATENTS[n]: v.astype("<f4") for n, v in values.items() if n in LATENTS}
+        if is_raw:
+            latents = {n: denormalise(v, self.settings or {}) for n, v in latents.items()}
+        rows, cells = latents["latents"].shape[-2:]
+        for mask in [role for role in self.roles if is_mask(role)][:1]:
+            level = np.full((rows, cells), 255)  # without a mask, all of the image counts
+            for name in sample.arrays_in([mask]):
+                level = sample.values(name)
+            latents["alpha_mask"] = level.astype("<f4") / 255
+        original = [sample.number("original_width"), sample.number("original_height")]
+        latents |= {"original_size": np.array(original)}
+        latents |= {"crop_ltrb": np.array(sample.facts["crop"])}
+        if not is_raw:  # Flux's file may hold an image at several resolutions
+            latents = {f"{name}_{rows}x{cells}": array for name, array in latents.items()}
+        caches = {f"_{width:04d}x{height:04d}_{self.family}.npz": latents}
         if EMB in values and self.family == "sdxl":
             second = len(values[POOLED])  # its encoder is as wide as the pooled vector
             caches["_te_outputs.npz"] = {
@@ -161,29 +175,6 @@ class KohyaLayout(Layout):
                 "apply_t5_attn_mask": np.array(False),
             }
         return caches
-
-    def _latents(self, sample: ExportSample, values: Arrays) -> Arrays:
-        import numpy as np
-
-        is_raw = self.family != "flux"
-        latents = {LATENTS[n]: values[n].astype("<f4") for n in LATENTS if n in values}
-        if is_raw:
-            latents = {n: denormalise(v, self.settings or {}) for n, v in latents.items()}
-        height, width = latents["latents"].shape[-2:]
-        size = [sample.number("original_width"), sample.number("original_height")]
-        masks = [role for role in self.roles if is_mask(role)][:1]
-        if masks:  # without one, all of the image counts
-            mask = np.full((height, width), 255)
-            for name in sample.arrays_in(masks):
-                mask = sample.values(name)
-            latents["alpha_mask"] = mask.astype("<f4") / 255
-        arrays = {
-            **latents,
-            "original_size": np.array(size),
-            "crop_ltrb": np.array(sample.facts["crop"]),
-        }
-        # Flux's file may hold an image at several resolutions.
-        return arrays if is_raw else {f"{n}_{height}x{width}": v for n, v in arrays.items()}
 
 
 def check_buckets(dataset: Exportable) -> None:

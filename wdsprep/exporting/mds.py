@@ -25,7 +25,6 @@ from wdsprep.dataset.npy_arrays import (
     GIVEN,
     LATENT,
     MASK,
-    Field,
     denormalise,
     is_imported,
 )
@@ -114,50 +113,38 @@ class MdsLayout(Layout):
                 f"{dataset.url} has imported latents of unknown scale, and --to mds needs latents "
                 "as the VAE gives them: encode the images, or give another --to"
             )
-        named = replace(self, tower=dataset.tower or dataset.model, settings=dataset.settings)
-        columns = named._columns_of(dataset)
-        varying = [field for field in dataset.fields if field.is_variable and field.name == EMB]
-        return replace(
-            named,
-            arrays=tuple(field.name for field in dataset.fields),
-            columns=tuple(sorted(columns, key=lambda column: column.name)),
-            length=varying[0].shape[0] if varying else 0,
-        )
-
-    def _columns_of(self, dataset: Exportable) -> list[Column]:
+        tower, settings = dataset.tower or dataset.model, dataset.settings
+        mask = f"attention_mask_caption_{tower}"
+        names = {**IMAGES, EMB: f"latent_caption_{tower}", MASK: mask}
         columns = [Column(name=name, kind=TEXT) for name in ("caption", "key")]
+        sides = ("height", "width")
         if dataset.kind == "images":
             columns.append(Column(name="image", kind=BYTES, member="image"))
-            columns += [Column(name=name, kind=INT) for name in ("height", "width")]
-        are_latents = dataset.what == "latents" and not is_imported(dataset.settings)
-        if dataset.kind == "images" or are_latents:
-            columns += [Column(name=f"original_{name}", kind=INT) for name in ("height", "width")]
+            columns += [Column(name=side, kind=INT) for side in sides]
+        if dataset.kind == "images" or (dataset.what == "latents" and not is_imported(settings)):
+            columns += [Column(name=f"original_{side}", kind=INT) for side in sides]
+        length = 0
         for field in dataset.fields:
-            columns.append(self._column(field, dataset))
+            kind, shape = NAMED[field.dtype], () if field.is_variable else field.shape
+            if field.name in IMAGES:  # a mean and a deviation, as the VAE gives them
+                kind, patch = "float16", settings.get("patch", 1)
+                if not dataset.has_moments:
+                    channels, height, width = shape
+                    shape = 2 * channels // patch**2, height * patch, width * patch
+                shape = () if dataset.has_shapes else shape
+            name = names.get(field.name, field.name.removesuffix(".npy"))
+            columns.append(Column(name=name, kind=kind, member=field.name, shape=shape))
             if field.is_variable and field.name == EMB:
-                mask = Column(name=self._mask, kind="uint8", member=MASK, shape=field.shape[:1])
-                columns.append(mask)
-        return columns
-
-    def _column(self, field: Field, dataset: Exportable) -> Column:
-        if field.name in IMAGES:
-            channels, height, width = shape = field.shape
-            if not dataset.has_moments:  # a mean and a deviation, as the VAE gives them
-                patch = dataset.settings.get("patch", 1)
-                shape = 2 * channels // patch**2, height * patch, width * patch
-            shape = () if dataset.has_shapes else shape
-            return Column(name=IMAGES[field.name], kind="float16", member=field.name, shape=shape)
-        names = {EMB: f"latent_caption_{self.tower}", MASK: self._mask}
-        return Column(
-            name=names.get(field.name, field.name.removesuffix(".npy")),
-            kind=NAMED[field.dtype],
-            member=field.name,
-            shape=() if field.is_variable else field.shape,
+                length = field.shape[0]
+                columns.append(Column(name=mask, kind="uint8", member=MASK, shape=(length,)))
+        return replace(
+            self,
+            tower=tower,
+            settings=settings,
+            arrays=tuple(field.name for field in dataset.fields),
+            columns=tuple(sorted(columns, key=lambda column: column.name)),
+            length=length,
         )
-
-    @property
-    def _mask(self) -> str:
-        return f"attention_mask_caption_{self.tower}"
 
     # --- a shard
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
@@ -212,38 +199,33 @@ class MdsLayout(Layout):
         return tuple(join_small(chain([head], *map(pieces_of, parts))))
 
     def _value(self, column: Column, sample: ExportSample) -> Data:
+        """Return the bytes of a sample in a column.
+
+        A latent becomes a mean and a standard deviation, as the VAE gives them. If one latent was
+        kept, it is unscaled and taken for the mean, and the deviation is 0.
+        """
+        import numpy as np
+
         if column.kind == INT:
             return struct.pack("<q", sample.number(column.name))
         if column.kind == TEXT:
             return (sample.caption if column.name == "caption" else sample.key).encode()
         if column.kind == BYTES:
             return sample.image[1]
-        return column.encode(self._array(column, sample))
-
-    def _array(self, column: Column, sample: ExportSample) -> "NDArray[Any]":
-        import numpy as np
-
         if column.member == MASK and self.length:
-            return (np.arange(self.length) < sample.array(EMB)[0].shape[0]).astype("u1")
+            is_token = np.arange(self.length) < sample.array(EMB)[0].shape[0]
+            return column.encode(is_token.astype("u1"))
         array = sample.values(column.member)
-        return self._moments(array) if column.member in IMAGES else array
-
-    def _moments(self, latent: "NDArray[Any]") -> "NDArray[Any]":
-        """Return the mean and the standard deviation of a latent, as the VAE gives them.
-
-        If one latent was kept, it is unscaled and taken for the mean, and the deviation is 0.
-        """
-        import numpy as np
-
-        settings = self.settings or {}
-        values = latent.astype("<f4")
-        if settings.get("latents") == "moments":
-            mean, logvar = np.split(values, 2)
-            return np.concatenate([mean, np.exp(0.5 * logvar)])
-        mean = denormalise(values, settings)
-        both = np.zeros((2 * len(mean), *mean.shape[1:]), "<f2")
-        both[: len(mean)] = mean
-        return both
+        if column.member in IMAGES:
+            settings, values = self.settings or {}, array.astype("<f4")
+            if settings.get("latents") == "moments":
+                mean, logvar = np.split(values, 2)
+                array = np.concatenate([mean, np.exp(0.5 * logvar)])
+            else:
+                mean = denormalise(values, settings)
+                array = np.zeros((2 * len(mean), *mean.shape[1:]), "<f2")
+                array[: len(mean)] = mean
+        return column.encode(array)
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         shards = []

@@ -9,8 +9,9 @@ A joined dataset was made of the same image shards, so its samples are found by 
 remote store.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -33,7 +34,7 @@ from wdsprep.dataset.samples import facts_bytes, names_in_roles, parse_object
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shard_reader import HashedTape, ScoreReader, open_shard
 from wdsprep.dataset.stored_dataset import read_shard
-from wdsprep.dataset.tar.members import Tape, members, split_member, truncated
+from wdsprep.dataset.tar.members import members, split_member, truncated
 from wdsprep.dataset.tar.read import TarSample, open_tape
 from wdsprep.dataset.tar.write import LARGE_NBYTES, Buffer
 from wdsprep.errors import DamageError, UsageError
@@ -45,16 +46,9 @@ from wdsprep.tables.stored_tables import read_positions
 TEXTS = frozenset(("json", "txt"))
 
 
-@dataclass(slots=True)
-class ReadSample:
-    """A sample of a shard: the fields that were read, and of a tar the places of all members."""
-
-    key: str
-    fields: dict[str, Buffer]
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-
-Samples = Iterator[ReadSample]
+Places = dict[str, tuple[int, int]]
+ReadSample = tuple[str, dict[str, Buffer], Places]
+"""The key of a sample, the fields that were read, and of a tar the places of all members."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,64 +75,56 @@ class UnitSource:
         return DamageError(f"{self.url}/{self.shard.name}", cause, key)
 
     def wants(self, name: str) -> bool:
-        is_named = self.arrays is None or name in self.arrays or name in TEXTS
+        is_named = self.arrays is None or name in self.arrays
         return is_named or bool(names_in_roles([name], self.roles))
 
-    def read(self, *, heads: bool) -> Samples:
+    def read(self, *, heads: bool) -> Iterator[ReadSample]:
         """Yield the samples of the shard; with `heads` their json and caption alone.
 
-        Raise DamageError at the end if its receipt has another number of samples.
+        Raise DamageError at the end if its receipt has another number of samples or another digest.
         """
-        tar = self._read_headers() if heads else self._read_hashed()
-        samples = tar if self.scores is None else self._read_scores(tar)
+        samples = self._read_tar(heads=heads)
+        if self.scores is not None:
+            samples = self._read_scores(samples)
         count = 0
         for count, sample in enumerate(samples, 1):  # noqa: B007  counts them
             yield sample
         if count != self.shard.samples:
             raise self.damage(UNLIKE_RECEIPT)
 
-    def _read_hashed(self) -> Samples:
-        """Yield the samples of the tar, and read every byte of it.
+    def _read_tar(self, *, heads: bool) -> Iterator[ReadSample]:
+        """Yield the samples of the tar, with `heads` with their json and caption alone.
 
-        Raise DamageError at the end if its receipt has another digest.
+        Without `heads` every byte is read and hashed, and large members are views: to copy them
+        takes as long. With `heads` a tar in a remote store is read whole, too: many small ranges
+        would take longer.
         """
-        with HashedTape(self.store, self.shard) as tape:
-            yield from self._read_tar(tape.at, tape.view, self.wants)
-            tape.check(self.shard.digest)
-
-    def _read_headers(self) -> Samples:
-        """Yield the samples of the tar with their json and caption, and the places of all members.
-
-        A tar in a remote store is read whole: many small ranges would take longer.
-        """
-        with open_tape(self.store, self.shard.name) as at:
-            yield from self._read_tar(at, at, TEXTS.__contains__)
-
-    def _read_tar(
-        self, at: Tape, view: Callable[[int, int], Buffer], wants: Callable[[str], bool]
-    ) -> Samples:
-        """Yield the samples of a tar with the members that `wants` accepts.
-
-        Large members are views: to copy them takes as long as to hash them.
-        """
-        with naming_place(f"{self.url}/{self.shard.name}"):
+        with ExitStack() as stack, naming_place(f"{self.url}/{self.shard.name}"):
+            if heads:
+                at = view = stack.enter_context(open_tape(self.store, self.shard.name))
+            else:
+                tape = stack.enter_context(HashedTape(self.store, self.shard))
+                at, view = tape.at, tape.view
             files = (
                 (*split, start, nbytes)
                 for path, _, start, nbytes, target in members(at)
                 if (split := split_member(path)) and not target
             )
             for key, adjacent in groupby(files, itemgetter(0)):
-                sample = ReadSample(key, {})
+                fields: dict[str, Buffer] = {}
+                places: Places = {}
                 for _, name, start, nbytes in adjacent:
-                    sample.places[name] = (start, nbytes)
-                    if wants(name):
+                    places[name] = (start, nbytes)
+                    if name in TEXTS or (not heads and self.wants(name)):
                         read = view if nbytes >= LARGE_NBYTES else at
-                        content = sample.fields[name] = read(start, nbytes)
+                        content = fields[name] = read(start, nbytes)
                         if len(content) < nbytes:
                             raise truncated(start, f"{key}.{name}")
-                yield sample
+                yield key, fields, places
+            if not heads:
+                tape.check(self.shard.digest)
 
-    def _read_scores(self, tar: Samples) -> Samples:
+    def _read_scores(self, tar: Iterator[ReadSample]) -> Iterator[ReadSample]:
         """Yield the samples of a shard of scores, with their rows as json.
 
         Arrays come from `tar`, the samples of its tar, if it has one. Raise DamageError if that has
@@ -146,12 +132,11 @@ class UnitSource:
         """
         rows = ScoreReader(self.store, self.shard, self.scores or {}).facts()
         if is_table(self.shard.name):
-            tar = (ReadSample(row[KEY], {}) for row in rows)
-        for sample, row in zip(tar, rows, strict=True):
-            if sample.key != row[KEY]:
+            tar = ((row[KEY], {}, {}) for row in rows)
+        for (key, fields, places), row in zip(tar, rows, strict=True):
+            if key != row[KEY]:
                 raise self.damage(UNLIKE_RECEIPT)
-            sample.fields["json"] = facts_bytes(row)
-            yield sample
+            yield key, {**fields, "json": facts_bytes(row)}, places
 
     def read_joined(self, first: "UnitSource") -> Iterator[TarSample | None]:
         """Yield the sample for each sample of the first shard, or None if it has none."""
@@ -169,10 +154,10 @@ class UnitSource:
         with naming_repair(self.store):  # an error in the first dataset would name another
             return read_positions(self.store, self.receipt)
 
-    def facts(self, sample: ReadSample | TarSample) -> Mapping[str, Any]:
-        facts = parse_object(bytes(sample.fields.get("json", b"{}")))
+    def facts(self, key: str, fields: Mapping[str, Buffer]) -> Mapping[str, Any]:
+        facts = parse_object(bytes(fields.get("json", b"{}")))
         if facts is None:
-            damage = self.damage("its json is not an object", sample.key)
+            damage = self.damage("its json is not an object", key)
             raise damage.with_next_step(repair_step(self.url))
         return facts
 
@@ -189,47 +174,44 @@ class ExportUnit:
         return self.sources[0].shard.nbytes
 
     @property
-    def inputs(self) -> list[str]:
+    def inputs(self) -> tuple[str, ...]:
         """Return the digests of all source shards, which tell whether one has changed."""
-        return [source.shard.digest for source in self.sources]
+        return tuple(source.shard.digest for source in self.sources)
 
     def read(self, *, heads: bool) -> Iterator[ExportSample]:
-        """Yield the samples that all sources have; with `heads` with their texts alone."""
+        """Yield the samples that all sources have; with `heads` with their texts alone.
+
+        The caption of a sample is that of the last dataset with arrays made of captions, or its own
+        if there is none. Its facts win over those of joined scores. Raise UsageError if keys
+        differ.
+        """
         first, *joined = self.sources
         readers = [
             read_shard(source.store, source.shard, source.read_joined(first)) for source in joined
         ]
-        for sample in read_shard(first.store, first.shard, first.read(heads=heads)):
+        samples = read_shard(first.store, first.shard, first.read(heads=heads))
+        for key, fields, places in samples:
             others = [other for other in map(next, readers) if other is not None]
-            if len(others) == len(joined):
-                yield self._join(sample, others)
-
-    def _join(self, sample: ReadSample, others: Sequence[TarSample]) -> ExportSample:
-        """Join a sample with those of other datasets.
-
-        Its caption is that of the last dataset with arrays made of captions, or its own if there is
-        none. Its facts win over those of joined scores. Raise UsageError if the keys differ.
-        """
-        first, *joined = self.sources
-        files = {name: data for name, data in sample.fields.items() if name not in TEXTS}
-        facts = first.facts(sample)
-        caption = sample.fields.get("txt", b"")
-        for other, source in zip(others, joined, strict=True):
-            if other.key != sample.key:
-                raise UsageError(
-                    f"{source.url}/{source.shard.name} has {other.key} where {first.url} has "
-                    f"{sample.key}: {verify_step(source.url, first.url)}"
-                )
-            wanted = (name for name in other.fields if source.wants(name) and name not in TEXTS)
-            files |= {name: other.fields[name] for name in wanted}
-            if source.scores is not None:
-                facts = {**source.facts(other), **facts}
-            if source.gives_caption:
-                caption = other.fields.get("txt", caption)
-        return ExportSample(
-            key=sample.key,
-            members=files,
-            facts=facts,
-            caption=bytes(caption).decode("utf-8", "replace"),
-            places=sample.places,
-        )
+            if len(others) < len(joined):
+                continue
+            files = {name: data for name, data in fields.items() if name not in TEXTS}
+            facts, caption = first.facts(key, fields), fields.get("txt", b"")
+            for other, source in zip(others, joined, strict=True):
+                if other.key != key:
+                    raise UsageError(
+                        f"{source.url}/{source.shard.name} has {other.key} where {first.url} has "
+                        f"{key}: {verify_step(source.url, first.url)}"
+                    )
+                wanted = (n for n in other.fields if source.wants(n) and n not in TEXTS)
+                files |= {name: other.fields[name] for name in wanted}
+                if source.scores is not None:
+                    facts = {**source.facts(key, other.fields), **facts}
+                if source.gives_caption:
+                    caption = other.fields.get("txt", caption)
+            yield ExportSample(
+                key=key,
+                members=files,
+                facts=facts,
+                caption=bytes(caption).decode("utf-8", "replace"),
+                places=places,
+            )

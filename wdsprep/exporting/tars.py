@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from wdsprep.dataset.file_names import index_name, is_table
 from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED
@@ -26,9 +26,6 @@ from wdsprep.exporting.layout import (
 from wdsprep.importing import column_names
 from wdsprep.store.base import local_path
 from wdsprep.store.schemes import root_and_name
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 NV_META = ".nv-meta"
 _BRACES = re.compile(r"([\\{},])")
@@ -145,6 +142,8 @@ class PrimusLayout(TarLayout):
         )
 
     def members(self, sample: ExportSample) -> Members:
+        import torch
+
         latents = sample.bits(LATENT)
         arrays = {column_names.LATENT: latents}
         if self.has_moments:
@@ -152,19 +151,15 @@ class PrimusLayout(TarLayout):
             arrays = {column_names.MEAN: mean, column_names.LOGVAR: logvar}
         arrays[column_names.EMB] = pad_to(sample.bits(EMB), self.length)
         arrays[column_names.POOLED] = sample.bits(POOLED)
-        saved = [(column_names.PRIMUS[role], save_tensor(a)) for role, a in arrays.items()]
+        saved: Members = []
+        for role, bits in arrays.items():
+            tensor = torch.from_numpy(bits.copy()).view(torch.bfloat16)
+            saved.append((column_names.PRIMUS[role], save_by_torch(tensor)))
         return [*saved, ("caption.txt", sample.caption.encode())]
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         tars = {file.name: file.samples for file in files if file.samples}
         return metadata_files(tars, {"encoding": "preencoded"})
-
-
-def save_tensor(bits: "NDArray[Any]") -> bytes:
-    """Return the file that torch.save writes of a bfloat16 tensor."""
-    import torch
-
-    return save_by_torch(torch.from_numpy(bits.copy()).view(torch.bfloat16))
 
 
 # --- wids and webshart
