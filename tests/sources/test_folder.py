@@ -167,11 +167,13 @@ def test_metadata_tables_speak_of_their_own_folder(tmp_path: Path, kind: str) ->
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("metadata.jsonl", '{"file_name": "a.jpg"}\n{oops\n', "line 2"),
-        ("metadata.jsonl", "[1]\n", "line 1"),
+        ("metadata.jsonl", '{"file_name": "a.jpg"}\n{oops\n', "row 2"),
+        ("metadata.jsonl", "[1]\n", "row 1"),
+        ("metadata.jsonl", f'{{"file_name": "a.jpg", "b": {"[" * 90_000}', "row 1"),
         ("metadata.jsonl", '{"name": "a.jpg"}\n', "without file_name"),
         ("metadata.csv", "name,caption\na.jpg,x,extra\n", "without file_name"),
-        ("metadata.csv", b"file_name\n\xff\xfe\n", "metadata.csv cannot be read"),
+        ("metadata.csv", b"file_name\n\xff\xfe\n", "row 1: .* not UTF-8"),
+        ("metadata.csv", 'file_name,text\na.jpg,"x\nb.jpg,y\n', "a quote opened"),
     ],
 )
 def test_a_broken_metadata_table_is_an_error_that_says_where(

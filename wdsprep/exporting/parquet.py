@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING, Any
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, field_of
 from wdsprep.dataset.settings import NUMBER, TEXT, WHOLE
 from wdsprep.dataset.tar.write import Buffer
-from wdsprep.exporting.layout import (
-    Exportable,
-    ExportSample,
-    Layout,
-    Output,
-    Writing,
-    to_json,
-)
+from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Output, Writing, to_json
 from wdsprep.importing.column_names import MLPERF
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import email.utils
 import errno
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pycurl
@@ -185,29 +185,23 @@ OPT_OUTS = frozenset({"noai", "noimageai", "noml", "noindex", "noimageindex", "n
 
 
 def opt_out(headers: Headers) -> str:
-    """Return the header by which the owner reserves the image, or "" if there is none."""
-    for value in headers.get("x-robots-tag", ()):
-        for directive in _directives(value):
-            if directive in OPT_OUTS:
-                return f"X-Robots-Tag: {directive}"
-    if "1" in headers.get("tdm-reservation", ()):
-        return "TDM-Reservation: 1"
-    return ""
-
-
-def _directives(value: str) -> Iterator[str]:
-    """Yield the directives that are for all robots or for us.
+    """Return the header by which the owner reserves the image, or "" if there is none.
 
     The name of a robot holds for the directives after it, until the next name.
     """
-    ours = True
-    for part in value.lower().split(","):
-        name, colon, rest = part.partition(":")
-        if colon and not name.strip().startswith(("max-", "unavailable_after")):
-            ours = name.strip() in (TOKEN, "*")
-            part = rest
-        if ours:
-            yield part.strip()
+    for value in headers.get("x-robots-tag", ()):
+        is_for_us = True
+        for part in value.lower().split(","):
+            name, colon, directive = part.partition(":")
+            if colon and not name.strip().startswith(("max-", "unavailable_after")):
+                is_for_us = name.strip() in (TOKEN, "*")
+            else:
+                directive = part
+            if is_for_us and directive.strip() in OPT_OUTS:
+                return f"X-Robots-Tag: {directive.strip()}"
+    if "1" in headers.get("tdm-reservation", ()):
+        return "TDM-Reservation: 1"
+    return ""
 
 
 LONGEST_WAIT_S = 60.0

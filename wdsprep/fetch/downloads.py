@@ -245,30 +245,26 @@ class Downloads:
         return replace(row, image=image, images=tuple(images))
 
     def _take(self, download: _Download) -> Fetched:
-        """Return what was fetched, with its data, for a row that is due."""
-        fetched = download.fetched
+        """Return what was fetched, with its data, for a row that is due.
+
+        The data is dropped unless further rows need it.
+        """
+        fetched, url = download.fetched, download.url
         assert fetched is not None  # noqa: S101  for mypy: the row is due
         data = self._spool.get(download.place) if download.place else fetched.data
-        self._release(download, len(fetched.data))
+        if url in self._by_url:
+            self._repeated[url] -= 1
+            if self._repeated[url] <= 0:
+                del self._by_url[url]
+        if url not in self._by_url:
+            if download.place:
+                self._spool.drop()
+            self._held -= len(fetched.data)
         if self._outage is not None:
-            self._outage.note(download.url, fetched.code)
+            self._outage.note(url, fetched.code)
         if fetched.code is not None:
             self.failed_hosts[f"{fetched.host or '(no host)'} ({fetched.code})"] += 1
         return replace(fetched, data=data)
-
-    def _release(self, download: _Download, nbytes: int) -> None:
-        """Drop the data of a download, unless further rows need it.
-
-        `nbytes` is how many bytes of the data are in memory.
-        """
-        if download.url in self._by_url:
-            self._repeated[download.url] -= 1
-            if self._repeated[download.url] > 0:
-                return
-            del self._by_url[download.url]
-        if download.place:
-            self._spool.drop()
-        self._held -= nbytes
 
 
 def _in_thread(act: Callable[[], T]) -> Generator[None, None, T]:

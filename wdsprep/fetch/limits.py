@@ -109,19 +109,16 @@ class HostLimits:
         """
         self._line_up(host)
         while self._free and self._ready and self._may_start():
-            self._call(self._ready.popleft())
-
-    def _call(self, host: str) -> None:
-        turns = self._hosts[host]
-        turns.queued = False
-        while turns.waiting:
-            waiter = turns.waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                turns.busy += 1
-                self._free -= 1
-                break
-        self._line_up(host)
+            turns = self._hosts[host := self._ready.popleft()]
+            turns.queued = False
+            while turns.waiting:
+                waiter = turns.waiting.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    turns.busy += 1
+                    self._free -= 1
+                    break
+            self._line_up(host)
 
     def _line_up(self, host: str) -> None:
         if host not in self._hosts:  # forgotten before its pause ended

@@ -89,9 +89,21 @@ class OutageCheck:
         """
         witnesses = self._witnesses.urls()
         if witnesses:
-            is_up = self._answers_one_of(witnesses)
-        else:
-            is_up = self._silent_sites() < OUTAGE_SITES
+            asked = {self._ask(url): url for url in witnesses}
+            try:
+                answers = ((asked[done], done.result().code) for done in as_completed(asked))
+                is_up = any(_is_answer(*answer) for answer in answers)
+            finally:
+                for future in asked:
+                    future.cancel()
+        else:  # count the sites without an answer whose names may exist, until they are enough
+            names = [name for name in self._sites.values() if name]
+            silent = len(self._sites) - len(names)
+            with ThreadPoolExecutor(OUTAGE_SITES) as threads:
+                while names and silent < OUTAGE_SITES:
+                    batch, names = names[:OUTAGE_SITES], names[OUTAGE_SITES:]
+                    silent += sum(not gone for gone in threads.map(is_unknown_name, batch))
+            is_up = silent < OUTAGE_SITES
         if not is_up:
             nor = ", nor do hosts that did before" if witnesses else ""
             raise WorkError(
@@ -106,29 +118,6 @@ class OutageCheck:
         self._answered = True
         self._codes.clear()
         self._sites.clear()
-
-    def _answers_one_of(self, urls: list[str]) -> bool:
-        asked = {self._ask(url): url for url in urls}
-        try:
-            return any(
-                _is_answer(asked[future], future.result().code) for future in as_completed(asked)
-            )
-        finally:
-            for future in asked:
-                future.cancel()
-
-    def _silent_sites(self) -> int:
-        """Count the sites without an answer whose names may exist.
-
-        Stop once there are OUTAGE_SITES of them or more.
-        """
-        names = [name for name in self._sites.values() if name]
-        silent = len(self._sites) - len(names)
-        with ThreadPoolExecutor(OUTAGE_SITES) as threads:
-            while names and silent < OUTAGE_SITES:
-                batch, names = names[:OUTAGE_SITES], names[OUTAGE_SITES:]
-                silent += sum(not gone for gone in threads.map(is_unknown_name, batch))
-        return silent
 
 
 def is_unknown_name(name: str) -> bool:

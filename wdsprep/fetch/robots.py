@@ -26,7 +26,7 @@ while there is room.
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes
 
@@ -64,16 +64,6 @@ END = "\n"
 """What a path ends in while it is compared, and a rule that holds to the end of a path."""
 
 
-def _matches(pieces: tuple[str, ...], path: str) -> bool:
-    first, *others = pieces
-    at = len(first) if path.startswith(first) else -1
-    for piece in others:
-        if at < 0 or (place := path.find(piece, at)) < 0:
-            return False
-        at = place + len(piece)
-    return at >= 0
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Robots:
     """The rules of a robots.txt that are for us.
@@ -99,7 +89,13 @@ class Robots:
         for rank, pieces in self.patterns:
             if rank <= best:
                 break
-            if _matches(pieces, plain):
+            at = len(pieces[0]) if plain.startswith(pieces[0]) else -1
+            for piece in pieces[1:]:
+                if at < 0 or (place := plain.find(piece, at)) < 0:
+                    at = -1
+                    break
+                at = place + len(piece)
+            if at >= 0:
                 return rank[1]
         return best[1]
 
@@ -112,32 +108,37 @@ def read_robots(data: bytes) -> Robots:
 
     Lines that are no rules are skipped, and so is what comes after MAX_NBYTES.
     """
-    ours: list[tuple[bool, str]] = []
-    anyone: list[tuple[bool, str]] = []
-    named = False
-    for agents, rules in _groups(data[:MAX_NBYTES].decode("utf-8", "replace")):
-        if TOKEN in agents:
-            named = True
-            ours += rules
-        elif "*" in agents:
-            anyone += rules
-    return _sort_rules(ours if named else anyone)
-
-
-def _sort_rules(rules: list[tuple[bool, str]]) -> Robots:
+    text = data[:MAX_NBYTES].decode("utf-8", "replace").removeprefix("\ufeff")
+    rules_of: dict[str, list[tuple[bool, str]]] = {}
+    agents, is_naming = set[str](), False
+    for line in re.split(r"[\r\n]+", text):
+        key, _, value = (part.strip() for part in line.partition("#")[0].partition(":"))
+        key = key.lower()
+        if key == "user-agent":
+            agents, is_naming = agents if is_naming else set(), True
+            product = _PRODUCT.match(value)
+            agents.add(product[0].lower() if product else "")
+            for agent in agents & {TOKEN, "*"}:
+                rules_of.setdefault(agent, [])
+        elif key in ("allow", "disallow"):
+            is_naming = False
+            agent = TOKEN if TOKEN in agents else "*"
+            if value and agent in agents:
+                rules_of[agent].append((key == "allow", normal_path(value)))
+    rules = rules_of.get(TOKEN, rules_of.get("*", []))
     starts: dict[str, Rank] = {}
     patterns: list[RulePattern] = []
     for allow, path in rules:
         rank = len(path), allow
-        text = path.removesuffix("$")
-        if text.endswith("*"):
-            text = text.rstrip("*")
+        start = path.removesuffix("$")
+        if start.endswith("*"):
+            start = start.rstrip("*")
         elif path.endswith("$"):
-            text += END
-        if "*" in text:
-            patterns.append((rank, tuple(text.split("*"))))
+            start += END
+        if "*" in start:
+            patterns.append((rank, tuple(start.split("*"))))
         else:
-            starts[text] = max(rank, starts.get(text, rank))
+            starts[start] = max(rank, starts.get(start, rank))
     return Robots(
         starts=starts,
         lengths=tuple(set(map(len, starts))),
@@ -145,27 +146,6 @@ def _sort_rules(rules: list[tuple[bool, str]]) -> Robots:
         wildcards=sum(len(pieces) - 1 for _, pieces in patterns),
         nbytes=sum(len(path) + _RULE_NBYTES for _, path in rules),
     )
-
-
-def _groups(text: str) -> Iterator[tuple[set[str], list[tuple[bool, str]]]]:
-    agents: set[str] = set()
-    rules: list[tuple[bool, str]] = []
-    naming = False
-    for line in re.split(r"[\r\n]+", text.removeprefix("\ufeff")):
-        key, _, value = (part.strip() for part in line.partition("#")[0].partition(":"))
-        key = key.lower()
-        if key == "user-agent":
-            if not naming:
-                yield agents, rules
-                agents, rules = set(), []
-            naming = True
-            found = _PRODUCT.match(value)
-            agents.add(found[0].lower() if found else "")
-        elif key in ("allow", "disallow"):
-            naming = False
-            if value:
-                rules.append((key == "allow", normal_path(value)))
-    yield agents, rules
 
 
 def normal_path(path: str) -> str:

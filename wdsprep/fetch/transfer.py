@@ -287,12 +287,15 @@ class Handle:
         if line not in (b"\r\n", b"\n"):
             self._lines.append(line)
             return None
-        head, self._lines = _read_head(self._lines), []
-        is_interim = head.status < 200 and head.status != SWITCHING  # libcurl ends there
-        return None if is_interim else self._judge(head)
-
-    def _judge(self, head: Head) -> int | None:
-        self._head = head
+        headers: dict[str, list[str]] = {}
+        status = int(self._lines[0].split(None, 2)[1])
+        for named in self._lines[1:]:
+            name, _, value = named.decode("utf-8", "replace").partition(":")
+            headers.setdefault(name.strip().lower(), []).append(value.strip())
+        self._lines = []
+        if status < 200 and status != SWITCHING:  # libcurl ends there
+            return None
+        self._head = head = Head(status=status, headers=headers)
         try:
             self._wanted = self._want.judge(head)
         except RejectedError as error:
@@ -339,15 +342,6 @@ def _handle(rules: FetchRules) -> Any:
     for option, value in options.items():
         handle.setopt(option, value)
     return handle
-
-
-def _read_head(lines: list[bytes]) -> Head:
-    headers: dict[str, list[str]] = {}
-    status = int(lines[0].split(None, 2)[1])
-    for line in lines[1:]:
-        name, _, value = line.decode("utf-8", "replace").partition(":")
-        headers.setdefault(name.strip().lower(), []).append(value.strip())
-    return Head(status=status, headers=headers)
 
 
 def certificates_path() -> str:

@@ -69,7 +69,10 @@ def parse(url: str) -> Target:
         scheme=scheme,
         host=host,
         port=port or PORTS[scheme],
-        path=_UNSAFE.sub(_quote, path + (parts["query"] or "")),
+        path=_UNSAFE.sub(
+            lambda unsafe: "".join(f"%{byte:02X}" for byte in unsafe[0].encode("utf-8", "replace")),
+            path + (parts["query"] or ""),
+        ),
     )
 
 
@@ -113,41 +116,28 @@ def _without_dots(path: str) -> str:
 def _host_and_port(place: str) -> tuple[str, int]:
     if "@" in place:
         raise _bad_url("a user name or password in it")
-    found = _PLACE.fullmatch(place)
-    port = int(found["port"] or 0) if found else 65_536
-    if found is None or port > 65_535:
+    match = _PLACE.fullmatch(place)
+    port = int(match["port"] or 0) if match else 65_536
+    if match is None or port > 65_535:
         raise _bad_url("not a port")
-    return _ipv6(found["host"]) if found["host"][:1] == "[" else _name(found["host"]), port
-
-
-def _ipv6(text: str) -> str:
-    try:
-        return str(IPv6Address(text[1:-1] if "%" not in text else ""))
-    except AddressValueError as error:
-        raise _bad_url("not an IPv6 address") from error
-
-
-def _name(text: str) -> str:
-    name = unquote(text)
+    host = match["host"]
+    if host[:1] == "[":
+        try:
+            return str(IPv6Address(host[1:-1] if "%" not in host else "")), port
+        except AddressValueError as error:
+            raise _bad_url("not an IPv6 address") from error
+    name = unquote(host)
     if not name.isascii():
-        name = _ascii(name)
+        import idna
+
+        try:
+            name = idna.encode(name, uts46=True).decode()
+        except UnicodeError as error:  # idna's own errors are of this kind
+            raise _bad_url("not a host") from error
     name = name.lower().removesuffix(".")
     if not _HOST.fullmatch(name):
         raise _bad_url("not a host" if name else "no host")
-    return name
-
-
-def _ascii(name: str) -> str:
-    import idna
-
-    try:
-        return idna.encode(name, uts46=True).decode()
-    except UnicodeError as error:  # idna's own errors are of this kind
-        raise _bad_url("not a host") from error
-
-
-def _quote(found: "re.Match[str]") -> str:
-    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "replace"))
+    return name, port
 
 
 def _bad_url(detail: str) -> RejectedError:
@@ -164,14 +154,9 @@ def is_public(address: str) -> bool:
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv4Address):
         return ip.is_global and not ip.is_multicast
-    inside = _embedded_ipv4(ip)
+    inside = ip.sixtofour
+    if any(ip in network for network in _TAILS):  # mapped, compatible or NAT64
+        inside = IPv4Address(int(ip) & 0xFFFFFFFF)
     if inside is not None:
         return is_public(str(inside))
     return ip in _GLOBAL_UNICAST and ip.is_global and ip not in _DOCUMENTATION
-
-
-def _embedded_ipv4(ip: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address inside a mapped, compatible, NAT64 or 6to4 address, or None."""
-    if any(ip in network for network in _TAILS):
-        return IPv4Address(int(ip) & 0xFFFFFFFF)
-    return ip.sixtofour

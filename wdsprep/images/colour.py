@@ -52,7 +52,15 @@ def make_plain(
         done.add("alpha")
         alpha = image.getchannel("A")
         image = image.convert("L" if "L" in (image.mode[0], header.mode) else "RGB")
-    return _srgb(image, header, done), alpha
+    if image.mode == "CMYK":
+        done.add("cmyk")
+        # Adobe writes CMYK inverted and says so; Pillow takes every CMYK JPEG for such a one.
+        image = ImageChops.invert(image) if header.format == "JPEG" and not header.adobe else image
+    elif image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    if needs_transform(header.profile, image.mode):
+        done.add("icc")
+    return to_srgb(image, header.profile), alpha
 
 
 def _transparent_colour(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] | None:
@@ -84,18 +92,6 @@ def _opaque_mask(image: Image.Image, clear: object) -> Image.Image | None:
         for byte in (0, 1)
     ]
     return ImageChops.lighter(*differ)
-
-
-def _srgb(image: Image.Image, header: Header, done: set[str]) -> Image.Image:
-    if image.mode == "CMYK":
-        done.add("cmyk")
-        # Adobe writes CMYK inverted and says so; Pillow takes every CMYK JPEG for such a one.
-        image = ImageChops.invert(image) if header.format == "JPEG" and not header.adobe else image
-    elif image.mode not in ("L", "RGB"):
-        image = image.convert("RGB")
-    if needs_transform(header.profile, image.mode):
-        done.add("icc")
-    return to_srgb(image, header.profile)
 
 
 def needs_transform(profile: bytes | None, mode: str) -> bool:
@@ -142,17 +138,16 @@ def _build_transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | 
         )
     except _BROKEN:
         return None
-    return None if space != "CMYK" and _is_identity(transform, mode) else transform
-
-
-def _is_identity(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
+    if space == "CMYK":
+        return transform
     steps = [*range(0, 256, 32), 255]
     cube = bytes(level for r in steps for g in steps for b in steps for level in (r, g, b))
     colours = Image.frombytes("RGB", (len(cube) // 3, 1), cube)
     if mode == "L":  # of an RGB profile on a grey image only the curve matters
         colours = Image.frombytes("L", (256, 1), bytes(range(256))).convert(transform.input_mode)
     moved = transform.apply(colours)
-    return max(ImageChops.difference(moved, colours.convert("RGB")).tobytes()) <= _TOLERANCE
+    most = max(ImageChops.difference(moved, colours.convert("RGB")).tobytes())
+    return transform if most > _TOLERANCE else None
 
 
 def _to_eight_bits(image: Image.Image, header: Header) -> Image.Image:

@@ -223,10 +223,24 @@ def reduction_factor(picture: Picture, fit: Fit, shapes: Shapes | SameCut) -> in
 
 
 def _cut(picture: Picture, shapes: Shapes | SameCut, decode: Callable[[int], torch.Tensor]) -> Crop:
-    """Cut a picture, whose pixels at a reduced scale `decode` returns."""
+    """Cut a picture, whose pixels at a reduced scale `decode` returns.
+
+    Those that were decoded smaller are scaled by the factors of the true width and height, as their
+    sides were rounded up. torch rounds the scaled sides down, so these factors are a hair too
+    large.
+    """
     fit = shapes.fit(picture.width, picture.height)
     reduction = reduction_factor(picture, fit, shapes)
-    scaled = _scale(decode(reduction), picture, fit, reduction)
+    scaled, size = decode(reduction), (fit.scaled_height, fit.scaled_width)
+    if reduction != WHOLE or scaled.shape[1:] != size:
+        how: dict[str, Any] = {"size": size}
+        if reduction != WHOLE:
+            sides = zip(size, (picture.height, picture.width), strict=True)
+            factors = tuple(side * reduction / true * (1 + 1e-9) for side, true in sides)
+            how = {"scale_factor": factors, "recompute_scale_factor": False}
+        # After `scaled[None]` torch would not recognise that the channels are last in memory.
+        batch = scaled.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
+        scaled = interpolate(batch, mode="bicubic", antialias=True, **how)[0]
     middle = scaled[:, fit.top : fit.top + fit.height, fit.left : fit.left + fit.width]
     return Crop(pixels=copy_planes(middle), width=picture.width, height=picture.height, fit=fit)
 
@@ -251,23 +265,3 @@ def _decode(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
             image.draft(None, (width // reduction, height // reduction))
         loaded = formats.load(image, kind)
         return loaded if loaded.mode in ("L", "RGB") else loaded.convert("RGB")
-
-
-def _scale(pixels: torch.Tensor, picture: Picture, fit: Fit, reduction: int) -> torch.Tensor:
-    """Scale pixels to the size that a fit says.
-
-    Those that were decoded smaller are scaled by the factors of the true width and height, as their
-    sides were rounded up. torch rounds the scaled sides down, so these factors are a hair too
-    large.
-    """
-    size = fit.scaled_height, fit.scaled_width
-    how: dict[str, Any] = {"size": size}
-    if reduction == WHOLE and pixels.shape[1:] == size:
-        return pixels
-    if reduction != WHOLE:
-        sides = zip(size, (picture.height, picture.width), strict=True)
-        factors = tuple(scaled * reduction / true * (1 + 1e-9) for scaled, true in sides)
-        how = {"scale_factor": factors, "recompute_scale_factor": False}
-    # After `pixels[None]` torch would not recognise that the channels are last in memory.
-    batch = pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
-    return interpolate(batch, mode="bicubic", antialias=True, **how)[0]

@@ -131,24 +131,20 @@ def identify(data: bytes) -> str:
         if brands & _HEIF:
             return "HEIF"
         raise RejectedError(Code.NOT_AN_IMAGE, f"looks like a video ({_text(data[8:12])})")
-    raise _rejection_of_other(data)
-
-
-def _rejection_of_other(data: bytes) -> RejectedError:
     for magic, name in _UNSUPPORTED.items():
         if data.startswith(magic):
-            return RejectedError(Code.UNSUPPORTED, f"{name} cannot be decoded here")
+            raise RejectedError(Code.UNSUPPORTED, f"{name} cannot be decoded here")
     start = data[:1024].lstrip(b"\xef\xbb\xbf \t\r\n")
     if _HTML.search(start):
-        return RejectedError(Code.NOT_AN_IMAGE, "looks like HTML")
+        raise RejectedError(Code.NOT_AN_IMAGE, "looks like HTML")
     if b"<svg" in start:
-        return RejectedError(Code.UNSUPPORTED, "SVG cannot be decoded here")
+        raise RejectedError(Code.UNSUPPORTED, "SVG cannot be decoded here")
     for magic, name in _FOREIGN.items():
         if start.startswith(magic):
-            return RejectedError(Code.NOT_AN_IMAGE, f"looks like {name}")
+            raise RejectedError(Code.NOT_AN_IMAGE, f"looks like {name}")
     if not data.strip(b"\0"):
-        return RejectedError(Code.NOT_AN_IMAGE, "only zero bytes")
-    return RejectedError(Code.NOT_AN_IMAGE, f"starts with {_text(data[:16])}")
+        raise RejectedError(Code.NOT_AN_IMAGE, "only zero bytes")
+    raise RejectedError(Code.NOT_AN_IMAGE, f"starts with {_text(data[:16])}")
 
 
 def _text(start: bytes) -> str:
@@ -160,17 +156,6 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 _core: Any = Image.core  # type: ignore[attr-defined]
-
-
-def _libtiff(name: str) -> Callable[[int | None], int | None]:
-    """Return a function of Pillow's libtiff that sets a handler of messages.
-
-    That function returns the handler that was set before.
-    """
-    found = getattr(ctypes.CDLL(_core.__file__), name)
-    found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p
-    handler: Callable[[int | None], int | None] = found
-    return handler
 
 
 BLOCK_NBYTES = 1 << 30
@@ -191,10 +176,12 @@ class _Quiet:
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
-        self._setters: list[Callable[[int | None], int | None]] = []
+        self._setters: list[Any] = []
         if features.check("libtiff"):
             with suppress(AttributeError):  # a Pillow that hides them: then libtiff is heard
-                self._setters = [_libtiff(name) for name in LIBTIFF]
+                self._setters = [getattr(ctypes.CDLL(_core.__file__), name) for name in LIBTIFF]
+            for set_handler in self._setters:  # it returns the handler of messages before
+                set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
 
     def __enter__(self) -> None:
         with self._lock:

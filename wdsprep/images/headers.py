@@ -86,10 +86,12 @@ def read_jpeg(data: bytes) -> Header:
             frame = marker, data[start:at]
     if frame is None:
         raise RejectedError(*(damage or (Code.CORRUPT, "a scan without a frame header")))
+    chunks.sort(key=lambda chunk: chunk[:1])
+    is_whole = chunks and len(chunks[0]) > 1 and chunks[0][1] == len(chunks)  # as they are numbered
     return _read_frame(
         *frame,
         orientation=orientation(exif) if exif else 1,
-        profile=_join_profile(chunks) if chunks else None,
+        profile=b"".join(chunk[2:] for chunk in chunks) if is_whole else None,
         adobe=adobe,
         damage=damage,
     )
@@ -130,14 +132,6 @@ def _read_frame(marker: int, frame: bytes, **facts: Any) -> Header:
         needs=(() if common else ("format",)) + (("cmyk",) if mode == "CMYK" else ()),
         **facts,
     )
-
-
-def _join_profile(chunks: list[bytes]) -> bytes | None:
-    """Join the numbered pieces of a profile, or return None if their stated number is wrong."""
-    chunks.sort(key=lambda chunk: chunk[:1])
-    if not chunks or len(chunks[0]) < 2 or chunks[0][1] != len(chunks):
-        return None
-    return b"".join(chunk[2:] for chunk in chunks)
 
 
 def read_png(data: bytes) -> Header:

@@ -23,7 +23,6 @@ from functools import cache
 
 import numpy
 from numpy.typing import NDArray
-from PIL import Image
 
 from wdsprep.images import formats
 
@@ -43,7 +42,9 @@ Cells = NDArray[numpy.int64]
 def hash_image(data: bytes) -> tuple[int, int, int]:
     """Return the hash, the width and the height of an upright image.
 
-    Raise RejectedError if the image is damaged.
+    A cell is the mean grey of what it covers, in sixteenths of a level. The sums are whole numbers
+    below 2^53: floats hold them exactly, in whatever order they are added. Raise RejectedError if
+    the image is damaged.
     """
     kind = formats.identify(data)
     with formats.quiet:
@@ -57,20 +58,18 @@ def hash_image(data: bytes) -> tuple[int, int, int]:
     if kind != "JPEG":
         scale = max(1, min(width, height) // (2 * _LEAST_SIDE))
         grey = grey.reduce(scale)
-    return _hash_of(_cells_of(grey, width, height, scale)), width, height
-
-
-def _cells_of(grey: Image.Image, width: int, height: int, scale: int) -> Cells:
-    """Return the mean grey of each cell of a picture, in sixteenths of a level.
-
-    `width` and `height` are those of the picture. A pixel of `grey` stands for `scale` pixels of it
-    each way, the last one for those that are left. The sums are whole numbers below 2^53: floats
-    hold them exactly, in whatever order they are added.
-    """
+    # A pixel stands for `scale` pixels of the picture each way, the last one for those left.
     pixels = numpy.asarray(grey, dtype=numpy.float64)
     sums = _shares(height, scale) @ pixels @ _shares(width, scale).T
     cells: Cells = sums.astype(numpy.int64) * _FINE // (width * height)
-    return cells
+    mean = int(cells.sum()) // cells.size
+    if int(((cells - mean) ** 2).sum()) < cells.size * (_LEAST_DETAIL * _FINE) ** 2:
+        return NO_HASH, width, height
+    waves = _cosines() @ cells @ _cosines().T
+    longest = [int(waves[row, column]) for row, column in _order()]
+    middle = sorted(longest)[NBITS // 2 - 1]
+    bits = sum((wave > middle) << bit for bit, wave in enumerate(longest))
+    return bits, width, height
 
 
 @cache
@@ -86,16 +85,6 @@ def _shares(length: int, scale: int) -> NDArray[numpy.float64]:
     shares = numpy.maximum(ends - numpy.maximum(pixels[:-1], cells[:-1]), 0)
     as_floats: NDArray[numpy.float64] = shares.astype(numpy.float64)
     return as_floats
-
-
-def _hash_of(cells: Cells) -> int:
-    mean = int(cells.sum()) // cells.size
-    if int(((cells - mean) ** 2).sum()) < cells.size * (_LEAST_DETAIL * _FINE) ** 2:
-        return NO_HASH
-    waves = _cosines() @ cells @ _cosines().T
-    longest = [int(waves[row, column]) for row, column in _order()]
-    middle = sorted(longest)[NBITS // 2 - 1]
-    return sum((wave > middle) << bit for bit, wave in enumerate(longest))
 
 
 @cache

@@ -82,13 +82,25 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
         raise RejectedError(*header.damage)
     if full and kind == "PNG":
         headers.check_png(data)
-    if recode or not _can_stay(header, limits):
+    if recode or header.needs or header.orientation != 1:
+        stays = False
+    elif limits.mask_size:
+        stays = (kind, header.mode) == ("PNG", "L")
+    else:
+        stays = not colour.needs_transform(header.profile, header.mode)
+    if full or not stays:
         with formats.quiet:
             opened = formats.open_image(data, kind, (header.width, header.height))
+            if stays and kind == "JPEG":
+                # Drafted at an eighth, in grey: libjpeg still decodes every entropy-coded byte and
+                # skips most of the inverse transform, upsampling and colour conversion. Of 1,200
+                # damaged files (cut, bytes changed, blocks blanked) it found the very same 610 as a
+                # full load, in 55 to 87 % of the time. What neither finds is damage that still
+                # decodes to something: libjpeg only warns there, and Pillow does not pass that on.
+                opened.draft("L", (max(1, header.width // 8), max(1, header.height // 8)))
             image = formats.load(opened, kind)
-            return _convert(image, header, limits, recode)
-    if full:
-        _check_pixels(data, header)
+            if not stays:
+                return _convert(image, header, limits, recode)
     return Picture(
         data=data,
         extension=_EXTENSIONS[kind],
@@ -98,14 +110,6 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
         original_height=height,
         changes=(),
     )
-
-
-def _can_stay(header: Header, limits: Limits) -> bool:
-    if header.needs or header.orientation != 1:
-        return False
-    if limits.mask_size:
-        return (header.format, header.mode) == ("PNG", "L")
-    return not colour.needs_transform(header.profile, header.mode)
 
 
 def _check_limits(width: int, height: int, limits: Limits) -> None:
@@ -121,22 +125,6 @@ def _check_limits(width: int, height: int, limits: Limits) -> None:
         raise RejectedError(Code.ASPECT_RATIO, f"{width} x {height}")
 
 
-def _check_pixels(data: bytes, header: Header) -> None:
-    """Decode an image, and raise RejectedError if it is damaged.
-
-    A JPEG is drafted at an eighth, in grey: libjpeg still decodes every entropy-coded byte and
-    skips most of the inverse transform, upsampling and colour conversion. Of 1,200 damaged files
-    (cut, bytes changed, blocks blanked) it found the very same 610 as a full load, in 55 to 87 % of
-    the time. What neither finds is damage that still decodes to something: libjpeg only warns
-    there, and Pillow does not pass that on.
-    """
-    with formats.quiet:
-        image = formats.open_image(data, header.format, (header.width, header.height))
-        if header.format == "JPEG":
-            image.draft("L", (max(1, header.width // 8), max(1, header.height // 8)))
-        formats.load(image, header.format)
-
-
 def _convert_other(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
     """Convert an image of a format that is always converted, whose header Pillow reads.
 
@@ -148,20 +136,13 @@ def _convert_other(data: bytes, kind: str, limits: Limits, recode: Recode | None
     with formats.quiet:
         image = formats.open_image(data, kind)
         _check_limits(*image.size, limits)
-        _check_tiles(image, limits)
+        # Tiles of a TIFF may be larger than the image, and libtiff allocates one in full.
+        tags = getattr(image, "tag_v2", {})
+        wide, high = tags.get(TiffImagePlugin.TILEWIDTH, 0), tags.get(TiffImagePlugin.TILELENGTH, 0)
+        if isinstance(wide, int) and isinstance(high, int) and wide * high > limits.max_area:
+            raise RejectedError(Code.TOO_LARGE, f"tiles of {wide} x {high}")
         header = _other_header(image, kind)
         return _convert(formats.load(image, kind), header, limits, recode)
-
-
-def _check_tiles(image: ImageFile, limits: Limits) -> None:
-    """Raise RejectedError if the tiles of a TIFF are too large.
-
-    They may be larger than the image, and libtiff allocates one in full.
-    """
-    tags = getattr(image, "tag_v2", {})
-    sides = [tags.get(tag, 0) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH)]
-    if all(isinstance(side, int) for side in sides) and sides[0] * sides[1] > limits.max_area:
-        raise RejectedError(Code.TOO_LARGE, f"tiles of {sides[0]} x {sides[1]}")
 
 
 def _other_header(image: ImageFile, kind: str) -> Header:
@@ -210,10 +191,17 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
     original_width, original_height = image.size
     if recode:
         done.add("recode")
-        shrunk = _shrink(image, recode.max_side, limits.min_side)
-        if shrunk is not image:
+        shorter, longer = sorted(image.size)
+        scale = max(recode.max_side / longer, limits.min_side / shorter)
+        if recode.max_side and scale < 1:
             done.add("resize")
-        image = shrunk
+            width, height = (
+                max(1, limits.min_side if side == shorter else 1, round(side * scale))
+                for side in image.size
+            )
+            # A box filter to three times the size, then Lanczos: as good to the eye, much faster.
+            lanczos = Image.Resampling.LANCZOS
+            image = image.resize((width, height), lanczos, reducing_gap=3.0)
     extension, data = _encode(image, header.lossy, recode)
     return Picture(
         data=data,
@@ -241,18 +229,6 @@ def _grey_of_mask(image: Image.Image, alpha: Image.Image | None, done: set[str])
         if ImageChops.difference(red, other).getbbox():
             raise RejectedError(Code.UNSUPPORTED, "a mask with colours: store it as grey")
     return red
-
-
-def _shrink(image: Image.Image, max_side: int, min_side: int) -> Image.Image:
-    shorter, longer = sorted(image.size)
-    scale = max(max_side / longer, min_side / shorter) if max_side else 1.0
-    if scale >= 1:
-        return image
-    width, height = (
-        max(1, min_side if side == shorter else 1, round(side * scale)) for side in image.size
-    )
-    # A box filter to three times the size, then Lanczos: as good to the eye, and much faster.
-    return image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def _encode(image: Image.Image, lossy: bool, recode: Recode | None) -> tuple[str, bytes]:

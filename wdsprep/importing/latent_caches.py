@@ -27,13 +27,7 @@ from wdsprep.sources.recognise import recognise
 from wdsprep.sources.table_sources import ArrowSource, MdsSource, TableSource, UrlSource
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
-from wdsprep.sources.tables.mds import (
-    fields_in,
-    read_index,
-    read_samples,
-    shards_there,
-    value_of,
-)
+from wdsprep.sources.tables.mds import fields_in, read_index, read_samples, shards_there, value_of
 from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import shared_store

@@ -19,13 +19,7 @@ from wdsprep.dataset.stored_dataset import find_receipt
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.encoding.latent_shard import LatentShard, put_empty
-from wdsprep.importing.import_plan import (
-    ImportJob,
-    arrays_in,
-    members_of,
-    size_of,
-    sizes_in_roles,
-)
+from wdsprep.importing.import_plan import ImportJob, arrays_in, members_of, size_of, sizes_in_roles
 from wdsprep.importing.latent_caches import Values
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress

@@ -31,14 +31,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
 from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_table import table_columns
-from wdsprep.dataset.samples import (
-    META,
-    Sample,
-    facts_bytes,
-    is_mask,
-    role_of,
-    value_at_path,
-)
+from wdsprep.dataset.samples import META, Sample, facts_bytes, is_mask, role_of, value_at_path
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import allowed_more
 from wdsprep.dataset.shapes import bucket_of
@@ -51,14 +44,7 @@ from wdsprep.packing.options import PackRules
 from wdsprep.packing.slices import PackJob, check_not_retried
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
-from wdsprep.sources.base import (
-    Content,
-    Item,
-    LeftOut,
-    Slice,
-    Source,
-    naming_role,
-)
+from wdsprep.sources.base import Content, Item, LeftOut, Slice, Source, naming_role
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.table_sources import UrlSource
 from wdsprep.store import open_store, shared_store

@@ -15,8 +15,6 @@ folders wait in the same SQLite file. Among the parts of an item an image in a r
 """
 
 import contextlib
-import csv
-import io
 import json
 import os
 import posixpath
@@ -47,8 +45,9 @@ from wdsprep.sources.base import (
 )
 from wdsprep.sources.captions import apply_caption_file, captions_of, decode_facts, decode_text
 from wdsprep.sources.patterns import extension, kind_of
+from wdsprep.sources.tables.text import TextTable
 from wdsprep.store import did_you_mean_place, shared_store
-from wdsprep.store.base import Chunks, Entry, Store, is_hidden
+from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.text import list_columns, shown
 
 NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
@@ -138,18 +137,19 @@ class FolderSource:
                 captions = captions_of(found, self.columns.caption) or captions
             elif not self.columns.caption:
                 captions = apply_caption_file(decode_text(_read(store, name), name), captions)
-        images = tuple(self._in_role(*part) for part in in_roles)
-        return Sample(source=source, image=data, captions=captions, facts=facts, images=images)
-
-    def _in_role(self, path: str, nbytes: int, stamp: str) -> RoleImage:
-        """Read the image in a role that the part of an item stands for."""
-        _, name, file = path.split("/", 2)
+        images: list[RoleImage] = []
         urls = {role.name: role.url for role in self.columns.roles}
-        with naming_role(name):
-            if stamp == NOT_THERE:
-                raise RejectedError(Code.NO_IMAGE, f"{shown(file)} is no image of the folder")
-            check_nbytes(file, nbytes, self.max_nbytes)
-            return RoleImage(name, _read(shared_store(urls[role_of(name)[0]] or self.url), file))
+        for path, nbytes, stamp in in_roles:
+            _, name, file = path.split("/", 2)
+            with naming_role(name):
+                if stamp == NOT_THERE:
+                    raise RejectedError(Code.NO_IMAGE, f"{shown(file)} is no image of the folder")
+                check_nbytes(file, nbytes, self.max_nbytes)
+                place = shared_store(urls[role_of(name)[0]] or self.url)
+                images.append(RoleImage(name, _read(place, file)))
+        return Sample(
+            source=source, image=data, captions=captions, facts=facts, images=tuple(images)
+        )
 
 
 @dataclass(slots=True)
@@ -442,39 +442,17 @@ def _read_rows(store: Store, table: str, column: str) -> Iterator[tuple[str, str
     `column` is that of the names.
     """
     folder, what = posixpath.dirname(table), f"{store.url}/{table}"
-    file = Chunks(store, table).as_stream()
-    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        rows: Iterable[tuple[dict[str, object], str]] = _json_rows(text, what)
-        if table.endswith(".csv"):
-            rows = ((row, json.dumps(row)) for row in csv.DictReader(text, restkey=""))
+    for number, row in enumerate(TextTable(store, table).all_rows(), 1):
         try:
-            for row, as_json in rows:
-                name = row.get(column)
-                if not isinstance(name, str):
-                    there = list_columns([name for name in row if name])
-                    raise SourceError(
-                        f"{what} has a row without {column} (it has {there}): name the column of "
-                        "the files by --image-col, or move the table away"
-                    )
-                yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json, folder
-        except (UnicodeDecodeError, csv.Error) as error:
+            if isinstance(row, RejectedError):
+                raise row
+            as_json = json.dumps(row)
+        except (RejectedError, RecursionError) as error:  # JSON may be nested too deep to write
+            raise SourceError(f"{what}, row {number}: {error}: mend it or move it away") from error
+        name = row.get(column)
+        if not isinstance(name, str):
             raise SourceError(
-                f"{what} cannot be read ({error}): mend it or move it away"
-            ) from error
-
-
-def _json_rows(lines: Iterable[str], what: str) -> Iterator[tuple[dict[str, object], str]]:
-    """Yield each row of a table of JSON lines, with the text that it was parsed from.
-
-    Rows keep that text, as JSON nested very deep can be parsed but not written again. Raise
-    SourceError for a line that is not a JSON object. The error calls the table `what`.
-    """
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise SourceError(f"{what}, line {number}: not JSON ({error}): mend it") from error
-            if not isinstance(row, dict):
-                raise SourceError(f"{what}, line {number}: not a JSON object: mend it")
-            yield row, line.strip()
+                f"{what} has a row without {column} (it has {list_columns([*row])}): name the "
+                "column of the files by --image-col, or move the table away"
+            )
+        yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json, folder

@@ -6,7 +6,6 @@ images are, it is left out and counted; where not, the user is asked to name one
 
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -15,7 +14,7 @@ from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.headers import IMAGES
 from wdsprep.limits import MAX_NBYTES
-from wdsprep.sources.base import Columns, Role, Source
+from wdsprep.sources.base import Columns, Source
 from wdsprep.sources.folder import FolderSource
 from wdsprep.sources.patterns import (
     ABOUT_ARROW,
@@ -31,17 +30,9 @@ from wdsprep.sources.patterns import (
     table_files,
     table_kind,
 )
-from wdsprep.sources.tables.text import TableFiles
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import did_you_mean_place, open_store, shared_store, split_url
-from wdsprep.store.base import (
-    Chunks,
-    absolute,
-    expand_home,
-    is_hidden,
-    is_web,
-    lies_in,
-)
+from wdsprep.store.base import Chunks, Entry, absolute, expand_home, is_hidden, is_web, lies_in
 from wdsprep.store.schemes import ANY_PLACE, KEYED
 from wdsprep.text import command, examples
 
@@ -85,8 +76,19 @@ def recognise(
         raise UsageError(f"pack cannot read {url}: give {ANY_PLACE}, or a table by https://")
     kinds, place, pattern = _find(url) if input_format == "auto" else _find_named(url, input_format)
     if kinds == {"images"}:
-        roles = tuple(_with_place(role, place) for role in columns.roles)
-        columns = replace(columns, roles=roles)
+        roles = []
+        for role in columns.roles:
+            folder = ""
+            if not role.is_ending and ("/" in role.where or is_folder(role.where)):
+                folder = shared_store(absolute(role.where)).url
+                if lies_in(folder, place):
+                    raise UsageError(
+                        f"--role {role.name}: {role.where} lies in {place}, of which all images "
+                        "are targets: give a folder beside it, an ending such as .source.jpg, or a "
+                        "field of metadata.jsonl"
+                    )
+            roles.append(replace(role, url=folder))
+        columns = replace(columns, roles=tuple(roles))
         return FolderSource(url=place, columns=columns, max_nbytes=max_nbytes)
     if kinds == {"tars"}:
         if elsewhere := next((role for role in columns.roles if "/" in role.where), None):
@@ -103,59 +105,40 @@ def recognise(
     return _table_source(place, pattern, kinds, columns, rows_per_item)
 
 
-def _with_place(role: Role, source: str) -> Role:
-    """Return a role with the URL of its folder, if it has one.
-
-    Raise UsageError if that folder lies in the source.
-    """
-    if role.is_ending or not ("/" in role.where or is_folder(role.where)):
-        return role
-    place = shared_store(absolute(role.where)).url
-    if lies_in(place, source):
-        raise UsageError(
-            f"--role {role.name}: {role.where} lies in {source}, of which all images are targets: "
-            "give a folder beside it, an ending such as .source.jpg, or a field of metadata.jsonl"
-        )
-    return replace(role, url=place)
-
-
-def recognise_tables(url: str) -> TableFiles:
-    """Return the tables at `url`, other than plain lists.
+def recognise_tables(url: str) -> tuple[str, list[Entry]]:
+    """Return the tables at `url`, other than plain lists, after the URL of their store.
 
     `url` may be a file, a glob, a folder, or a file on the web. Raise SourceError if there are no
     tables, and UsageError if Parquet lies beside tables of other kinds.
     """
     kind = table_kind(url.partition("?")[0] if is_web(url) else url)
+    place, pattern, kinds = url, "", frozenset({kind})
     if is_web(url) and kind:
-        return TableFiles(url=url, pattern="", kinds=frozenset({kind}))
-    if kind in TABLES and not is_folder(url):
-        if not GLOB.search(url) and not _is_file(url):
-            raise SourceError(f"{url} does not exist: check the path{did_you_mean_place(url)}")
-        folder, pattern = split_pattern(url)
-        return TableFiles(url=folder, pattern=pattern, kinds=frozenset({kind}))
-    if kind or is_web(url) or (not is_folder(url) and _is_file(url)):
+        return place, list(table_files(place, pattern, kinds))
+    in_folder, is_pattern = is_folder(url), bool(GLOB.search(url))
+    if kind in TABLES and not in_folder and not is_pattern and not _is_file(url):
+        raise SourceError(f"{url} does not exist: check the path{did_you_mean_place(url)}")
+    if kind not in TABLES and (kind or is_web(url) or (not in_folder and _is_file(url))):
         raise SourceError(f"{url} is not a table: give .parquet, .csv, .tsv or .jsonl")
-    folder, pattern = url, ""
-    if GLOB.search(url) and not is_folder(url):
-        folder, pattern = split_pattern(url)
-    wanted = Pattern(pattern or "*")
-    there = (
-        entry.name for entry in shared_store(folder).list(wanted.start) if wanted.takes(entry.name)
-    )
-    names = list(islice(there, LOOKED_AT))
-    if not (kinds := frozenset(map(table_kind, names)) & TABLES):
-        holds = "holds no table" if names else "is empty or does not exist"
-        meant = "" if names else did_you_mean_place(url)
-        raise SourceError(
-            f"{url} {holds}: give .parquet, .csv, .tsv or .jsonl, or their folder{meant}"
-        )
-    if kinds > PARQUET:
-        some = (next(name for name in names if table_kind(name) == kind) for kind in sorted(kinds))
-        raise UsageError(
-            f"{url} holds Parquet and other tables ({', '.join(some)}): give those that are meant, "
-            "as in FOLDER/*.parquet"
-        )
-    return TableFiles(url=shared_store(folder).url, pattern=pattern, kinds=kinds)
+    if not in_folder and (is_pattern or kind):
+        place, pattern = split_pattern(url)
+    if in_folder or not kind:
+        wanted = Pattern(pattern or "*")
+        there = shared_store(place).list(wanted.start)
+        names = list(islice((e.name for e in there if wanted.takes(e.name)), LOOKED_AT))
+        if not (kinds := frozenset(map(table_kind, names)) & TABLES):
+            holds = "holds no table" if names else "is empty or does not exist"
+            meant = "" if names else did_you_mean_place(url)
+            raise SourceError(
+                f"{url} {holds}: give .parquet, .csv, .tsv or .jsonl, or their folder{meant}"
+            )
+        if kinds > PARQUET:
+            some = (next(n for n in names if table_kind(n) == kind) for kind in sorted(kinds))
+            raise UsageError(
+                f"{url} holds Parquet and other tables ({', '.join(some)}): give those that are "
+                "meant, as in FOLDER/*.parquet"
+            )
+    return shared_store(place).url, list(table_files(place, pattern, kinds))
 
 
 Inputs = tuple[frozenset[str], str, str]
@@ -275,38 +258,27 @@ def _find_in_folder(url: str) -> Inputs:
             f"{url} is empty or does not exist{did_you_mean_place(url)}",
             "put images in it, or give another source",
         )
-    if images:
-        return frozenset({"images"}), store.url, ""
-    form = "tars" if tars else _saved_form(names)
-    kinds = frozenset({form}) if form else _table_kinds(store.url, names)
-    return kinds or frozenset({"images"}), store.url, ""
-
-
-def _saved_form(names: Sequence[str]) -> str:
-    """Return how a dataset was saved, by its files' names: `mds`, `arrow`, or "" if none."""
-    if any(name.endswith(MDS_ENDINGS) for name in names):
-        return "mds"
-    if any(name.endswith(ARROW) for name in names):
-        return "arrow"
     about = {posixpath.basename(name) for name in names}
-    if about == {"index.json"}:  # all its shards are gone, which its reader says
-        return "mds"
-    return "arrow" if ARROW_STATE in about and about <= ABOUT_ARROW else ""
-
-
-def _table_kinds(url: str, names: Iterable[str]) -> frozenset[str]:
-    """Return the kinds of tables that make up a folder without images; none if there are no tables.
-
-    If there is Parquet, it is the only kind; else CSV, TSV and JSON lines count. Texts count only
-    if there are no such tables and the first text begins with a URL; otherwise they are captions.
-    """
-    kinds = frozenset(map(table_kind, names)) - {""}
-    if "parquet" in kinds:
-        return PARQUET
-    if kinds & TEXT_TABLES - LISTS:
-        return kinds - LISTS
+    tables = frozenset(map(table_kind, names)) - {""}
     first = next((name for name in names if table_kind(name) == "txt"), "")
-    return LISTS if first and _begins_with_a_url(url, first) else frozenset()
+    kinds = frozenset({"images"})
+    if images:
+        pass
+    elif tars:
+        kinds = frozenset({"tars"})
+    elif any(name.endswith(MDS_ENDINGS) for name in names) or about == {"index.json"}:
+        kinds = frozenset({"mds"})  # of an index alone all shards are gone, which its reader says
+    elif any(name.endswith(ARROW) for name in names) or (
+        ARROW_STATE in about and about <= ABOUT_ARROW
+    ):
+        kinds = frozenset({"arrow"})
+    elif "parquet" in tables:
+        kinds = PARQUET
+    elif tables - LISTS:  # texts beside them are captions
+        kinds = tables - LISTS
+    elif first and _begins_with_a_url(store.url, first):
+        kinds = LISTS
+    return kinds, store.url, ""
 
 
 def _begins_with_a_url(url: str, name: str) -> bool:

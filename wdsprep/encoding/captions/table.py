@@ -22,7 +22,7 @@ from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
 from wdsprep.sources.captions import caption_at, first_of
 from wdsprep.sources.recognise import recognise_tables
-from wdsprep.sources.tables.text import BY, Table, TableFiles
+from wdsprep.sources.tables.text import BY, Table, open_table
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Entry, Store
 from wdsprep.text import human_bytes, list_columns, plural
@@ -37,7 +37,8 @@ class CaptionTable:
     """A table of captions, in one file or several, with its columns of names and captions."""
 
     url: str
-    files: TableFiles
+    root: str
+    """The URL of the store that has the files."""
     entries: tuple[Entry, ...]
     by: str
     column: str
@@ -50,19 +51,18 @@ class CaptionTable:
         caption. Files of JSON lines after the first file are not checked. Raise SourceError if a
         file has no columns.
         """
-        files = recognise_tables(url)
-        entries = tuple(files.entries())
-        columns = _find_columns(files.open(entries[0].name))
+        root, entries = recognise_tables(url)
+        columns = _find_columns(open_table(root, entries[0].name))
         by, column = by or first_of(BY, columns), column or "caption"
-        table = cls(url=url, files=files, entries=entries, by=by, column=column)
+        table = cls(url=url, root=root, entries=tuple(entries), by=by, column=column)
         table._check(entries[0].name, columns)
         for entry in entries[1:]:
-            if (further := files.open(entry.name)).has_schema:
+            if (further := open_table(root, entry.name)).has_schema:
                 table._check(entry.name, further.columns())
         return table
 
     def _check(self, name: str, there: Sequence[str]) -> None:
-        what = f"{self.files.url}/{name}" if len(self.entries) > 1 else self.url
+        what = f"{self.root}/{name}" if len(self.entries) > 1 else self.url
         if not there:
             raise SourceError(f"{what} is empty: give the path of a table of captions")
         if not self.by:
@@ -94,7 +94,7 @@ class CaptionTable:
         """
         for entry in self.entries:
             first = 0
-            table = self.files.open(entry.name)
+            table = open_table(self.root, entry.name)
             for names, captions in table.values((self.by, self.column), ROWS_AT_ONCE):
                 pairs = _convert_texts(names, captions)
                 if pairs is None:
@@ -125,7 +125,7 @@ class CaptionTable:
             nbytes = human_bytes(len(text.encode()))
             why = f"has a caption of {nbytes}, more than a sample can have"
         if why:
-            what = f"row {number} of {self.files.url}/{file}"
+            what = f"row {number} of {self.root}/{file}"
             raise SourceError(f"{what} {why}: correct it (the first row is 0)")
         return (replace_surrogates(name), text) if name and text else None
 

@@ -20,7 +20,7 @@ from wdsprep.sources.base import Told, ignore_left_out
 from wdsprep.sources.parsing import check_columns, check_rows, check_unpacked, parsing_file
 from wdsprep.sources.patterns import ABOUT_ARROW, ARROW, ARROW_STATE, kind_of
 from wdsprep.store import shared_store
-from wdsprep.store.base import CHUNK_NBYTES, Chunks, Entry, Store, is_hidden
+from wdsprep.store.base import CHUNK_NBYTES, Chunks, Entry, is_hidden
 from wdsprep.text import shortened
 
 
@@ -34,11 +34,13 @@ def arrow_files(url: str, left_out: Told = ignore_left_out) -> Iterator[Entry]:
     """
     store = shared_store(url)
     there = {entry.name: entry for entry in store.list() if not is_hidden(entry.name)}
-    named = {
-        name: set(_saved_files(store, name))
-        for name in there
-        if posixpath.basename(name) == ARROW_STATE
-    }
+    named: dict[str, set[str]] = {}
+    fault = "does not name its Arrow files, as save_to_disk writes it"
+    for state in [name for name in there if posixpath.basename(name) == ARROW_STATE]:
+        data, folder = store.read(state), posixpath.dirname(state)
+        with parsing_file(f"{store.url}/{state}", fault, "save the dataset again"):
+            files = json.loads(data)["_data_files"]
+            named[state] = {posixpath.join(folder, file["filename"]) for file in files}
     folders = {posixpath.dirname(name): wanted for name, wanted in named.items()}
     for state, wanted in named.items():
         if gone := sorted(wanted - there.keys()):
@@ -54,14 +56,6 @@ def arrow_files(url: str, left_out: Told = ignore_left_out) -> Iterator[Entry]:
             left_out(kind_of(name))
     if not found:
         raise SourceError(f"no Arrow file is in {url}: give another source")
-
-
-def _saved_files(store: Store, state: str) -> Iterator[str]:
-    data = store.read(state)
-    fault = "does not name its Arrow files, as save_to_disk writes it"
-    with parsing_file(f"{store.url}/{state}", fault, "save the dataset again"):
-        for file in json.loads(data)["_data_files"]:
-            yield posixpath.join(posixpath.dirname(state), file["filename"])
 
 
 def arrow_schema(url: str, name: str) -> pa.Schema:

@@ -13,8 +13,7 @@ import json
 import math
 import posixpath
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -31,7 +30,7 @@ from wdsprep.sources.parsing import check_columns, parsing_file, parsing_sample
 from wdsprep.sources.patterns import MDS_ENDINGS
 from wdsprep.sources.tables import RawArray
 from wdsprep.store import shared_store
-from wdsprep.store.base import Entry, Store, is_hidden
+from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import human_bytes, shown
 
 STREAMS: dict[str, Callable[[bytes], Any]] = {
@@ -211,28 +210,25 @@ def read_index(url: str, index: str) -> dict[str, MdsShard]:
             if (form := shard["format"]) != "mds":
                 raise SourceError(f"{what} is of {form!s:.20} shards: only those of MDS are read")
         check_values(_SHARD, said["shards"])
-        shards = [_shard(index, shard, what) for shard in said["shards"]]
-        by_name = {shard.raw.name: shard for shard in shards}
-        if len(by_name) != len(shards):
-            raise ValueError("it names a shard twice")
-    return by_name
-
-
-def _shard(index: str, said: Mapping[str, Any], what: str) -> MdsShard:
-    names, sizes = said["column_names"], [nbytes or 0 for nbytes in said["column_sizes"]]
-    check_columns(what, names)
-    folder, zipped = posixpath.dirname(index), said.get("zip_data")
-    raw, samples = _file(folder, said["raw_data"]), said["samples"]
-    if samples > raw.nbytes // (OFFSET_NBYTES + sum(nbytes or OFFSET_NBYTES for nbytes in sizes)):
-        raise ValueError(f"{samples:,} samples do not fit into {raw.nbytes:,} bytes")
-    return MdsShard(
-        index=index,
-        samples=samples,
-        columns=tuple(zip(names, said["column_encodings"], sizes, strict=True)),
-        raw=raw,
-        zipped=_file(folder, zipped) if zipped else None,
-        compression=(said.get("compression") or "").partition(":")[0],
-    )
+        folder, shards = posixpath.dirname(index), dict[str, MdsShard]()
+        for shard in said["shards"]:
+            names, sizes = shard["column_names"], [n or 0 for n in shard["column_sizes"]]
+            check_columns(what, names)
+            raw, samples, zipped = shard["raw_data"], shard["samples"], shard.get("zip_data")
+            file, least = _file(folder, raw), sum(n or OFFSET_NBYTES for n in sizes)
+            if samples > file.nbytes // (OFFSET_NBYTES + least):
+                raise ValueError(f"{samples:,} samples do not fit into {file.nbytes:,} bytes")
+            if file.name in shards:
+                raise ValueError("it names a shard twice")
+            shards[file.name] = MdsShard(
+                index=index,
+                samples=samples,
+                columns=tuple(zip(names, shard["column_encodings"], sizes, strict=True)),
+                raw=file,
+                zipped=_file(folder, zipped) if zipped else None,
+                compression=(shard.get("compression") or "").partition(":")[0],
+            )
+    return shards
 
 
 def _file(folder: str, said: Mapping[str, Any]) -> MdsFile:
@@ -246,11 +242,25 @@ def _file(folder: str, said: Mapping[str, Any]) -> MdsFile:
 def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
     """Yield the samples of a shard in their order, as bytes.
 
-    `name` is the shard's raw or compressed file. Raise SourceError if it is not what the index
-    says.
+    `name` is the shard's raw or compressed file. Raise SourceError if its size, its digests or its
+    number of samples are not those in the index.
     """
-    data = _read(shared_store(url), shard, name)
-    with _parsing(url, name):
+    data, zipped = shared_store(url).read(name), shard.zipped
+    fault, advice = "is not a valid MDS shard", "fetch it again, or make it again"
+    if zipped and name == zipped.name:
+        _check(url, name, zipped, data)
+        shard.check_unpacked(url)
+        with parsing_file(f"{url}/{name}", fault, advice):
+            kind = shard.compression
+            if kind == "snappy":  # which makes 21 bytes of one at most
+                data = pa.decompress(data, shard.raw.nbytes, codec=kind, asbytes=True)
+            elif kind in STREAMS:
+                with STREAMS[kind](data) as stream:
+                    data = bytes(stream.read(shard.raw.nbytes + 1))  # one more is too many
+            else:
+                raise ValueError(f"compressed by {kind!r:.20}, which cannot be read here")
+    _check(url, name, shard.raw, data)
+    with parsing_file(f"{url}/{name}", fault, advice):
         (count,) = struct.unpack_from("<I", data)
         offsets = struct.unpack_from(f"<{count + 1}I", data, OFFSET_NBYTES)
     if count != shard.samples:
@@ -269,59 +279,19 @@ def fields_in(shard: MdsShard, data: bytes, wanted: Collection[str] = ()) -> dic
     If `wanted` names columns, return no others. Raise RejectedError if a sample is shorter than
     its columns.
     """
+    fields: dict[str, bytes] = {}
     with parsing_sample("the sample"):
-        return dict(_fields(shard.columns, data, wanted))
-
-
-def _fields(
-    columns: Sequence[MdsColumn], data: bytes, wanted: Collection[str]
-) -> Iterator[tuple[str, bytes]]:
-    varying = sum(not nbytes for _, _, nbytes in columns)
-    sizes = iter(struct.unpack_from(f"<{varying}I", data))
-    start = 4 * varying
-    for name, _, nbytes in columns:
-        end = start + (nbytes or next(sizes))
-        if end > len(data):
-            raise ValueError(f"column {name} has more bytes than its sample")
-        if not wanted or name in wanted:
-            yield name, data[start:end]
-        start = end
-
-
-def _read(store: Store, shard: MdsShard, name: str) -> bytes:
-    """Return the uncompressed bytes of a shard, from its raw or its compressed file `name`.
-
-    Raise SourceError if the sizes or digests are not those in the index.
-    """
-    data = store.read(name)
-    zipped = shard.zipped
-    if zipped and name == zipped.name:
-        _check(store.url, name, zipped, data)
-        shard.check_unpacked(store.url)
-        with _parsing(store.url, name):
-            data = _unpack(shard.compression, data, shard.raw.nbytes)
-    _check(store.url, name, shard.raw, data)
-    return data
-
-
-def _parsing(url: str, name: str) -> AbstractContextManager[None]:
-    advice = "fetch it again, or make it again"
-    return parsing_file(f"{url}/{name}", "is not a valid MDS shard", advice)
-
-
-def _unpack(kind: str, data: bytes, nbytes: int) -> bytes:
-    """Unpack the data of a shard, but at most one byte more than `nbytes`.
-
-    `nbytes` is the length in the index. Raise ValueError if `kind` is a compression that cannot be
-    read here.
-    """
-    if kind == "snappy":  # which makes 21 bytes of one at most
-        found: bytes = pa.decompress(data, nbytes, codec=kind, asbytes=True)
-        return found
-    if kind not in STREAMS:
-        raise ValueError(f"compressed by {kind!r:.20}, which cannot be read here")
-    with STREAMS[kind](data) as stream:
-        return bytes(stream.read(nbytes + 1))
+        varying = sum(not nbytes for _, _, nbytes in shard.columns)
+        sizes = iter(struct.unpack_from(f"<{varying}I", data))
+        start = 4 * varying
+        for name, _, nbytes in shard.columns:
+            end = start + (nbytes or next(sizes))
+            if end > len(data):
+                raise ValueError(f"column {name} has more bytes than its sample")
+            if not wanted or name in wanted:
+                fields[name] = data[start:end]
+            start = end
+    return fields
 
 
 def _check(url: str, name: str, file: MdsFile, data: bytes) -> None:

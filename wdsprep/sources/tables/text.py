@@ -1,4 +1,4 @@
-"""Tables of any kind, as rows (`TableFiles`), and those that are text (`TextTable`).
+"""Tables of any kind, as rows (`open_table`), and those that are text (`TextTable`).
 
 Tables of text are CSV and TSV with a header, JSON lines, and lists of URLs; each may be gzipped.
 
@@ -24,10 +24,10 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
 from wdsprep.errors import SourceError
 from wdsprep.sources.parsing import check_columns
-from wdsprep.sources.patterns import table_files, table_kind
+from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables import TableRow
 from wdsprep.store import shared_store
-from wdsprep.store.base import Chunks, Entry, Store
+from wdsprep.store.base import Chunks, Store
 
 if TYPE_CHECKING:
     from wdsprep.sources.tables.parquet import ParquetTable
@@ -100,13 +100,16 @@ class TextTable:
 
         A value that cannot be read is replaced by the error.
         """
+        every = self.all_rows()
+        while some := list(islice(every, rows)):
+            yield [
+                [row if isinstance(row, RejectedError) else row.get(name) for row in some]
+                for name in columns
+            ]
+
+    def all_rows(self) -> Iterator[TableRow]:
         for where, _ in self.parts(sys.maxsize):
-            every = (row for _, row in self.rows(where))
-            while some := list(islice(every, rows)):
-                yield [
-                    [row if isinstance(row, RejectedError) else row.get(name) for row in some]
-                    for name in columns
-                ]
+            yield from (row for _, row in self.rows(where))
 
     def _header(self, lines: "_Lines") -> list[str]:
         if self._kind == "txt":
@@ -296,18 +299,3 @@ def open_table(url: str, name: str) -> Table:
 
         return ParquetTable(shared_store(url), name)
     return TextTable(shared_store(url), name)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableFiles:
-    """The tables below `url` that match `pattern`, or all of `kinds` if that is empty."""
-
-    url: str
-    pattern: str
-    kinds: frozenset[str]
-
-    def entries(self) -> list[Entry]:
-        return list(table_files(self.url, self.pattern, self.kinds))
-
-    def open(self, name: str) -> Table:
-        return open_table(self.url, name)
