@@ -9,7 +9,7 @@ A joined dataset was made of the same image shards, so its samples are found by 
 remote store.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -100,6 +100,7 @@ class UnitSource:
         would take longer.
         """
         with ExitStack() as stack, naming_place(f"{self.url}/{self.shard.name}"):
+            view: Callable[[int, int], Buffer]
             if heads:
                 at = view = stack.enter_context(open_tape(self.store, self.shard.name))
             else:

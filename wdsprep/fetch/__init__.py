@@ -12,26 +12,6 @@ with libcurl. Modules without I/O decide what things mean: `urls`, `robots` and 
 which also says how long one waits before the next attempt. `downloads` keeps many rows of a table
 under way, and `outage` tells a network that is down from hosts that are gone.
 
-The values cost nothing to import; the client is loaded when it is first used.
-
 In: URLs of strangers.
 Out: Bytes, or the code of why there are none.
 """
-
-from typing import TYPE_CHECKING, Any
-
-from wdsprep.fetch.options import TRANSIENT, Fetched, FetchRules
-
-if TYPE_CHECKING:
-    from wdsprep.fetch.client import Fetcher
-
-
-__all__ = ["TRANSIENT", "FetchRules", "Fetched", "Fetcher"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Fetcher":
-        raise AttributeError(f"module 'wdsprep.fetch' has no attribute {name!r}")
-    from wdsprep.fetch.client import Fetcher
-
-    return Fetcher

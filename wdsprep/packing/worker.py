@@ -21,7 +21,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, cast
 
-from wdsprep import fetch
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.condition_syntax import format_path
 from wdsprep.dataset.draft import Draft, DraftShard
@@ -216,8 +215,11 @@ class PackWorker:
     def __init__(self, job: PackJob) -> None:
         self._job = job
         self._edition = Edition(store=open_store(job.images), mark=job.edition)
-        self._fetcher = fetch.Fetcher(job.fetch_rules) if job.fetch_rules else None
-        self._pace = DownloadTurns()
+        self._fetcher, self._pace = None, DownloadTurns()
+        if job.fetch_rules is not None:
+            from wdsprep.fetch.client import Fetcher  # libcurl: for tables of URLs alone
+
+            self._fetcher = Fetcher(job.fetch_rules)
 
     def __call__(self, part: Slice) -> Generator[RunProgress, None, Receipt]:
         """Pack a slice of the source into image shards, and return its receipt.

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, islice
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from blake3 import blake3
 
@@ -178,39 +178,37 @@ class LeftOut:
         return Counter({name.removeprefix(cls.PREFIX): count for name, count in own.items()})
 
 
-class Source(Protocol):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
     """A place that samples are read from: a folder, tars or tables.
 
-    It can be pickled: the driver lists the items, and workers read them. Both tell the kinds of
-    files that are left out.
+    `columns` are the columns that the user named, and the roles of further images. A source can be
+    pickled: the driver lists the items, and workers read them. Both tell the kinds of files that
+    are left out.
     """
 
-    @property
-    def kind(self) -> str:
-        """Return the kind of the source: `folder`, `tars`, `table` or `urls`."""
+    kind: ClassVar[str]
+    """The kind of the source: `folder`, `tars`, `table` or `urls`."""
+    url: str
+    columns: "Columns"
 
-    @property
-    def url(self) -> str:
-        """Return the URL of the source."""
-
-    @property
-    def columns(self) -> "Columns":
-        """Return the columns that the user named, and the roles of further images."""
-
-    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
         """Yield all items, in the same order each time.
 
         `left_out` is called with the kinds of files that are no input.
         """
+        raise NotImplementedError
 
     def count(self, item: Item, /) -> int:
         """Count the samples of an item."""
+        return item.samples
 
-    def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Reject]:
+    def read(self, item: Item, left_out: Told = ignore_left_out, /) -> Iterator[Sample | Reject]:
         """Yield all samples of an item, in order; a Reject stands for one that cannot be used.
 
         The item's `take` is not looked at. Samples of a table of URLs have no image yet.
         """
+        raise NotImplementedError
 
 
 MOST_IMAGES = 100

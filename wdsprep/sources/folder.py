@@ -35,10 +35,12 @@ from wdsprep.sources.base import (
     Columns,
     Item,
     Role,
+    Source,
     Told,
     check_names,
     field_texts,
     ignore_left_out,
+    item_of,
     make_or_refuse,
     naming_role,
     number_files,
@@ -68,16 +70,14 @@ class MetadataFound(SourceError):  # noqa: N818 (seldom an error: the survey lis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FolderSource:
+class FolderSource(Source):
     """A source that is a folder of images, or a prefix in a bucket, without hidden files."""
 
-    url: str
-    columns: Columns
+    kind = "folder"
     tables: tuple[str, ...] = ()
     max_nbytes: int = MAX_NBYTES
-    kind: str = "folder"
 
-    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
         """Yield an item for each image, with its texts, and one for each name that has texts alone.
 
         At the end comes an item for each row of metadata that no other item has taken. If the
@@ -106,12 +106,7 @@ class FolderSource:
     def count(self, _item: Item, /) -> int:
         return 1
 
-    def read(
-        self,
-        item: Item,
-        /,
-        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
-    ) -> Iterator[Sample | Reject]:
+    def read(self, item: Item, _left_out: Told = ignore_left_out, /) -> Iterator[Sample | Reject]:
         source = shown(item.name)
         yield make_or_refuse(source, lambda: self._sample(source, item))
 
@@ -168,14 +163,10 @@ class _Group:
         kinds = ("json", columns.caption_file(self.sidecars))
         beside = [self.sidecars[kind] for kind in kinds if kind in self.sidecars]
         for image in self.images:
-            yield _item(image.name, [image, *beside])
+            yield item_of(image, *beside, samples=1)
         if not self.images:
             first, *_ = [*beside, *(entry for _, entry in chain(*self.in_roles.values()))]
-            yield _item(first.name, beside)._replace(samples=0)
-
-
-def _item(name: str, entries: Iterable[Entry]) -> Item:
-    return Item(name=name, parts=tuple([(e.name, e.nbytes, e.stamp) for e in entries]))
+            yield item_of(*beside, name=first.name)
 
 
 def _read(store: Store, name: str) -> bytes:

@@ -12,7 +12,7 @@ rows of that part alone, which are to be tried once more.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from wdsprep.sources.base import (
     Columns,
     Item,
     Role,
+    Source,
     Told,
     check_names,
     field_texts,
@@ -63,12 +64,10 @@ CHOSEN = "|"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tables:
+class Tables(Source):
     """A source of tables. Its subclasses list and read them."""
 
-    url: str
-    columns: Columns
-    kind: str = "table"
+    kind = "table"
 
     def first_columns(self) -> tuple[str, Sequence[str]]:
         """Return the column of images, or of their URLs, and all columns of the first file.
@@ -89,15 +88,7 @@ class Tables:
         image, names = self.first_columns()
         return image, self.columns.caption or first_of(NAMES, names)
 
-    def count(self, item: Item, /) -> int:
-        return item.samples
-
-    def read(
-        self,
-        item: Item,
-        /,
-        left_out: Told = ignore_left_out,  # noqa: ARG002  the listing knows all
-    ) -> Iterator[Sample | Reject]:
+    def read(self, item: Item, _left_out: Told = ignore_left_out, /) -> Iterator[Sample | Reject]:
         for source, make in self.makers(item):
             yield make_or_refuse(source, make)
 
@@ -133,14 +124,14 @@ def _make_sample(
 class TableSource(Tables):
     """The Parquet files with images below `url` that match `pattern`; all if it is empty."""
 
+    form: ClassVar[str] = "Parquet"
     pattern: str
     rows_per_item: int
-    form: str = "Parquet"
 
     def files(self, left_out: Told = ignore_left_out) -> Iterator[Entry]:
         return table_files(self.url, self.pattern, frozenset({"parquet"}), left_out)
 
-    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
         for entry in self.files(left_out):
             with open_parquet(shared_store(self.url), entry.name) as file:
                 image_of_schema(self, file.schema, entry.name)
@@ -167,9 +158,9 @@ class TableSource(Tables):
 class ArrowSource(Tables):
     """The Arrow files that `datasets` has saved below `url`: all splits, by name."""
 
-    form: str = "Arrow"
+    form: ClassVar[str] = "Arrow"
 
-    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
         for entry in arrow_files(self.url, left_out):
             image_of_schema(self, arrow_schema(self.url, entry.name), entry.name)
             yield item_of(entry)
@@ -201,9 +192,9 @@ def _makers(
 class MdsSource(Tables):
     """The MDS shards of images that indexes below `url` name."""
 
-    form: str = "MDS"
+    form: ClassVar[str] = "MDS"
 
-    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:  # noqa: ARG002  an index names all
+    def items(self, _left_out: Told = ignore_left_out, /) -> Iterator[Item]:
         for shard, entry in shards_there(self.url):
             self._image(shard)
             name, samples = shard.raw.name, shard.samples
@@ -347,10 +338,10 @@ def likely_image(held: Sequence[str]) -> str:
 class UrlSource(Tables):
     """The tables of URLs below `url` that match `pattern`, or all of `kinds` if it is empty."""
 
+    kind = "urls"
     pattern: str
     rows_per_item: int
     kinds: frozenset[str] = TEXT_TABLES
-    kind: str = "urls"
 
     @property
     def is_list(self) -> bool:
@@ -360,7 +351,7 @@ class UrlSource(Tables):
     def files(self, left_out: Told = ignore_left_out) -> Iterator[Entry]:
         return table_files(self.url, self.pattern, self.kinds, left_out)
 
-    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
         for entry in self.files(left_out):
             table = open_table(self.url, entry.name)
             self._url_column(table, entry.name)

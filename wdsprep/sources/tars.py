@@ -27,8 +27,8 @@ from wdsprep.errors import NotFoundError, SourceError
 from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.sources.base import (
-    Columns,
     Item,
+    Source,
     Told,
     check_names,
     ignore_left_out,
@@ -55,18 +55,16 @@ UNREADABLE = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TarsSource:
+class TarsSource(Source):
     """The tars below `url` whose names match `pattern`, a glob with braces."""
 
-    url: str
+    kind = "tars"
     pattern: str
-    columns: Columns
     max_nbytes: int = MAX_NBYTES
     has_images: bool = True
     """True if the bytes of images are read; otherwise they are empty."""
-    kind: str = "tars"
 
-    def items(self, left_out: Told = ignore_left_out) -> Iterator[Item]:
+    def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
         wanted = Pattern(self.pattern)
         tables: dict[str, Entry] = {}
         found = 0
@@ -95,7 +93,7 @@ class TarsSource:
         """Count the samples and rejects by reading the whole tar."""
         return sum(1 for _ in self.read(item))
 
-    def read(self, item: Item, /, left_out: Told = ignore_left_out) -> Iterator[Sample | Reject]:
+    def read(self, item: Item, left_out: Told = ignore_left_out, /) -> Iterator[Sample | Reject]:
         return (row for _key, row in self.read_keyed(item, left_out=left_out))
 
     def read_keyed(
@@ -171,7 +169,15 @@ class TarsSource:
             for name in (*fields, *unread):  # some other file in the tar
                 left_out(f".{name}")
             return None
-        facts = self._facts(found, table)
+        facts: dict[str, Any] = {}
+        if "json" in fields:
+            facts = decode_facts(fields["json"], "json")
+        elif table:
+            rows = _rows_beside(self.url, table)
+            row = rows.get(found.key) or rows.get(UNREADABLE, {})
+            if isinstance(row, RejectedError):
+                raise RejectedError(*row.args)
+            facts = plain_facts(row)
         captions = captions_of(facts, self.columns.caption)
         if (name := self.columns.caption_file(fields)) and not self.columns.caption:
             captions = apply_caption_file(decode_text(fields[name], name), captions)
@@ -276,15 +282,6 @@ class TarsSource:
                 fields[name] = shared_store(self.url).read(tar, start=start, nbytes=place[1])
                 del unread[name]
         return replace(found, fields=fields, unread=unread)
-
-    def _facts(self, found: TarSample, table: str) -> dict[str, Any]:
-        if "json" in found.fields:
-            return decode_facts(found.fields["json"], "json")
-        rows = _rows_beside(self.url, table) if table else {}
-        row = rows.get(found.key) or rows.get(UNREADABLE, {})
-        if isinstance(row, RejectedError):
-            raise RejectedError(*row.args)
-        return plain_facts(row)
 
 
 @functools.lru_cache(maxsize=2)

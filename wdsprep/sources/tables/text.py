@@ -135,20 +135,30 @@ class TextTable:
         it is empty. Only the csv module knows where other records end. Raise SourceError if a quote
         is never closed and swallows further lines.
         """
-        record = _OneRecord(lines)
-        cells = csv.reader(_decode_lines(record), delimiter=DELIMITERS[self._kind])
+        first, at, quotes, count = b"", 0, 0, 0
+
+        def record_lines() -> Iterator[bytes]:
+            """Yield the line that begins a record, then as many more as the reader asks for."""
+            nonlocal first, quotes, count
+            while line := first or next(iter(lines), b""):
+                first = b""
+                count += 1
+                quotes += line.count(b'"')
+                yield line
+
+        cells = csv.reader(_decode_lines(record_lines()), delimiter=DELIMITERS[self._kind])
         for line in lines:
             if b'"' in line:
-                record.begin(line)
+                first, at, quotes, count = line, lines.at - len(line), 0, 0
                 try:
                     next(cells)
-                    is_open = lines.has_ended and record.quotes % 2
+                    is_open = lines.has_ended and quotes % 2
                 except csv.Error:  # a row of one line is refused when it is read
                     is_open = True
-                if is_open and record.count > 1:
+                if is_open and count > 1:
                     raise SourceError(
-                        f"{self.store.url}/{self.name}: a quote opened at byte {record.at:,} is "
-                        "never closed: mend the line"
+                        f"{self.store.url}/{self.name}: a quote opened at byte {at:,} is never "
+                        "closed: mend the line"
                     )
             elif not line.strip(b"\r\n"):
                 continue
@@ -219,30 +229,6 @@ def _plain(line: bytes, dropped: int, begins_file: bool) -> bytes:
     if dropped + len(line) > MAX_LINE_NBYTES:
         return TOO_LONG
     return line.removeprefix(BOM) if begins_file else line
-
-
-class _OneRecord:
-    """The lines of one record, given to a reader.
-
-    They are the line that begins the record, then as many more as the reader asks for.
-    """
-
-    def __init__(self, lines: _Lines) -> None:
-        self._lines, self._next = lines, b""
-        self.at = self.count = self.quotes = 0
-
-    def begin(self, line: bytes) -> None:
-        self._next = line
-        self.at, self.count, self.quotes = self._lines.at - len(line), 0, 0
-
-    def __iter__(self) -> "_OneRecord":
-        return self
-
-    def __next__(self) -> bytes:
-        line, self._next = self._next or next(iter(self._lines)), b""
-        self.count += 1
-        self.quotes += line.count(b'"')
-        return line
 
 
 def _decode_lines(lines: Iterable[bytes]) -> Iterator[str]:
