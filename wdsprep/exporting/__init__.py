@@ -5,8 +5,8 @@
    ours: energon, primus, wids and webshart; `folders` those of image files with files beside them:
    imagefolder and kohya; `edit_caches` those of a file for each sample, for trainers of edits:
    musubi and automodel; `mds` and `parquet` have one each.
-2. `layout` has what all layouts share, and finds a layout by its name. It writes their files, with
-   digests, and checks those that are there.
+2. `layout` has what all layouts share. It writes their files, with digests, and checks those that
+   are there.
 3. `read_samples` reads a shard and what is joined to it, and checks digests.
 4. `export` is the run, and `options` has its options: workers export the shards, and a shard that
    is exported is not exported again.

@@ -5,6 +5,7 @@ writes the same bytes. A shard is exported again if it has no mark (`output`), h
 if one of its files is not as it was written.
 """
 
+import importlib
 import json
 import os
 import time
@@ -23,6 +24,7 @@ from wdsprep.dataset.sealed_json import read_record
 from wdsprep.dataset.settings import changed_settings
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.exporting import LAYOUTS
 from wdsprep.exporting.layout import (
     CLAIM,
     MARKS,
@@ -32,7 +34,6 @@ from wdsprep.exporting.layout import (
     Output,
     SourceDataset,
     check_files,
-    layout_of,
     to_json,
 )
 from wdsprep.exporting.options import ExportOptions
@@ -89,7 +90,10 @@ def export(options: ExportOptions) -> Exported:
         for earlier in datasets:
             earlier.give_way(later)
         datasets.append(later)
-    chosen = layout_of(to) if to != "energon" else None
+    chosen: Layout | None = None
+    if LAYOUTS[to]:  # only the module of that layout is imported
+        module, _, name = LAYOUTS[to].partition(":")
+        chosen = getattr(importlib.import_module(f"wdsprep.exporting.{module}"), name)()
     takes_images = chosen is not None and chosen.takes_images
     exportable = Exportable(datasets, tower=options.tower, takes_images=takes_images)
     if chosen is None:

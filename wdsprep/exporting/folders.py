@@ -115,7 +115,16 @@ class KohyaLayout(Layout):
                 "the images that it was made of"
             )
         family = dataset.check_latents("kohya", "sd-scripts", FAMILIES)
-        check_buckets(dataset)
+        # For a shape without a bucket, sd-scripts would take latents for those of another size.
+        sizes, area = shapes_of(dataset.settings), int(dataset.settings["resolution"]) ** 2
+        step = math.gcd(*(side for size in sizes for side in size))
+        for width, height in sizes:
+            is_bucket = height == area // width // step * step
+            if not is_bucket and width != area // height // step * step:
+                raise UsageError(
+                    f"{dataset.url} has the shape {shape_name((width, height))}, for which "
+                    "sd-scripts has no bucket: encode with --shapes nearest:64,2"
+                )
         known = {field.name for field in dataset.fields}
         texts = {EMB, POOLED} if family != "sd" and {EMB, POOLED} <= known else set[str]()
         arrays = tuple(sorted(known & {*LATENTS, *texts}))
@@ -128,11 +137,15 @@ class KohyaLayout(Layout):
         )
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        import numpy as np
+
         for sample in samples:
             folder = folder_of(unit, sample)
             write_images(out, folder, sample)
             for ending, arrays in self.caches(sample).items():
-                out.write(f"{folder}/{stem_of(sample)}{ending}", to_npz(arrays))
+                packed = io.BytesIO()
+                np.savez(packed, **arrays)  # type: ignore[arg-type]
+                out.write(f"{folder}/{stem_of(sample)}{ending}", packed.getvalue())
             yield
 
     def caches(self, sample: ExportSample) -> dict[str, Arrays]:
@@ -175,31 +188,3 @@ class KohyaLayout(Layout):
                 "apply_t5_attn_mask": np.array(False),
             }
         return caches
-
-
-def check_buckets(dataset: Exportable) -> None:
-    """Raise UsageError if sd-scripts has no bucket for a shape of the dataset.
-
-    It would take the latents of such a shape for those of another image size.
-    """
-    area = int(dataset.settings["resolution"]) ** 2
-    sizes = shapes_of(dataset.settings)
-    step = math.gcd(*(side for size in sizes for side in size))
-
-    def has_bucket(width: int, height: int) -> bool:
-        return height == area // width // step * step or width == area // height // step * step
-
-    for size in sizes:
-        if not has_bucket(*size):
-            raise UsageError(
-                f"{dataset.url} has the shape {shape_name(size)}, for which sd-scripts has no "
-                "bucket: encode with --shapes nearest:64,2"
-            )
-
-
-def to_npz(arrays: Arrays) -> bytes:
-    import numpy as np
-
-    out = io.BytesIO()
-    np.savez(out, **arrays)  # type: ignore[arg-type]
-    return out.getvalue()

@@ -4,10 +4,9 @@ A layout writes through `Output`, which hashes what is written. The mark of a sh
 `.wdsprep/`, lists its files with their digests, and is written last. So a later run can tell the
 files that are as they were written from those that are damaged, cut or gone.
 
-What several layouts need is here too: JSON, files of torch, and arrays of one length.
+What several layouts need is here too: JSON and files of torch.
 """
 
-import importlib
 import io
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +47,6 @@ from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.stored_dataset import check_kind, open_dataset
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, NotFoundError, UsageError
-from wdsprep.exporting import LAYOUTS
 from wdsprep.options import Place
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Sink, SinkFile, Store, absolute
@@ -424,13 +422,6 @@ class Layout:
         return {}
 
 
-def layout_of(to: str) -> Layout:
-    """Return the layout with the name `to`. Only the module of that layout is imported."""
-    module, _, name = LAYOUTS[to].partition(":")
-    layout: Layout = getattr(importlib.import_module(f"wdsprep.exporting.{module}"), name)()
-    return layout
-
-
 def to_json(body: object) -> bytes:
     return json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -446,13 +437,3 @@ def save_by_torch(value: object) -> bytes:
     out = io.BytesIO()
     torch.save(value, out)
     return out.getvalue()
-
-
-def pad_to(array: "NDArray[Any]", length: int) -> "NDArray[Any]":
-    """Pad an array with zeros at its end, up to `length` rows."""
-    import numpy as np
-
-    short = length - len(array)
-    if not short:
-        return array
-    return np.concatenate([array, np.zeros((short, *array.shape[1:]), array.dtype)])

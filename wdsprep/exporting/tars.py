@@ -19,7 +19,6 @@ from wdsprep.exporting.layout import (
     Output,
     Writing,
     json_line,
-    pad_to,
     save_by_torch,
     to_json,
 )
@@ -142,14 +141,16 @@ class PrimusLayout(TarLayout):
         )
 
     def members(self, sample: ExportSample) -> Members:
+        import numpy as np
         import torch
 
-        latents = sample.bits(LATENT)
+        latents, emb = sample.bits(LATENT), sample.bits(EMB)
         arrays = {column_names.LATENT: latents}
         if self.has_moments:
             mean, logvar = latents.reshape(2, -1, *latents.shape[1:])
             arrays = {column_names.MEAN: mean, column_names.LOGVAR: logvar}
-        arrays[column_names.EMB] = pad_to(sample.bits(EMB), self.length)
+        padding = np.zeros((self.length - len(emb), *emb.shape[1:]), emb.dtype)
+        arrays[column_names.EMB] = np.concatenate([emb, padding])
         arrays[column_names.POOLED] = sample.bits(POOLED)
         saved: Members = []
         for role, bits in arrays.items():

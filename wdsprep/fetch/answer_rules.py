@@ -108,10 +108,6 @@ def _add_retry_time(failure: RejectedError, head: Head) -> RejectedError:
     return LaterError(failure.code, f"{failure.detail}, Retry-After {after_s:.0f} s", after_s)
 
 
-def asks_too_long_pause(error: RejectedError) -> bool:
-    return isinstance(error, LaterError) and error.after_s > LONGEST_WAIT_S
-
-
 _SYSTEM = {
     errno.ECONNREFUSED: Code.REFUSED,
     errno.ETIMEDOUT: Code.TIMEOUT,

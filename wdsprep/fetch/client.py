@@ -23,7 +23,6 @@ from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreErro
 from wdsprep.fetch.answer_rules import (
     LONGEST_WAIT_S,
     LaterError,
-    asks_too_long_pause,
     is_redirect,
     judge_image,
     judge_robots,
@@ -95,29 +94,39 @@ class Client:
         bucket, most = root.partition("://")[2], self._rules.max_nbytes
         try:
             data = self._store(root).read(name, nbytes=most + 1)
-        except (StoreError, UsageError) as error:
-            return Fetched(code=_code_of(error), detail=str(error), host=bucket)
+        except (StoreError, UsageError) as error:  # met last, after all attempts of the store
+            code = Code.HTTP_5XX
+            if isinstance(error, UsageError):
+                code = Code.BAD_URL
+            elif isinstance(error, NotFoundError | AccessError):
+                code = Code.HTTP_4XX
+            elif isinstance(error, ShortReadError):
+                code = Code.BROKEN_OFF
+            elif not error.status:
+                code = Code.UNREACHABLE
+            elif error.status == 429:
+                code = Code.HTTP_429
+            return Fetched(code=code, detail=str(error), host=bucket)
         if len(data) > most:
             return Fetched(code=Code.TOO_MANY_BYTES, detail=f"more than {most:,}", host=bucket)
         return Fetched(data=data, code=None if data else Code.EMPTY, host=bucket)
 
     async def _fetch_with_retries(self, target: Target) -> bytes:
-        for attempt in range(self._rules.retries):
+        rules, attempt = self._rules, 0
+        while True:
             try:
-                return await self._get_image(target)
+                head, body = await self._get(
+                    target, self._image, redirects=rules.redirects, check=self._check
+                )
+                if not body:
+                    raise RejectedError(Code.EMPTY, f"HTTP {head.status} without a body")
+                return body
             except RejectedError as error:
-                if error.code not in TRANSIENT or asks_too_long_pause(error):
+                asks_long_pause = isinstance(error, LaterError) and error.after_s > LONGEST_WAIT_S
+                if attempt == rules.retries or error.code not in TRANSIENT or asks_long_pause:
                     raise
             await asyncio.sleep(pause_s(attempt))
-        return await self._get_image(target)
-
-    async def _get_image(self, target: Target) -> bytes:
-        head, body = await self._get(
-            target, self._image, redirects=self._rules.redirects, check=self._check
-        )
-        if not body:
-            raise RejectedError(Code.EMPTY, f"HTTP {head.status} without a body")
-        return body
+            attempt += 1
 
     async def _ask_robots(self, target: Target) -> Robots:
         """Read the robots.txt of the origin of `target`.
@@ -189,24 +198,6 @@ class Client:
                     pause_s=min(after_s, LONGEST_WAIT_S),
                     for_all=after_s > LONGEST_WAIT_S,
                 )
-
-
-def _code_of(error: Exception) -> Code:
-    """Return the reject code for an error of the store.
-
-    The store has made its attempts already. The error that it met last tells whether another
-    day may help.
-    """
-    if isinstance(error, UsageError):
-        return Code.BAD_URL
-    if isinstance(error, (NotFoundError, AccessError)):
-        return Code.HTTP_4XX
-    if isinstance(error, ShortReadError):
-        return Code.BROKEN_OFF
-    status = error.status if isinstance(error, StoreError) else 0
-    if not status:
-        return Code.UNREACHABLE
-    return Code.HTTP_429 if status == 429 else Code.HTTP_5XX
 
 
 OTHER_FILES = 256

@@ -194,7 +194,23 @@ class Handle:
 
     def __init__(self, rules: FetchRules, room: BodyLimit) -> None:
         self._allow_private, self._room = rules.allow_private_hosts, room
-        self._handle = _handle(rules)
+        agent, contact = f"{TOKEN}/{__version__}", check_contact(rules.contact)
+        options = {
+            pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,
+            pycurl.FOLLOWLOCATION: 0,
+            pycurl.NOSIGNAL: 1,
+            pycurl.PROXY: "",
+            pycurl.NOPROXY: "*",
+            pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
+            pycurl.CAINFO: certificates_path(),
+            pycurl.USERAGENT: f"{agent} (+{contact})" if contact else agent,
+            pycurl.HTTPHEADER: ["Accept: image/*,*/*;q=0.8"],
+            pycurl.ACCEPT_ENCODING: "identity",  # and undo what comes all the same, bounded
+            pycurl.BUFFERSIZE: READ_NBYTES,
+        }
+        self._handle = pycurl.Curl()
+        for option, value in options.items():
+            self._handle.setopt(option, value)
         self._call_back(pycurl.HEADERFUNCTION, self._on_header, 0)
         self._call_back(pycurl.WRITEFUNCTION, self._on_body, 0)
         self._call_back(pycurl.OPENSOCKETFUNCTION, self._on_connect, pycurl.SOCKET_BAD)
@@ -317,31 +333,6 @@ class Handle:
         if self._want.cut:
             return 0
         raise too_many_bytes(self._want.max_nbytes)
-
-
-def user_agent(contact: str) -> str:
-    check_contact(contact)
-    return f"{TOKEN}/{__version__} (+{contact})" if contact else f"{TOKEN}/{__version__}"
-
-
-def _handle(rules: FetchRules) -> Any:
-    handle = pycurl.Curl()
-    options = {
-        pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,
-        pycurl.FOLLOWLOCATION: 0,
-        pycurl.NOSIGNAL: 1,
-        pycurl.PROXY: "",
-        pycurl.NOPROXY: "*",
-        pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
-        pycurl.CAINFO: certificates_path(),
-        pycurl.USERAGENT: user_agent(rules.contact),
-        pycurl.HTTPHEADER: ["Accept: image/*,*/*;q=0.8"],
-        pycurl.ACCEPT_ENCODING: "identity",  # and undo what comes all the same, under our bounds
-        pycurl.BUFFERSIZE: READ_NBYTES,
-    }
-    for option, value in options.items():
-        handle.setopt(option, value)
-    return handle
 
 
 def certificates_path() -> str:

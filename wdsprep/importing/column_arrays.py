@@ -228,12 +228,6 @@ def npy_of(field: Field, raw: RawArray) -> bytes:
     return fitting.header + raw.data
 
 
-def zeros(field: Field) -> RawArray:
-    """Return an array of zeros for a field. If its length varies, the array has one row."""
-    first = field.of_length(1) if field.is_variable else field
-    return RawArray(dtype=first.dtype, shape=first.shape, data=bytes(first.array_nbytes))
-
-
 def nested_array(column: Any, number: int) -> RawArray | None:
     """Return a row of an Arrow column of nested lists as an array.
 

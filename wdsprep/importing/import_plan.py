@@ -34,7 +34,6 @@ from wdsprep.importing.column_arrays import (
     std_to_logvar,
     to_mask,
     to_stored,
-    zeros,
 )
 from wdsprep.importing.column_names import (
     CELL,
@@ -373,7 +372,8 @@ def empty_of(given: str, fields: Sequence[Field]) -> dict[str, bytes]:
     if not given:
         return {}
     if given == ZEROS:
-        return {field.name: npy_of(field, zeros(field)) for field in wanted}
+        first = [field.of_length(1) if field.is_variable else field for field in wanted]
+        return {field.name: field.header + bytes(field.array_nbytes) for field in first}
     files: dict[str, str] = {}
     for part in filter(None, map(str.strip, given.split(","))):
         role, equals, path = part.partition("=")

@@ -122,8 +122,7 @@ class LatentCache:
         if self.kind == "tars":
             for sample in self._tar_samples(item.name, wanted, facts=facts):
                 source = shown(f"{item.name}/{sample.key}" if sample.key else item.name)
-                make = partial(_member_values, sample, wanted)
-                yield make_row(sample.key or stem, source, make)
+                yield make_row(sample.key or stem, source, partial(_member_values, sample, wanted))
             return
         stem = stem.replace(".", "_")
         for number, make in enumerate(self._row_makers(item, wanted, facts)):
@@ -132,9 +131,11 @@ class LatentCache:
     def _row_makers(self, item: Item, wanted: Sequence[str], facts: bool) -> Iterator[MakeValues]:
         if self.kind == "mds":
             shard = read_index(self.url, item.extra)[item.name]
-            encodings = shard.encodings.items()
-            plain = [name for name, kind in encodings if kind.partition(":")[0] not in LARGE]
-            names = {*wanted, *(plain if facts else ())}.intersection(shard.encodings)
+            names = [
+                name
+                for name, kind in shard.encodings.items()
+                if name in wanted or (facts and kind.partition(":")[0] not in LARGE)
+            ]
 
             def values_in(data: bytes) -> Values:
                 fields = fields_in(shard, data, names) if names else {}

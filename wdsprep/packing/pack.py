@@ -83,14 +83,16 @@ def plan_for_machines(
             node_cpus = max(1, max((int(node.get("CPU", 0)) for node in nodes), default=0))
     if not node_cpus:
         workers = workers or usable_cpus()
-    settings, *shares = plan_workers(workers, node_cpus=node_cpus, slices=slices, fetch=fetch)
+    settings, threads, share = plan_workers(
+        workers, node_cpus=node_cpus, slices=slices, fetch=fetch
+    )
     settings = replace(
         settings, max_attempts=options.max_attempts, address=options.ray_address, name="pack"
     )
     if options.most:  # it grows up to them
         least = min(options.least, settings.workers)
         settings = replace(settings, workers=least, max_workers=settings.workers)
-    return settings, *shares
+    return settings, threads, share
 
 
 def open_worker(job: "PackJob") -> "PackWorker":

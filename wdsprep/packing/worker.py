@@ -172,7 +172,10 @@ def packed_sample(
         facts["url"] = sample.url
     facts |= sample.digests
     if rules.repeats_from_folders:
-        facts["repeats"] = repeats_of(sample.source)
+        # The innermost folder with a name such as 10_name says it, as kohya's trainers read it.
+        folders = reversed(sample.source.split("/")[:-1])
+        numbers = (re.match(r"([0-9]{1,6})_", folder) for folder in folders)
+        facts["repeats"] = next((int(number[1]) for number in numbers if number), 1)
     members = [(picture.extension, picture.data)]
     for image, other in zip(sample.images, pictures[1:], strict=True):
         name = image.name
@@ -193,17 +196,6 @@ def packed_sample(
         changes = (f"{image.name}_changes" for image in sample.images)
         following = min([following, *(name for name in changes if name > META)])
     return members, facts, data[start : data.rindex(f',"{following}":'.encode(), start)]
-
-
-def repeats_of(source: str) -> int:
-    """Return how often an image is to come in an epoch, by the folders of its path.
-
-    The innermost folder with a name such as `10_name` says it, as kohya's trainers read it; without
-    one it is 1.
-    """
-    folders = reversed(source.split("/")[:-1])
-    numbers = (re.match(r"([0-9]{1,6})_", folder) for folder in folders)
-    return next((int(number[1]) for number in numbers if number), 1)
 
 
 WORST_HOSTS = 20  # so many hosts are told about for each slice

@@ -8,6 +8,7 @@ import posixpath
 import re
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
@@ -102,7 +103,20 @@ def recognise(
         from wdsprep.sources.table_sources import ArrowSource, MdsSource
 
         return (MdsSource if "mds" in kinds else ArrowSource)(url=place, columns=columns)
-    return _table_source(place, pattern, kinds, columns, rows_per_item)
+    # Tables are read for URLs, and Parquet for images, unless the user named a column of URLs, or
+    # the first file has a column of URLs and none of images.
+    from wdsprep.sources.table_sources import TableSource, UrlSource, holds_bytes, url_column
+
+    tables: dict[str, Any] = {"url": place, "pattern": pattern, "columns": columns}
+    if kinds == PARQUET and not columns.url:
+        from wdsprep.sources.tables.parquet import ParquetTable
+
+        first = next(table_files(place, pattern, PARQUET)).name
+        table = ParquetTable(shared_store(place), first)
+        has_images = columns.image or any(map(holds_bytes, table.schema.types))
+        if has_images or not url_column(table.texts()):
+            return TableSource(**tables, rows_per_item=rows_per_item)
+    return UrlSource(**tables, rows_per_item=rows_per_item, kinds=kinds)
 
 
 def recognise_tables(url: str) -> tuple[str, list[Entry]]:
@@ -203,30 +217,6 @@ def _find(url: str) -> Inputs:
 
 def is_folder(url: str) -> bool:
     return "://" not in url and expand_home(url).is_dir()
-
-
-def _table_source(
-    url: str, pattern: str, kinds: frozenset[str], columns: Columns, rows_per_item: int
-) -> Source:
-    """Return the source that reads tables: Parquet for images, all others for URLs.
-
-    Parquet is read for URLs if the user named a column of URLs, or if the first file has a column
-    of URLs and none of images.
-    """
-    from wdsprep.sources.table_sources import TableSource, UrlSource, holds_bytes, url_column
-
-    if kinds == PARQUET and not columns.url:
-        from wdsprep.sources.tables.parquet import ParquetTable
-
-        table = ParquetTable(shared_store(url), next(table_files(url, pattern, PARQUET)).name)
-        has_images = columns.image or any(map(holds_bytes, table.schema.types))
-        if has_images or not url_column(table.texts()):
-            return TableSource(
-                url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item
-            )
-    return UrlSource(
-        url=url, pattern=pattern, columns=columns, rows_per_item=rows_per_item, kinds=kinds
-    )
 
 
 def _find_in_folder(url: str) -> Inputs:

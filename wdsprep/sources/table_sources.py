@@ -306,7 +306,7 @@ def _find_image(
     columns.check([*encodings], name)
     in_roles = columns.in_roles(encodings)
     likely = [name for name in likely if name not in in_roles]
-    image = columns.image or likely_image(likely)
+    image = columns.image or first_of(IMAGE_NAMES, likely) or next(iter(likely), "")
     wrong = next((name for name in (image, *in_roles) if name and name not in held), "")
     is_clear = columns.image or image in IMAGE_NAMES or len(likely) == 1
     if image and not wrong and is_clear:
@@ -327,11 +327,6 @@ def holds_bytes(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return "bytes" in [field.name for field in kind] and holds_bytes(kind.field("bytes").type)
     return is_bytes(kind)
-
-
-def likely_image(held: Sequence[str]) -> str:
-    """Return the column of bytes that most likely holds images, or "" if there is none."""
-    return first_of(IMAGE_NAMES, held) or next(iter(held), "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -196,7 +196,11 @@ class OpenParquet:
         with self._parsing():
             file = pa.PythonFile(stored, "r") if stored else pa.BufferReader(content)
             self._file = pq.ParquetFile(file, buffer_size=BUFFER_NBYTES, pre_buffer=False)
-            self.schema: pa.Schema = _without_dictionaries(self._file.schema_arrow)
+            schema = self._file.schema_arrow
+            for at, field in enumerate(schema):
+                if pa.types.is_dictionary(field.type):
+                    schema = schema.set(at, field.with_type(field.type.value_type))
+            self.schema: pa.Schema = schema
             about = self._file.metadata
             texts = [f.name for f in self.schema if _is_variable(f.type) and not is_bytes(f.type)]
             self._file = pq.ParquetFile(
@@ -275,14 +279,6 @@ class OpenParquet:
     def _parsing(self) -> AbstractContextManager[None]:
         advice = "fetch it again, or move it away"
         return parsing_file(self.what, "is not a valid Parquet file", advice)
-
-
-def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
-    fields = [
-        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-        for field in schema
-    ]
-    return pa.schema(fields, schema.metadata)
 
 
 def is_bytes(kind: pa.DataType) -> bool:
