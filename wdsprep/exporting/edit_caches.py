@@ -189,61 +189,51 @@ class AutomodelLayout(Layout):
         return replace(self, roles=dataset.references)
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        rows: list[dict[str, Any]] = []
-        for sample in samples:
-            name = f"{unit}/{stem_of(sample)}.pt"
-            tensors, facts = self._tensors(sample)
-            out.write(name, save_by_torch({**tensors, "metadata": facts}), samples=1)
-            rows.append({"cache_file": name, **{fact: facts[fact] for fact in IN_INDEX}})
-            yield
-        out.write(f"{unit}.json", json_line(rows))
-
-    def _tensors(self, sample: ExportSample) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the tensors of a sample, and what its file says of them."""
         import torch
 
         from wdsprep.encoding.models.base import read_tensor
 
-        first, *references = latents_in(sample, self.roles)
-        if not references:
-            raise wrong_references(sample, 0, "Automodel needs one for each sample")
-        target, *contexts, emb = (
-            read_tensor(array, data, len(array.header))
-            for array, data in (first, *references, sample.array(EMB))
-        )
-        length = text_length(sample)
-        mask = torch.zeros(len(emb), dtype=torch.long)
-        mask[:length] = 1
-        shapes = [list(array.shape) for array, _ in (first, *references)]
-        tokens = [(high // 2) * (wide // 2) for _, high, wide in shapes]
-        tensors = {
-            "target_latent": target,
-            "context_latents": contexts,
-            "prompt_embeddings": emb,
-            "prompt_attention_mask": mask,
-            "conditioning_tensors": {},
-        }
-        facts = {
-            "compound_bucket_signature": {"target": shapes[0], "contexts": shapes[1:]},
-            "conditioning_shapes": {},
-            "context_spatial_shapes": [shape[1:] for shape in shapes[1:]],
-            "context_token_lengths": tokens[1:],
-            "original_ids": {"key": sample.key},
-            "prompt": sample.caption,
-            "target_spatial_shape": shapes[0][1:],
-            "target_token_length": tokens[0],
-            "text_token_length": length,
-        }
-        return tensors, facts
+        rows: list[dict[str, Any]] = []
+        for sample in samples:
+            first, *references = latents_in(sample, self.roles)
+            if not references:
+                raise wrong_references(sample, 0, "Automodel needs one for each sample")
+            target, *contexts, emb = (
+                read_tensor(array, data, len(array.header))
+                for array, data in (first, *references, sample.array(EMB))
+            )
+            length = text_length(sample)
+            mask = torch.zeros(len(emb), dtype=torch.long)
+            mask[:length] = 1
+            shapes = [list(array.shape) for array, _ in (first, *references)]
+            tokens = [(high // 2) * (wide // 2) for _, high, wide in shapes]
+            indexed = {
+                "compound_bucket_signature": {"target": shapes[0], "contexts": shapes[1:]},
+                "context_token_lengths": tokens[1:],
+                "target_token_length": tokens[0],
+                "text_token_length": length,
+            }
+            facts = {
+                "conditioning_shapes": {},
+                "context_spatial_shapes": [shape[1:] for shape in shapes[1:]],
+                "original_ids": {"key": sample.key},
+                "prompt": sample.caption,
+                "target_spatial_shape": shapes[0][1:],
+            }
+            saved = {
+                "target_latent": target,
+                "context_latents": contexts,
+                "prompt_embeddings": emb,
+                "prompt_attention_mask": mask,
+                "conditioning_tensors": {},
+                "metadata": dict(sorted({**facts, **indexed}.items())),
+            }
+            name = f"{unit}/{stem_of(sample)}.pt"
+            out.write(name, save_by_torch(saved), samples=1)
+            rows.append({"cache_file": name, **indexed})
+            yield
+        out.write(f"{unit}.json", json_line(rows))
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         shards = [file.name for file in files if file.name.endswith(".json")]
         return {"metadata.json": json_line({"shards": shards})}
-
-
-IN_INDEX = (
-    "compound_bucket_signature",
-    "context_token_lengths",
-    "target_token_length",
-    "text_token_length",
-)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, field_of
 from wdsprep.dataset.settings import NUMBER, TEXT, WHOLE
-from wdsprep.dataset.tar.write import Buffer
 from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Output, Writing, to_json
 from wdsprep.importing.column_names import MLPERF
 
@@ -115,9 +114,19 @@ class ParquetLayout(Layout):
             written.samples = count
 
     def row(self, sample: ExportSample) -> dict[str, Any]:
+        row: dict[str, Any] = {"__key__": sample.key}
         if self.kind == "mlperf":
-            return mlperf_row(sample)
-        row: dict[str, Any] = {
+            import numpy as np
+
+            latent = sample.bits(LATENT)
+            moments = latent.reshape(2, -1, *latent.shape[1:])
+            arrays = sample.bits(EMB), sample.bits(POOLED), *moments
+            for name, array in zip(MLPERF.values(), arrays, strict=True):
+                out = io.BytesIO()
+                np.save(out, np.ascontiguousarray(array))
+                row[name] = out.getvalue()
+            return row
+        row = {
             "key": sample.key,
             "caption": sample.caption,
             "json": to_json(sample.facts).decode(),
@@ -126,7 +135,14 @@ class ParquetLayout(Layout):
         if self.kind != "images":
             for name in self.arrays:
                 columns, data = self._columns(name), sample.members[name]
-                row |= zip(columns, split_npy(name, data, len(columns)), strict=True)
+                parts = [data]
+                if len(columns) > 1:  # a file of each half of the moments
+                    field = field_of(name, data)
+                    half = replace(field, shape=(field.shape[0] // 2, *field.shape[1:]))
+                    middle = len(field.header) + half.array_nbytes
+                    moments = data[len(field.header) : middle], data[middle:]
+                    parts = [half.header + moment for moment in moments]
+                row |= zip(columns, parts, strict=True)
             return row
         kind, data = sample.image
         return row | {
@@ -135,30 +151,6 @@ class ParquetLayout(Layout):
             "width": sample.number("width"),
             "height": sample.number("height"),
         }
-
-
-def mlperf_row(sample: ExportSample) -> dict[str, Any]:
-    import numpy as np
-
-    latent = sample.bits(LATENT)
-    moments = latent.reshape(2, -1, *latent.shape[1:])
-    arrays = sample.bits(EMB), sample.bits(POOLED), *moments
-    row: dict[str, Any] = {"__key__": sample.key}
-    for name, array in zip(MLPERF.values(), arrays, strict=True):
-        out = io.BytesIO()
-        np.save(out, np.ascontiguousarray(array))
-        row[name] = out.getvalue()
-    return row
-
-
-def split_npy(name: str, data: Buffer, count: int) -> list[Buffer]:
-    """Split an `.npy` file along the first axis of its array into `count` files."""
-    if count == 1:
-        return [data]
-    field = field_of(name, data)
-    part = replace(field, shape=(field.shape[0] // count, *field.shape[1:]))
-    starts = range(len(field.header), len(data), part.array_nbytes)
-    return [part.header + data[start : start + part.array_nbytes] for start in starts]
 
 
 def _table(rows: Sequence[Mapping[str, Any]], schema: "pyarrow.Schema") -> Any:

@@ -55,7 +55,8 @@ def parse(url: str) -> Target:
     text = url.strip(_IGNORED).replace("\t", "").replace("\r", "").replace("\n", "")
     if len(text) > MAX_LENGTH:
         raise _bad_url(f"{len(text)} characters long")
-    scheme = scheme_of(text)
+    match = _SCHEME.match(text)
+    scheme = match[1].lower() if match else ""
     if scheme not in PORTS:
         raise _bad_url(
             f"{scheme[:20]}: is not http, https, s3, gs, az or hf" if scheme else "no URL"
@@ -74,12 +75,6 @@ def parse(url: str) -> Target:
             path + (parts["query"] or ""),
         ),
     )
-
-
-def scheme_of(url: str) -> str:
-    """Return the scheme of a URL in lower case, or "" if there is none."""
-    found = _SCHEME.match(url.lstrip(_IGNORED))
-    return found[1].lower() if found else ""
 
 
 def follow(target: Target, location: str) -> Target:

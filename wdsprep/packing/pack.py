@@ -114,7 +114,7 @@ def pack(options: PackOptions) -> "Outcome":
     """
     from wdsprep.dataset.settings import loosened
     from wdsprep.packing.retry_rejected import Retries, read_retries
-    from wdsprep.packing.slices import PackJob, make_plan, restore_inputs, survey_source
+    from wdsprep.packing.slices import PackJob, SlicePlan, restore_inputs, survey_source
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write, write_generations
     from wdsprep.sources.base import check_slices, find_unseen_roles
     from wdsprep.sources.patterns import is_glob
@@ -170,7 +170,7 @@ def pack(options: PackOptions) -> "Outcome":
     manifest = retries.settle(manifest)
     if has_urls:
         restore_inputs(edition, manifest, seen)
-    plan = make_plan(
+    plan = SlicePlan(
         edition.store,
         manifest,
         seen,

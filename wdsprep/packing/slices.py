@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from wdsprep.dataset.damage import naming_repair
@@ -206,45 +207,6 @@ class SourceSurvey:
         return iter(self.kept) if self.kept is not None else limited(self.source, self.limit)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlicePlan:
-    """The slices to pack: those of the last generation, and missing ones of earlier generations.
-
-    `older` are the items of earlier generations.
-    """
-
-    survey: SourceSurvey
-    slice_size: int
-    generations: tuple[int, ...]
-    older: PackedItems
-    packed: Mapping[str, str]  # the digests of what the slices that are done are made from
-    holes: tuple[Slice, ...] = ()
-    count: int = 0  # the number of slices pending
-
-    def wanted(self) -> Iterator[Slice]:
-        items = self.survey.items()
-        if self.older:
-            new = ("added", "changed")
-            items = (item for item in items if self.older.change(item) in new)
-        return slices(items, size=self.slice_size, first=self.generations[-1])
-
-    def pending(self) -> Iterator[Slice]:
-        """Yield the slices that have no receipt, each cut from the source when it is asked for.
-
-        A source with many items is listed again for this. Raise FingerprintError if a packed slice
-        has other items then.
-        """
-        yield from self.holes
-        for part in self.wanted():
-            if part.name not in self.packed:
-                yield part
-            elif self.survey.kept is None and part.digest != self.packed[part.name]:
-                raise FingerprintError(
-                    f"{self.survey.source.url} changes while it is packed: run the same command "
-                    "again when it no longer changes"
-                )
-
-
 def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
     """List the items of a source. Return how many there are, and the items if they are few.
 
@@ -297,101 +259,183 @@ def limited(source: Source, limit: int, left_out: Told = ignore_left_out) -> Ite
             pass
 
 
-def make_plan(
-    store: Store,
-    manifest: Manifest,
-    seen: SourceSurvey,
-    *,
-    slice_size: int,
-    append: bool,
-    compared: Compared = lambda _done, _of: None,
-) -> SlicePlan:
-    """Compare a source with what is packed of it, and return the plan of the slices to pack.
+class SlicePlan:
+    """The slices to pack: those of the last generation, and missing ones of earlier generations."""
 
-    Raise FingerprintError if the source has changed, except by dates and, with `append`, by new
-    items. Slices that have items with other dates are read again and compared; `compared` gets the
-    number of items compared, and of all.
-    """
-    packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
-    start = manifest.generations[-1]
-    holes = _holes(store, packed, start, seen)
-    filled = [part.name for part in holes]
-    earlier = [unit for unit in packed if int(unit) < start]
-    plan = SlicePlan(
-        survey=seen,
-        slice_size=slice_size,
-        generations=manifest.generations,
-        older=PackedItems(packed_items(store, [*filled, *earlier])),
-        packed=packed,
-        holes=holes,
-    )
-    unchanged = _pending_if_unchanged(store, plan, complete=manifest.complete)
-    if unchanged is not None:
-        pending, digests, touched = unchanged
-        touched += units_with(store, earlier, plan.older.dated)
-        _check_contents(store, manifest, seen, touched, compared)
-        return replace(plan, packed=packed | digests, count=pending)
-    known, added = _check_only_added(store, manifest, seen, filled, append=append)
-    touched = units_with(store, packed, known.dated)
-    _check_contents(store, manifest, seen, touched, compared)
-    if not added:  # all of it is packed, cut otherwise
-        return replace(plan, survey=replace(seen, kept=()), count=len(holes))
-    plan = replace(
-        plan, generations=(*manifest.generations, max(map(int, packed)) + 1), older=known
-    )
-    return replace(plan, count=len(holes) + sum(1 for _ in plan.wanted()))
+    count: int
+    """The number of slices that are pending."""
 
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        seen: SourceSurvey,
+        *,
+        slice_size: int,
+        append: bool,
+        compared: Compared,
+    ) -> None:
+        """Compare a source with what is packed of it.
 
-def _holes(
-    store: Store, packed: Mapping[str, str], start: int, seen: SourceSurvey
-) -> tuple[Slice, ...]:
-    """Return the slices before `start` that have a list of inputs and no receipt.
+        Raise FingerprintError if the source has changed, except by dates and, with `append`, by new
+        items. Slices that have items with other dates are read again and compared; `compared` gets
+        the number of items compared, and of all.
+        """
+        self._store, self._manifest, self._seen = store, manifest, seen
+        self._slice_size, self._compared = slice_size, compared
+        self.generations = manifest.generations
+        self._packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
+        """The digests of what the slices that are done are made from."""
+        start = self.generations[-1]
+        self._holes = self._find_holes(start)
+        filled = [part.name for part in self._holes]
+        earlier = [unit for unit in self._packed if int(unit) < start]
+        self._older = PackedItems(packed_items(store, [*filled, *earlier]))
+        """The items of earlier generations."""
+        if (unchanged := self._pending_if_unchanged()) is not None:
+            self.count, touched = unchanged
+            self._check_contents([*touched, *units_with(store, earlier, self._older.dated)])
+            return
+        known, added = self._check_only_added(filled, append=append)
+        self._check_contents(units_with(store, self._packed, known.dated))
+        self.count = len(self._holes)
+        if not added:  # all of it is packed, cut otherwise
+            self._seen = replace(seen, kept=())
+            return
+        self.generations = (*self.generations, max(map(int, self._packed)) + 1)
+        self._older = known
+        self.count += sum(1 for _ in self._wanted())
 
-    A list counts only if the source still has all its items and no other slice has them. Otherwise
-    a killed run has left it, and it means nothing.
-    """
-    units: list[str] = []
-    if sum(int(unit) < start for unit in packed) < start:
-        there = (BESIDE.fullmatch(entry.name) for entry in store.list(INPUTS))
-        units = [f[2] for f in there if f and int(f[2]) < start and f[2] not in packed]
-    if not units:
-        return ()
-    items = {u: [identity(item) for item in packed_items(store, [u])] for u in sorted(units)}
-    wanted = {one for ones in items.values() for one in ones}
-    wanted -= set(map(identity, packed_items(store, packed)))
-    real = {found: item for item in seen.items() if (found := identity(item)) in wanted}
-    return tuple(
-        Slice(number=int(unit), items=tuple(real[one] for one in ones))
-        for unit, ones in items.items()
-        if ones and real.keys() >= set(ones)
-    )
+    def _wanted(self) -> Iterator[Slice]:
+        items = self._seen.items()
+        if self._older:
+            new = ("added", "changed")
+            items = (item for item in items if self._older.change(item) in new)
+        return slices(items, size=self._slice_size, first=self.generations[-1])
 
+    def pending(self) -> Iterator[Slice]:
+        """Yield the slices that have no receipt, each cut from the source when it is asked for.
 
-def _pending_if_unchanged(
-    store: Store, plan: SlicePlan, *, complete: bool
-) -> tuple[int, dict[str, str], list[str]] | None:
-    """Compare the packed slices of the last generation with the source.
+        A source with many items is listed again for this. Raise FingerprintError if a packed slice
+        has other items then.
+        """
+        yield from self._holes
+        for part in self._wanted():
+            if part.name not in self._packed:
+                yield part
+            elif self._seen.kept is None and part.digest != self._packed[part.name]:
+                raise FingerprintError(
+                    f"{self._seen.source.url} changes while it is packed: run the same command "
+                    "again when it no longer changes"
+                )
 
-    Return the number of slices that are left to do, new digests, and names. A packed slice gets a
-    new digest if its list of inputs has other dates, or lacks the metadata of removed samples. The
-    names are those of the slices with other dates. Return None if a packed slice is gone or has
-    changed in another way, or if a complete dataset does not cover the source.
-    """
-    digests: dict[str, str] = {}
-    touched: list[str] = []
-    unseen = {unit for unit in plan.packed if int(unit) >= plan.generations[-1]}
-    pending = len(plan.holes)
-    for part in plan.wanted():
-        if part.name not in plan.packed:
-            pending += 1
-        elif plan.packed[part.name] != (digest := part.digest):
-            change = compare_inputs(store, part)
-            if change == "changed":
-                return None
-            digests[part.name] = digest
-            touched += [part.name] if change == "dated" else []
-        unseen.discard(part.name)
-    return None if unseen or (pending and complete) else (pending, digests, touched)
+    def _find_holes(self, start: int) -> tuple[Slice, ...]:
+        """Return the slices before `start` that have a list of inputs and no receipt.
+
+        A list counts only if the source still has all its items and no other slice has them.
+        Otherwise a killed run has left it, and it means nothing.
+        """
+        store, packed = self._store, self._packed
+        units: list[str] = []
+        if sum(int(unit) < start for unit in packed) < start:
+            there = (BESIDE.fullmatch(entry.name) for entry in store.list(INPUTS))
+            units = [f[2] for f in there if f and int(f[2]) < start and f[2] not in packed]
+        if not units:
+            return ()
+        items = {u: [identity(item) for item in packed_items(store, [u])] for u in sorted(units)}
+        wanted = set(chain.from_iterable(items.values()))
+        wanted -= set(map(identity, packed_items(store, packed)))
+        real = {mark: item for item in self._seen.items() if (mark := identity(item)) in wanted}
+        return tuple(
+            Slice(number=int(unit), items=tuple(map(real.__getitem__, marks)))
+            for unit, marks in items.items()
+            if marks and real.keys() >= set(marks)
+        )
+
+    def _pending_if_unchanged(self) -> tuple[int, list[str]] | None:
+        """Compare the packed slices of the last generation with the source.
+
+        Return the number of slices that are left to do, and the names of those with other dates. A
+        packed slice gets a new digest if its list of inputs has other dates, or lacks the metadata
+        of removed samples. Return None if a packed slice is gone or has changed in another way, or
+        if a complete dataset does not cover the source.
+        """
+        digests: dict[str, str] = {}
+        touched: list[str] = []
+        unseen = {unit for unit in self._packed if int(unit) >= self.generations[-1]}
+        pending = len(self._holes)
+        for part in self._wanted():
+            if part.name not in self._packed:
+                pending += 1
+            elif self._packed[part.name] != (digest := part.digest):
+                change = compare_inputs(self._store, part)
+                if change == "changed":
+                    return None
+                digests[part.name] = digest
+                touched += [part.name] if change == "dated" else []
+            unseen.discard(part.name)
+        if unseen or (pending and self._manifest.complete):
+            return None
+        self._packed |= digests
+        return pending, touched
+
+    def _check_only_added(self, filled: Iterable[str], *, append: bool) -> tuple[PackedItems, int]:
+        """Check that a source has at most gained items since it was packed; dates do not count.
+
+        Return the items that are packed, and the number of new ones. Raise FingerprintError if
+        items have changed or are gone, or if there are new ones without `append`.
+        """
+        units, seen = [*filled, *self._packed], self._seen
+        known, found = PackedItems(packed_items(self._store, units)), 0
+        added, changed, removed = _Names("added"), _Names("changed"), _Names("removed")
+        for item in seen.items():
+            change = known.change(item)
+            found += change != "added"
+            if change == "added":
+                added.note(item.name)
+            elif change == "changed":
+                changed.note(item.name)
+        if found < len(known):
+            there = {name_mark(item) for item in seen.items()}
+            for item in packed_items(self._store, units):
+                if name_mark(item) not in there:
+                    removed.note(item.name)
+        if changed.count or removed.count or (added.count and not append):
+            limit = self._manifest.extra.get("limit", 0)
+            what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
+            ways = OVERWRITE
+            if removed.count and found == changed.count:
+                ways = f"if it is another source, give another place for its shards; {ways}"
+            if not changed.count and not removed.count:
+                ways = f"--append packs what is new into further shards, {ways}"
+            how = "has changed since it was packed"
+            if limit and limit != seen.limit:  # more may be wanted of a tar or table that it cut
+                how = f"was packed with --limit {limit}, which is now another or missing"
+            raise FingerprintError(f"{seen.source.url} {how}: {what}: {ways}")
+        return known, added.count
+
+    def _check_contents(self, units: Collection[str]) -> None:
+        """Read items of units again, and raise FingerprintError if their content has changed."""
+        if not units:
+            return
+        store, source, touched = self._store, self._seen.source, set(units)
+        contents = {r.unit: r.content for r in _own_receipts(self._manifest) if r.unit in touched}
+        of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
+        if changed := find_changed_units(
+            source,
+            contents,
+            lambda unit: list(packed_items(store, [unit])),
+            heard=lambda done: self._compared(done, of),
+        ):
+            known, names = PackedItems(packed_items(store, changed)), _Names("changed")
+            for item in self._seen.items():
+                if known.change(item) == "dated":
+                    names.note(item.name)
+            if names.count > len(changed):
+                names.what = "have other dates, and some of them other bytes"
+            raise FingerprintError(
+                f"{source.url} has changed since it was packed: {names}: {OVERWRITE}"
+            )
 
 
 def restore_inputs(edition: Edition, manifest: Manifest, seen: SourceSurvey) -> None:
@@ -431,76 +475,6 @@ def check_not_retried(store: Store, part: Slice, known: Collection[str]) -> None
         raise HopelessError(
             f"a retry has taken rows of {part.name}: run the same command again to pack the rest"
         )
-
-
-def _check_only_added(
-    store: Store, manifest: Manifest, seen: SourceSurvey, filled: Iterable[str], *, append: bool
-) -> tuple[PackedItems, int]:
-    """Check that a source has at most gained items since it was packed; dates do not count.
-
-    Return the items that are packed, and the number of new ones. Raise FingerprintError if items
-    have changed or are gone, or if there are new ones without `append`.
-    """
-    units = [*filled, *(receipt.unit for receipt in _own_receipts(manifest))]
-    known, found = PackedItems(packed_items(store, units)), 0
-    added, changed, removed = _Names("added"), _Names("changed"), _Names("removed")
-    for item in seen.items():
-        change = known.change(item)
-        found += change != "added"
-        if change == "added":
-            added.note(item.name)
-        elif change == "changed":
-            changed.note(item.name)
-    if found < len(known):
-        there = {name_mark(item) for item in seen.items()}
-        for item in packed_items(store, units):
-            if name_mark(item) not in there:
-                removed.note(item.name)
-    if changed.count or removed.count or (added.count and not append):
-        limit = manifest.extra.get("limit", 0)
-        what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
-        ways = OVERWRITE
-        if removed.count and found == changed.count:
-            ways = f"if it is another source, give another place for its shards; {ways}"
-        if not changed.count and not removed.count:
-            ways = f"--append packs what is new into further shards, {ways}"
-        raise _changed_error(seen, f"{what}: {ways}", limit=limit if limit != seen.limit else 0)
-    return known, added.count
-
-
-def _check_contents(
-    store: Store,
-    manifest: Manifest,
-    seen: SourceSurvey,
-    units: Collection[str],
-    compared: Compared,
-) -> None:
-    """Read the items of units again, and raise FingerprintError if their content has changed."""
-    if not units:
-        return
-    touched = set(units)
-    contents = {r.unit: r.content for r in _own_receipts(manifest) if r.unit in touched}
-    of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
-    if changed := find_changed_units(
-        seen.source,
-        contents,
-        lambda unit: list(packed_items(store, [unit])),
-        heard=lambda done: compared(done, of),
-    ):
-        known, names = PackedItems(packed_items(store, changed)), _Names("changed")
-        for item in seen.items():
-            if known.change(item) == "dated":
-                names.note(item.name)
-        if names.count > len(changed):
-            names.what = "have other dates, and some of them other bytes"
-        raise _changed_error(seen, f"{names}: {OVERWRITE}")
-
-
-def _changed_error(seen: SourceSurvey, what: str, *, limit: int = 0) -> FingerprintError:
-    how = "has changed since it was packed"
-    if limit:  # more may be wanted now of a tar or a table that it has cut
-        how = f"was packed with --limit {limit}, which is now another or missing"
-    return FingerprintError(f"{seen.source.url} {how}: {what}")
 
 
 class _Names:
