@@ -140,8 +140,8 @@ class ParquetLayout(Layout):
                     field = field_of(name, data)
                     half = replace(field, shape=(field.shape[0] // 2, *field.shape[1:]))
                     middle = len(field.header) + half.array_nbytes
-                    moments = data[len(field.header) : middle], data[middle:]
-                    parts = [half.header + moment for moment in moments]
+                    halves = data[len(field.header) : middle], data[middle:]
+                    parts = [half.header + moment for moment in halves]
                 row |= zip(columns, parts, strict=True)
             return row
         kind, data = sample.image
