@@ -9,6 +9,9 @@ import pytest
 
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, packed, pictures
+from wdsprep.encoding.encode import make_encoder
+
+MAKER = "wdsprep.encoding.encode.make_encoder"
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +23,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def latents(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of it at 64, undisturbed. Tests leave it as it is."""
+    """All of it at 64 by the toy model, undisturbed. Tests leave it as it is."""
     out = tmp_path_factory.mktemp("encoded") / "latents"
-    encode_here(images, out)
+    with patch(MAKER, make_encoder):
+        encode_here(images, out)
     return out
 
 
@@ -41,13 +45,13 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def stand_in() -> Iterator[None]:
-    """Encode with a stand-in that costs nothing, in tests that are of all else."""
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+    """Encode with a stand-in that costs nothing, in a file whose tests are of all else."""
+    with patch(MAKER, Making()):
         yield
 
 
 @pytest.fixture
-def cheap() -> Iterator[None]:
-    """The same for one test of a file whose others need real models."""
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+def real_models() -> Iterator[None]:
+    """Encode with real models in one test of such a file."""
+    with patch(MAKER, make_encoder):
         yield

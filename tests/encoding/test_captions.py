@@ -29,6 +29,8 @@ from wdsprep.store import open_store
 
 FEW = 12
 
+pytestmark = pytest.mark.usefixtures("stand_in")
+
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -308,6 +310,7 @@ def test_tables_of_foreign_tars_spare_reading_them(
         assert captions_in(out)[f"{number:09d}"] == "new"
 
 
+@pytest.mark.usefixtures("real_models")
 def test_workers_of_a_dataset_on_s3_read_the_captions_of_their_units(
     few: Path, bucket: str, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_arrays_of_captions_together_are_those_of_each_alone(name: str, family: 
 FUSIBLE = "def fusible(x, cache):\n    return torch.sigmoid(x * x + x) * x - torch.tanh(x)\n"
 
 
+@pytest.mark.system
 def test_a_scripted_function_computes_the_same_each_time(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_token_ids_of_captions_together_are_those_of_each_alone(name: str, famil
         assert all(torch.equal(found[member], value) for member, value in wanted.items())
 
 
+@pytest.mark.system
 def test_what_klein_counts_of_a_long_caption_does_not_depend_on_a_short_one(family: Family) -> None:
     made = cached_encoder(family("Flux2Klein"))
     long, short = made.tokens(["word " * 3000, "a cat"])
@@ -139,6 +141,7 @@ def test_what_klein_counts_of_a_long_caption_does_not_depend_on_a_short_one(fami
     assert long.shape == short.shape
 
 
+@pytest.mark.system
 def test_captions_with_and_without_quotes_meet_in_one_step_of_training(
     family: Family, tmp_path: Path
 ) -> None:

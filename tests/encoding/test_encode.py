@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.kit.encodes import (
     LOCAL,
@@ -23,8 +22,6 @@ from tests.kit.encodes import (
     packed,
     pictures,
     rejected,
-    run_encode,
-    stacked,
 )
 from tests.kit.hub import set_constants
 from tests.kit.packs import manifest_of, tree, write_files
@@ -35,6 +32,16 @@ from wdsprep.encoding.recipe_options import MOST_COMPILED
 from wdsprep.encoding.run_plan import EncodePlan, headlines, make_plan
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.runners.job import JobListener
+
+pytestmark = pytest.mark.usefixtures("stand_in")
+
+
+@pytest.fixture(scope="module")
+def latents(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("encoded") / "latents"
+    encode_here(images, out)
+    return out
+
 
 # --- what the command itself loads
 
@@ -61,31 +68,6 @@ def test_until_its_workers_begin_the_command_loads_no_model_library(
     )
     found = "['ray']" if runner == "ray" else "[]"
     assert done.stdout == f"begun with {found}\n", done.stderr
-
-
-# --- the same bytes, whoever does it
-
-
-@pytest.mark.system
-def test_bytes_do_not_depend_on_the_workers(images: Path, latents: Path, tmp_path: Path) -> None:
-    """Those of one are made in this process."""
-    done = run_encode(images, tmp_path / "out", "--workers", "2")
-    assert done.returncode == 0, done.stderr
-    assert "42 images encoded" in done.stdout
-    assert tree(tmp_path / "out") == tree(latents)
-
-
-def test_other_batch_sizes_change_next_to_nothing(
-    images: Path, latents: Path, tmp_path: Path
-) -> None:
-    encode_here(images, tmp_path / "out", batch_size=5)
-    ours, theirs = latents_of(tmp_path / "out"), latents_of(latents)
-    assert list(ours) == list(theirs)
-    for key, sample in ours.items():
-        assert (sample["json"], sample["txt"]) == (theirs[key]["json"], theirs[key]["txt"])
-    for name in ("latent.npy", "emb.npy"):
-        found, wanted = stacked(tmp_path / "out", name), stacked(latents, name)
-        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)  # a step of fp16
 
 
 # --- what cannot be
@@ -141,6 +123,7 @@ def test_a_model_that_cannot_be_had_is_named_before_anything_begins(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("real_models")
 def test_a_model_without_finite_numbers_says_what_to_do_and_exits_with_3(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

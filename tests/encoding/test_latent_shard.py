@@ -25,10 +25,11 @@ from tests.kit.encodes import (
     latents_of,
     members,
     rejected,
+    run_encode,
     stacked,
 )
 from tests.kit.families import latent_of
-from tests.kit.packs import jpeg, manifest_of, pack, write_files
+from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.tar.members import decode_index
 from wdsprep.encoding.models.find_model import TINY, find_model
@@ -324,3 +325,28 @@ def test_moments_are_mirrored_before_they_are_sampled(
         for key, latent in zip(batch["key"], batch["latent"], strict=True):
             mirrored = alike(latent, stored[key]["latent_flipped.npy"])
             assert mirrored > max(0.9, alike(latent, stored[key]["latent.npy"]))
+
+
+# --- the same bytes, whoever does it
+
+
+@pytest.mark.system
+def test_bytes_do_not_depend_on_the_workers(images: Path, latents: Path, tmp_path: Path) -> None:
+    """Those of one are made in this process."""
+    done = run_encode(images, tmp_path / "out", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    assert "42 images encoded" in done.stdout
+    assert tree(tmp_path / "out") == tree(latents)
+
+
+def test_other_batch_sizes_change_next_to_nothing(
+    images: Path, latents: Path, tmp_path: Path
+) -> None:
+    encode_here(images, tmp_path / "out", batch_size=5)
+    ours, theirs = latents_of(tmp_path / "out"), latents_of(latents)
+    assert list(ours) == list(theirs)
+    for key, sample in ours.items():
+        assert (sample["json"], sample["txt"]) == (theirs[key]["json"], theirs[key]["txt"])
+    for name in ("latent.npy", "emb.npy"):
+        found, wanted = stacked(tmp_path / "out", name), stacked(latents, name)
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)  # a step of fp16

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.kit.encoders import SIDE, load_latent_encoder
-from tests.kit.families import OF_EACH_VAE
+from tests.kit.families import OF_EACH_VAE, each_family
 from tests.kit.families.weights import randomised
 from wdsprep.encoding.models import load_networks
 from wdsprep.encoding.models.find_model import find_model
@@ -157,7 +157,7 @@ def pixels(rows: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", OF_EACH_VAE)
+@pytest.mark.parametrize("name", each_family(OF_EACH_VAE, quick=("StableDiffusion", "QwenImage")))
 def test_latents_of_every_vae_are_the_same_to_the_bit_without_divisions(
     name: str, dtype: str, family: Callable[[str], Path]
 ) -> None:
@@ -235,6 +235,7 @@ class Doubling(nn.Module):
         return 2 * batch
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_shape_is_compiled_in_batches_of_several_sizes(
     graphs: list[Any], caplog: pytest.LogCaptureFixture
@@ -250,6 +251,7 @@ def test_every_shape_is_compiled_in_batches_of_several_sizes(
     assert not caplog.records
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_further_shapes_are_computed_all_the_same_and_that_is_said_once(
     graphs: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -265,6 +267,7 @@ def test_further_shapes_are_computed_all_the_same_and_that_is_said_once(
     assert told.startswith("--compile: 12 variants are compiled, so batches of further shapes")
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_computed_again_in_fp32_is_not_compiled(graphs: list[Any]) -> None:
     made = load_latent_encoder("tiny", compile=True, dtype="bf16")
@@ -279,6 +282,7 @@ def test_what_is_computed_again_in_fp32_is_not_compiled(graphs: list[Any]) -> No
     assert len(graphs) >= 2
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_where_there_is_no_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def backend(_graph: Any, _inputs: Any) -> Callable[..., Any]:

@@ -27,6 +27,8 @@ from wdsprep.encoding.recipe_options import Recipe
 SIDE, ROWS = 64, 3
 CAPTIONS = ("a big red house", 'a red "big" house', "a red big house")
 HALVES = (torch.float16, torch.bfloat16)
+OF_CLIP = ("StableDiffusion", "StableDiffusionXL")
+"""Families whose captions CLIP alone encodes, so that more of them share a batch."""
 
 Family = Callable[[str], Path]
 
@@ -50,6 +52,7 @@ def test_captions_are_encoded_on_the_gpu(name: str, family: Family) -> None:
     model = find_model(str(family(name)), text="emb")
     with FakeCuda() as gpu:
         made = gpu.load(model, Recipe(resolution=SIDE, latents="none"))
+        assert made.text_batch_size == (128 if name in OF_CLIP else 32)
         texts = made.tokens(CAPTIONS)
         some = [text for text in texts if text.shape == texts[0].shape]
         before: set[nn.Module] = set()
@@ -64,7 +67,7 @@ def test_captions_are_encoded_on_the_gpu(name: str, family: Family) -> None:
             before |= networks
 
 
-@pytest.mark.parametrize("name", OF_EACH_VAE)
+@pytest.mark.parametrize("name", each_family(OF_EACH_VAE, quick=("StableDiffusion", "QwenImage")))
 def test_images_are_encoded_on_the_gpu(name: str, family: Family) -> None:
     """Images are wider than high, and once more square and in fp32.
 
@@ -113,16 +116,9 @@ def test_other_latents_are_made_on_the_gpu(name: str, latents: str, family: Fami
             assert_stored(made, made.encode_images(*gpu.images((ROWS, 3, SIDE, SIDE))), ROWS)
 
 
-@pytest.mark.parametrize(("name", "size"), [("StableDiffusionXL", 128), ("Flux", 32)])
-def test_more_captions_share_a_batch_where_clip_alone_encodes_them(
-    name: str, size: int, family: Family
-) -> None:
-    model = find_model(str(family(name)), text="emb")
-    with FakeCuda() as gpu:
-        assert gpu.load(model, Recipe(resolution=SIDE)).text_batch_size == size
-
-
-@pytest.mark.parametrize("name", each_family(["StableDiffusion", "QwenImage"]))
+@pytest.mark.parametrize(
+    "name", ["StableDiffusion", pytest.param("QwenImage", marks=pytest.mark.system)]
+)
 def test_a_gpu_that_is_split_holds_what_it_works_with_alone(name: str, family: Family) -> None:
     model = find_model(str(family(name)), text="emb")
     with FakeCuda() as gpu:

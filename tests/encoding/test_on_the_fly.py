@@ -12,7 +12,6 @@ import torch
 
 import wdsprep
 from tests.kit.batches import assert_same
-from tests.kit.encode_work import Making
 from tests.kit.encodes import COUNT, encode_here, packed, pictures, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from wdsprep.dataset.draft import Draft
@@ -23,13 +22,13 @@ BATCH = 8
 HOW = Encode(resolution=64, model="tiny", device="cpu")
 NAMES = ("latent", "emb", "key", "txt", "json")
 
+pytestmark = pytest.mark.usefixtures("stand_in")
+
 
 @pytest.fixture(scope="module")
 def stored(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """By an encoder that loads in no time."""
     out = tmp_path_factory.mktemp("stored") / "latents"
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        encode_here(images, out)
+    encode_here(images, out)
     return out
 
 
@@ -41,10 +40,11 @@ def online(url: Path, **options: Any) -> Any:
     return load(url, **({"encode": HOW} | options))
 
 
+@pytest.mark.usefixtures("real_models")
 def test_batches_and_kept_shards_are_those_of_stored_latents_byte_for_byte(
     images: Path, tmp_path: Path
 ) -> None:
-    """With real models. The last samples of a pass come with the next one's first step."""
+    """The last samples of a pass come with the next one's first step."""
     kept, stored = tmp_path / "kept", tmp_path / "stored"
     options = {"epochs": 2, "fields": NAMES, "drop_text": 0.2}
     loader = online(images, tee=str(kept), **options)
@@ -55,7 +55,6 @@ def test_batches_and_kept_shards_are_those_of_stored_latents_byte_for_byte(
     assert tree(kept) == tree(stored)
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_state_goes_on_in_the_other_mode(images: Path, stored: Path) -> None:
     whole = list(load(stored, epochs=2))
     loader, stop = load(stored, epochs=2), 3
@@ -107,7 +106,6 @@ def test_crops_that_wait_are_bounded_in_bytes_on_any_machine(images: Path) -> No
 # Tee
 
 
-@pytest.mark.usefixtures("cheap")
 def test_an_epoch_cut_short_is_completed_by_encode(
     images: Path, stored: Path, tmp_path: Path
 ) -> None:
@@ -121,7 +119,6 @@ def test_an_epoch_cut_short_is_completed_by_encode(
         next(iter(online(images, encode=replace(HOW, seed=3), tee=str(tee))))
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_shard_that_another_trainer_has_kept_is_not_written_again(
     images: Path, stored: Path, tmp_path: Path
 ) -> None:
@@ -141,7 +138,6 @@ def test_a_shard_that_another_trainer_has_kept_is_not_written_again(
     assert tree(kept) == tree(stored)
 
 
-@pytest.mark.usefixtures("cheap")
 def test_the_shards_that_wait_longest_are_given_up_and_left_to_encode(
     images: Path, stored: Path, tmp_path: Path
 ) -> None:
@@ -152,7 +148,6 @@ def test_the_shards_that_wait_longest_are_given_up_and_left_to_encode(
     assert tree(tee) == tree(stored)
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_shard_that_cannot_be_written_ends_even_an_endless_run(
     images: Path, tmp_path: Path
 ) -> None:
@@ -163,7 +158,6 @@ def test_a_shard_that_cannot_be_written_ends_even_an_endless_run(
             list(itertools.islice(batches, 100 * COUNT))
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_damaged_image_is_replaced_and_kept_as_a_reject(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

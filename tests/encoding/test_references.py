@@ -193,7 +193,12 @@ def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("QwenImageEdit", 1), ("QwenImageEditPlus", 3), ("FluxKontext", 3), ("Kandinsky5I2I", 1)],
+    [
+        pytest.param("QwenImageEdit", 1, marks=pytest.mark.system),
+        ("QwenImageEditPlus", 3),
+        ("FluxKontext", 3),
+        pytest.param("Kandinsky5I2I", 1, marks=pytest.mark.system),
+    ],
 )
 @pytest.mark.parametrize("latents", ["none", "auto"])
 def test_text_has_room_for_as_many_references_as_the_pipeline_takes(
@@ -206,6 +211,7 @@ def test_text_has_room_for_as_many_references_as_the_pipeline_takes(
     assert settle_recipe(recipe, model, "cpu")[1].references == most
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("name", "most"), [("Kandinsky5I2I", 1024), ("LongCatImageEdit", 512)])
 def test_a_caption_over_which_a_pipeline_fails_with_its_image_has_no_tokens(
     name: str, most: int, family: Family

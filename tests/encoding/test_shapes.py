@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 import wdsprep
 from tests.kit import own_shapes
 from tests.kit.batches import assert_same
-from tests.kit.encodes import TOY, encode_here, latents_of, members, rejected, run
+from tests.kit.encodes import TOY, encode_here, latents_of, members, rejected, run, samples_in
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from tests.kit.paths import format_recipe
 from wdsprep.cli import main
@@ -31,7 +29,7 @@ from wdsprep.images.nearest_shape import Shapes
 
 NEAREST = "nearest:8,3"
 MAX_CROP = 0.3
-COUNT = 500
+COUNT = 220
 
 
 pytestmark = pytest.mark.usefixtures("stand_in")
@@ -48,7 +46,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, size in enumerate(sizes):
         files[f"{number:04d}.png"] = jpeg(number, size, "PNG")
         files[f"{number:04d}.txt"] = f"photo {number}" * (number % 7 != 0)
-    options = ("--buckets", "24,64,128", "--samples-per-shard", "100")
+    options = ("--buckets", "24,64,128", "--samples-per-shard", "50")
     return pack(write_files(root / "in", files), root / "out", *options)
 
 
@@ -59,6 +57,11 @@ def latents(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def image_sizes(images: Path) -> dict[str, tuple[int, int]]:
+    facts = {key: json.loads(fields["json"]) for key, fields in samples_in(images).items()}
+    return {key: (one["width"], one["height"]) for key, one in facts.items()}
+
+
 def named(sizes: Any) -> list[str]:
     return ["x".join(map(str, size)) for size in sizes]
 
@@ -66,13 +69,13 @@ def named(sizes: Any) -> list[str]:
 # --- which shape
 
 
-def test_each_image_is_cut_as_a_script_that_knows_only_the_page_cuts_it(
+def test_each_image_is_cut_as_code_that_knows_only_the_page_cuts_it(
     images: Path, latents: Path
 ) -> None:
-    listed = ",".join(named(manifest_of(latents).settings["shapes"]))
-    words = [sys.executable, own_shapes.__file__, str(images), listed, str(MAX_CROP)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    wanted = {line.pop("key"): line for line in map(json.loads, done.stdout.splitlines())}
+    shapes = [(width, height) for width, height in manifest_of(latents).settings["shapes"]]
+    wanted = {
+        key: own_shapes.placed(size, shapes, MAX_CROP) for key, size in image_sizes(images).items()
+    }
     assert len(wanted) == COUNT
     found, lost = latents_of(latents), rejected(latents)
     assert {*found, *lost} == {*wanted}
@@ -256,7 +259,7 @@ def on_the_way(images: Path, **options: Any) -> Any:
 
 
 BETWEEN_BUCKETS = {"resolution": 96, "shapes": (), "max_crop": 1.0}
-ABOVE_BUCKETS = {"resolution": 192, "shapes": (), "max_crop": 1.0}
+ABOVE_BUCKETS = {"resolution": 136, "shapes": (), "max_crop": 1.0}
 ENLARGED = {"upscale": 1.5}
 ENLARGED_SQUARES = {"resolution": 96, "shapes": (), "max_crop": 1.0, "upscale": 2}
 
@@ -293,15 +296,16 @@ def test_batches_made_on_the_way_are_those_of_stored_shapes_bit_for_bit(
         assert_same(on_the_way(images, **share), wdsprep.load(stored, **share))
 
 
-@pytest.mark.parametrize("how", [BETWEEN_BUCKETS, ABOVE_BUCKETS])
+@pytest.mark.parametrize(
+    "how", [BETWEEN_BUCKETS, pytest.param(ABOVE_BUCKETS, marks=pytest.mark.system)]
+)
 def test_squares_of_any_resolution_are_made_of_the_images_that_are_large_enough(
     images: Path, tmp_path: Path, how: dict[str, Any]
 ) -> None:
     """Each of those is a latent, each other one of their buckets is a reject."""
     side = how["resolution"]
     encode_here(images, tmp_path / "out", resolution=side)
-    sizes = {key: (json.loads(m["json"])["width"], json.loads(m["json"])["height"])
-             for tar in images.glob("*/*.tar") for key, m in members(tar).items()}  # fmt: skip
+    sizes = image_sizes(images)
     large = {key for key, size in sizes.items() if min(size) >= side}
     assert latents_of(tmp_path / "out").keys() == large
     floor = max(bucket for bucket in (24, 64, 128) if bucket <= side)
@@ -312,7 +316,9 @@ def test_squares_of_any_resolution_are_made_of_the_images_that_are_large_enough(
     assert main(["verify", str(images), str(tmp_path / "out")]) == 0
 
 
-@pytest.mark.parametrize("how", [ENLARGED, ENLARGED_SQUARES])
+@pytest.mark.parametrize(
+    "how", [ENLARGED, pytest.param(ENLARGED_SQUARES, marks=pytest.mark.system)]
+)
 def test_small_images_are_scaled_up_where_asked_and_all_say_so(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: dict[str, Any]
 ) -> None:
@@ -329,7 +335,7 @@ def test_small_images_are_scaled_up_where_asked_and_all_say_so(
         assert facts.get("upscaled") == (round(times, 4) if times > 1 else None), key
         assert times <= most
     manifest = manifest_of(out)
-    assert manifest.counts["upscaled"] == small > 5
+    assert manifest.counts["upscaled"] == small > 1
     assert manifest.settings["upscale"] == most
     assert min(map(min, sizes)) > 30  # so that images of the lowest bucket are scaled up
     assert latents_of(text).keys() >= latents_of(out).keys()
@@ -363,7 +369,7 @@ def test_shards_of_shapes_are_kept_as_encode_writes_them(
     every image is."""
     kept = tmp_path / "kept"
     wanted = sum(1 for _ in latents.rglob("*.tar"))
-    for _ in on_the_way(images, tee=str(kept), epochs=40, global_batch=16):
+    for _ in on_the_way(images, tee=str(kept), epochs=40):
         if sum(1 for _ in kept.rglob("*.tar")) == wanted:
             break
     there = manifest_of(kept).shards
@@ -390,7 +396,7 @@ def test_a_condition_leaves_the_same_samples_in_the_same_order(images: Path, lat
 def test_the_summary_tells_the_shapes(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--resolution", "64", "--shapes", NEAREST, "--limit", "100")
+    words = ("--resolution", "64", "--shapes", NEAREST, "--limit", "40")
     assert run(images, tmp_path / "out", *words) == 0
     told = capsys.readouterr()
     assert "for resolution 64 in 9 shapes; model tiny" in told.err

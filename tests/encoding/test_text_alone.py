@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import torch
 
 import wdsprep
 from tests.kit.damaged import check, findings
-from tests.kit.encode_work import Making
 from tests.kit.encodes import (
     COUNT,
     LONG,
@@ -41,12 +39,15 @@ from wdsprep.errors import UsageError
 from wdsprep.store import open_store
 from wdsprep.tables.stored_tables import read_positions
 
+pytestmark = pytest.mark.usefixtures("stand_in")
+
 
 def texts(images: Path | str, out: Path, **options: Any) -> Path:
     encode_here(images, out, **({"resolution": 0, "latents": "none"} | options))
     return out
 
 
+@pytest.mark.usefixtures("real_models")
 def test_text_and_latents_alone_are_what_one_run_makes_member_by_member(
     images: Path, latents: Path, tmp_path: Path
 ) -> None:
@@ -81,7 +82,6 @@ def without_pictures(images: Path) -> None:
         path.write_bytes(data)
 
 
-@pytest.mark.usefixtures("cheap")
 def test_no_byte_of_an_image_is_looked_at(own: Path, tmp_path: Path) -> None:
     whole = texts(own, tmp_path / "whole")
     without_pictures(own)
@@ -90,6 +90,7 @@ def test_no_byte_of_an_image_is_looked_at(own: Path, tmp_path: Path) -> None:
     assert manifest_of(blind).samples == COUNT
 
 
+@pytest.mark.usefixtures("real_models")
 def test_a_pipeline_without_a_vae_has_all_that_text_needs(images: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(TINY, bare, ignore=shutil.ignore_patterns("vae"))
@@ -100,7 +101,6 @@ def test_a_pipeline_without_a_vae_has_all_that_text_needs(images: Path, tmp_path
         encode_here(images, tmp_path / "latents", model=str(bare))
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_shard_that_is_not_what_was_packed_is_left_out(own: Path, tmp_path: Path) -> None:
     """Without a digest of all of it: by its size, its index and its headers."""
     names = [own / shard.name for shard in manifest_of(own).shards[:4]]
@@ -122,7 +122,6 @@ def test_a_shard_that_is_not_what_was_packed_is_left_out(own: Path, tmp_path: Pa
     assert manifest_of(tmp_path / "text").samples == COUNT - 4 * 4
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_resolution_chooses_images_and_its_absence_takes_all(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +154,6 @@ def test_what_is_of_images_alone_is_refused_before_anything_is_written(
     assert not (tmp_path / "text").exists()
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_trainer_can_load_text_alone(images: Path, tmp_path: Path) -> None:
     made = texts(images, tmp_path / "text")
     samples = latents_of(made)
@@ -183,8 +181,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files[f"{number:03d}.jpg"] = jpeg(number, sizes[number * 5 % 6])
         files[f"{number:03d}.txt"] = f"caption {number}"
     images = packed(write_files(root / "photos", files), root / "images")
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        encode_here(images, root / "latents", **HOW)
+    encode_here(images, root / "latents", **HOW)
     return images
 
 
@@ -192,7 +189,6 @@ def tables_in(root: Path) -> list[str]:
     return sorted(name for name in tree(root) if is_table(name))
 
 
-@pytest.mark.usefixtures("cheap")
 def test_what_is_taken_back_takes_its_rows_along(mixed: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(mixed.parent, own)
@@ -210,7 +206,6 @@ def test_what_is_taken_back_takes_its_rows_along(mixed: Path, tmp_path: Path) ->
     assert not findings(own / "images", out)
 
 
-@pytest.mark.usefixtures("cheap")
 def test_rows_of_other_tars_cannot_be_told_from_keys(tmp_path: Path) -> None:
     """Keys in no order, one reject: rows are there."""
     pairs = [("b", (64, 64)), ("c", (32, 32)), ("a", (80, 80)), ("d", (70, 70))]
@@ -237,7 +232,6 @@ def test_rows_of_other_tars_cannot_be_told_from_keys(tmp_path: Path) -> None:
         read_positions(open_store(str(out)), receipt)
 
 
-@pytest.mark.usefixtures("cheap")
 def test_rejects_that_came_last_move_no_samples_of_other_tars(tmp_path: Path) -> None:
     files = {"b.jpg": jpeg(1, (64, 64)), "a.jpg": jpeg(2, (32, 32))}
     url = str(write_files(tmp_path / "tars", {"x.tar": tar_bytes(files.items())}) / "*.tar")
@@ -249,7 +243,6 @@ def test_rejects_that_came_last_move_no_samples_of_other_tars(tmp_path: Path) ->
     assert not check(tmp_path / "latents").findings + check(tmp_path / "latents").notes
 
 
-@pytest.mark.usefixtures("cheap")
 def test_a_reader_of_the_page_joins_latents_with_their_images(mixed: Path) -> None:
     recipe: dict[str, Any] = {}
     exec(format_recipe("with_images"), recipe)
@@ -292,7 +285,6 @@ def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
     assert image_shards.is_read_in_parts(store, found)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("cheap")
 def test_the_end_names_the_place_and_what_comes_next(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,7 +299,6 @@ def test_the_end_names_the_place_and_what_comes_next(
     assert f'wdsprep.load("{out}"' in text
 
 
-@pytest.mark.usefixtures("cheap")
 def test_what_shows_a_dataset_shows_one_of_text(
     images: Path, latents: Path, tmp_path: Path
 ) -> None:

@@ -73,8 +73,11 @@ class Plain:
 
     def tokens(self, captions: Sequence[str], _images: object = ()) -> list[Tokens]:
         length = self.fields[-1].shape[0]
-        counts = [1 + min(length, len(caption.encode())) for caption in captions]
-        return [Tokens(text, count=n) for text, n in zip(captions, counts, strict=True)]
+        sizes = [len(caption.encode()) for caption in captions]
+        return [
+            Tokens(text, count=1 + min(length, size), cut=size > length)
+            for text, size in zip(captions, sizes, strict=True)
+        ]
 
     def encode_images(
         self, pixels: torch.Tensor, noise: torch.Tensor | None = None, *, exact: bool = False

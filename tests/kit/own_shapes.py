@@ -1,17 +1,8 @@
-"""Which shape an image goes to, as the page of the format says it: nothing of wdsprep is used.
+"""Which shape an image goes to, as the page of the format says it: nothing of wdsprep is used."""
 
-    python own_shapes.py IMAGES 64x64,48x80,... MAX_CROP
-
-prints a line of JSON for each image sample: its key, and where it is cut or why it is not.
-"""
-
-import json
 import math
-import sys
-import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 Size = tuple[int, int]
@@ -43,26 +34,3 @@ def placed(size: Size, shapes: Sequence[Size], max_crop: float) -> dict[str, Any
     left, top = (wide - width) // 2, (high - height) // 2
     crop = [left, top, left + width, top + height]
     return {"crop": crop, "scaled_width": wide, "scaled_height": high}
-
-
-def image_sizes(images: Path) -> Iterator[tuple[str, Size]]:
-    """By key, in the order of each shard."""
-    for path in sorted(images.glob("*/*.tar")):
-        with tarfile.open(path) as tar:
-            for member in tar:
-                if member.name.endswith(".json"):
-                    file = tar.extractfile(member)
-                    assert file is not None
-                    facts = json.load(file)
-                    yield facts["key"], (facts["width"], facts["height"])
-
-
-def main(images: str, listed: str, max_crop: str) -> None:
-    shapes = [(int(w), int(h)) for w, _, h in (text.partition("x") for text in listed.split(","))]
-    for key, size in image_sizes(Path(images)):
-        line = json.dumps({"key": key, **placed(size, shapes, float(max_crop))})
-        sys.stdout.write(f"{line}\n")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

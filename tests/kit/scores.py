@@ -1,6 +1,8 @@
 """Scores for tests: made in this process, and read back."""
 
+import gc
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,12 +13,28 @@ from PIL import Image
 
 from tests.kit.encodes import Here, samples_in
 from wdsprep.runners.run import Outcome
+from wdsprep.scoring.models import ScoreModel
+from wdsprep.scoring.networks import ScoreEncoder
 from wdsprep.scoring.score import score
+
+_ENCODERS: dict[str, ScoreEncoder] = {}
+
+
+def _loaded(models: Sequence[ScoreModel], device: str, dtype: str) -> ScoreEncoder:
+    """Load models that score. They are kept: the same files are loaded once for all tests."""
+    known = repr((models, device, dtype))
+    if known not in _ENCODERS:
+        _ENCODERS[known] = ScoreEncoder(models, device, dtype)
+        gc.freeze()
+    return _ENCODERS[known]
 
 
 def score_here(images: Path | str, out: Path | str, **options: Any) -> Outcome:
     """Score without worker processes."""
-    with patch("wdsprep.encoding.encode.runner_of", lambda *_args, **_options: Here()):
+    with (
+        patch("wdsprep.encoding.encode.runner_of", lambda *_args, **_options: Here()),
+        patch("wdsprep.scoring.networks.ScoreEncoder", _loaded),
+    ):
         return score(str(images), str(out), **{"device": "cpu", "runner": "local", **options})
 
 

@@ -5,6 +5,7 @@ alone(folder, image, caption)                 its outputs for that image, by nam
 head(path, width)                             a linear layer in safetensors
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,18 +116,25 @@ def head(path: Path, width: int, *, value: float | None = None) -> Path:
     return path
 
 
+@cache
+def _whole(folder: Path) -> tuple[Any, Any]:
+    """A model and its image processor, as transformers loads them."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    is_classifier = config.model_type in ("vit", "swin")
+    kind = transformers.AutoModelForImageClassification if is_classifier else transformers.AutoModel
+    return kind.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(folder)
+
+
 def alone(folder: Path, image: Image.Image, caption: str = "") -> dict[str, torch.Tensor]:
     """What transformers gives of one image and caption, in a batch of their own."""
-    config = transformers.AutoConfig.from_pretrained(folder)
-    pixels = AutoImageProcessor.from_pretrained(folder)(images=image, return_tensors="pt")
+    model, processor = _whole(folder)
+    config, pixels = model.config, processor(images=image, return_tensors="pt")
     with torch.inference_mode():
         if config.model_type in ("vit", "swin"):
-            model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
             logits = model(**pixels).logits[0]
             is_several = config.problem_type == "multi_label_classification"
             found = logits.sigmoid() if is_several else logits.softmax(-1)
             return {config.id2label[n].lower(): value for n, value in enumerate(found)}
-        model = transformers.AutoModel.from_pretrained(folder).eval()
         if config.model_type == "dinov2":
             return {"image_emb": model(**pixels).pooler_output[0]}
         padding = (

@@ -10,7 +10,7 @@ Nothing here imports wdsprep, but for the vocabulary of its toy model. No class 
 which cleans captions with ftfy and fails without it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import diffusers
@@ -28,13 +28,13 @@ NAMES = tuple(FAMILIES)
 OF_EACH_VAE = ("StableDiffusion", "Flux", "Sana", "QwenImage", "Flux2Klein", "HunyuanImage")
 """A family for each VAE: those of the others differ in the numbers of their normalisation alone."""
 
-QUICK = ("StableDiffusionXL", "Flux", "Sana", "QwenImage")
+QUICK = ("StableDiffusionXL", "QwenImage")
 """Those that the quick half of the tests looks at: two lengths of text, masked and not."""
 
 
-def each_family(names: Iterable[str] = NAMES) -> list[Any]:
+def each_family(names: Iterable[str] = NAMES, *, quick: Collection[str] = QUICK) -> list[Any]:
     """Return the names as parameters of a test, of which all but a few are for the whole run."""
-    marks = {name: () if name in QUICK else pytest.mark.system for name in names}
+    marks = {name: () if name in quick else pytest.mark.system for name in names}
     return [pytest.param(name, marks=marks[name]) for name in names]
 
 
