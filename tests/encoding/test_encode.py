@@ -46,7 +46,7 @@ def latents(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- what the command itself loads
 
 
-@pytest.mark.parametrize("runner", ["auto", "ray"])
+@pytest.mark.parametrize("runner", ["auto", pytest.param("ray", marks=pytest.mark.system)])
 def test_until_its_workers_begin_the_command_loads_no_model_library(
     images: Path, tmp_path: Path, runner: str
 ) -> None:

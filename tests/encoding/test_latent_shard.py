@@ -88,7 +88,7 @@ def test_means_and_embeddings_are_those_of_a_plain_loop(
     assert_stored(stacked(tmp_path / "out", "emb.npy"), states)
 
 
-@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("seed", [0, pytest.param(7, marks=pytest.mark.system)])
 def test_a_sample_is_the_mean_and_the_noise_of_its_key(
     images: Path, latents: Path, tmp_path: Path, posterior: Any, seed: int
 ) -> None:
@@ -214,7 +214,7 @@ def test_a_latent_goes_back_the_way_it_came(name: str, family: Callable[[str], P
     assert (made.float() - wanted).abs().max() <= 0.51
 
 
-FLIPPED = 24
+FLIPPED = 16
 
 
 def png(number: int, *, mirrored: bool) -> bytes:

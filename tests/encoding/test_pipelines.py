@@ -153,8 +153,9 @@ def test_a_dataset_holds_what_the_models_make_verifies_and_is_found_done(
             assert sample["time_ids.npy"].tolist() == [*sizes, bottom - top, right - left]
         assert facts["tokens"] > 0
     settings = json.loads((out / "wdsprep.json").read_bytes())["settings"]
-    assert settings["pipeline"] == f"{name}Pipeline"
-    assert len(settings["template"]) == 32
+    if name != "StableDiffusion":  # whose captions no code of a pipeline encodes
+        assert settings["pipeline"] == f"{name}Pipeline"
+        assert len(settings["template"]) == 32
     for field in text_fields(made.fields):
         assert (out / f"empty.{field.name}").is_file()
     assert not any((out / f"empty.{each}").exists() for each in OF_SIZES)

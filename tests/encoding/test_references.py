@@ -35,12 +35,13 @@ QWEN_21 = pytest.param(
 )
 EDIT = pytest.param("QwenImageEdit", marks=pytest.mark.system)
 PLUS = pytest.param("QwenImageEditPlus", marks=pytest.mark.system)
+KLEIN = pytest.param("Flux2Klein")
 KONTEXT = pytest.param("FluxKontext", marks=pytest.mark.system)  # images of a million pixels
 KANDINSKY = pytest.param("Kandinsky5I2I", marks=pytest.mark.system)
 LONGCAT = pytest.param("LongCatImageEdit", marks=pytest.mark.system)
 OF_PICTURES = (EDIT, QWEN_21, KANDINSKY, LONGCAT)
 """Families whose text depends on references, but for that of the quick half."""
-FAMILIES = pytest.mark.parametrize("name", [KONTEXT, "Flux2Klein", PLUS, *OF_PICTURES])
+FAMILIES = (KONTEXT, KLEIN, PLUS, *OF_PICTURES)
 CAPTION = "a red house by the sea"
 
 Family = Callable[[str], Path]
@@ -113,9 +114,16 @@ def loaded(folder: Path, references: int = 1, **recipe: Any) -> tuple[LatentEnco
     return encoder, ReferencePipeline(model)
 
 
-@FAMILIES
 @pytest.mark.parametrize(
-    "size", [SIZES[0], *(pytest.param(size, marks=pytest.mark.system) for size in SIZES[1:])]
+    ("name", "size"),
+    [
+        *(pytest.param(*name.values, SIZES[0], marks=name.marks) for name in FAMILIES),
+        *(
+            pytest.param(name, size, marks=pytest.mark.system)
+            for name in SEVERAL[:2]
+            for size in SIZES[1:]
+        ),
+    ],
 )
 def test_a_reference_is_the_mode_that_the_pipeline_encodes(
     name: str, size: tuple[int, int], family: Family
@@ -140,7 +148,7 @@ def test_a_reference_is_the_mode_that_the_pipeline_encodes(
 
 
 @pytest.mark.system
-@FAMILIES
+@pytest.mark.parametrize("name", FAMILIES)
 def test_several_references_are_each_as_if_alone_or_refused(name: str, family: Family) -> None:
     _, references = loaded(family(name))
     images = [picture(size, seed) for seed, size in enumerate(SIZES[:2])]
@@ -159,21 +167,20 @@ def test_several_references_are_each_as_if_alone_or_refused(name: str, family: F
 
 
 @pytest.mark.parametrize("name", ["QwenImageEditPlus", *OF_PICTURES])
-@pytest.mark.parametrize("caption", [CAPTION, pytest.param("", marks=pytest.mark.system)])
 def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
-    name: str, caption: str, family: Family
+    name: str, family: Family
 ) -> None:
     count = 2 if name in SEVERAL else 1
     encoder, references = loaded(family(name), count, latents="none")
     assert encoder.takes_images
     samples = [
-        (caption, [picture(SIZES[0], 1)] * count),
+        (CAPTION, [picture(SIZES[0], 1)] * count),
         (CAPTION, [picture(SIZES[2], 2)]),
         ("two dogs " * 9, [picture(SIZES[1], 3)]),
     ]
     images = [references.prepare(pictures).for_text for _, pictures in samples]
     tokens = encoder.tokens([text for text, _ in samples], images)
-    (embeddings, *others), _ = by_pipeline(family(name), samples[0][1], caption, text_alone=True)
+    (embeddings, *others), _ = by_pipeline(family(name), samples[0][1], CAPTION, text_alone=True)
     if name.startswith("Qwen"):
         assert others[0] is None  # a mask
     alone = encoder.text_rows(tokens[:1])
@@ -185,9 +192,9 @@ def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
         assert others[1].tolist() == [0, int(alone.lengths[0])]
     together = encoder.text_rows(tokens[::-1])
     assert torch.equal(together.arrays["emb.npy"][-1, : embeddings.shape[1]], embeddings[0])
-    again = encoder.tokens([caption], images[:1])
+    again = encoder.tokens([CAPTION], images[:1])
     assert torch.equal(encoder.text_rows(again).arrays["emb.npy"], embeddings)
-    other = encoder.text_rows(encoder.tokens([caption], images[1:2])).arrays["emb.npy"]
+    other = encoder.text_rows(encoder.tokens([CAPTION], images[1:2])).arrays["emb.npy"]
     assert other.shape != embeddings.shape or not torch.equal(other, embeddings)
 
 
@@ -200,7 +207,7 @@ def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
         pytest.param("Kandinsky5I2I", 1, marks=pytest.mark.system),
     ],
 )
-@pytest.mark.parametrize("latents", ["none", "auto"])
+@pytest.mark.parametrize("latents", ["none", pytest.param("auto", marks=pytest.mark.system)])
 def test_text_has_room_for_as_many_references_as_the_pipeline_takes(
     name: str, most: int, latents: str, family: Family
 ) -> None:

@@ -19,8 +19,7 @@ from PIL import Image, ImageOps
 import wdsprep
 from tests.encoding.test_references import (
     EDIT,
-    KONTEXT,
-    OF_PICTURES,
+    FAMILIES,
     PLUS,
     QWEN_21,
     SEVERAL,
@@ -228,9 +227,14 @@ def test_a_control_image_is_kept_as_the_pixels_of_the_crop(pairs: Path, tmp_path
     ("name", "options"),
     [
         ("tiny", {"role_size": ("source=nearest:16,2",), "shapes": [(64, 64), (80, 48)]}),
-        ("tiny", {"roles": "source,mask"}),
-        ("tiny", {"latents": "moments", "role_size": ("source=pixels", "mask=full")}),
-        pytest.param("Flux2Klein", {}, marks=pytest.mark.system),
+        *(
+            pytest.param(name, options, marks=pytest.mark.system)
+            for name, options in (
+                ("tiny", {"roles": "source,mask"}),
+                ("tiny", {"latents": "moments", "role_size": ("source=pixels", "mask=full")}),
+                ("Flux2Klein", {}),
+            )
+        ),
     ],
 )
 def test_flips_are_the_latents_of_mirrored_images_in_all_roles(
@@ -353,15 +357,13 @@ def test_tars_of_others_have_images_in_roles_as_members(pairs: Path, tmp_path: P
 
 
 EMPTY = {"latents": "none", "empty": "per-sample"}
+SOURCE, PIXELS = {"roles": "source"}, "source=pixels"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"roles": "target,control"},
-            "has no images in the role control: its roles are target, source",
-        ),
+        ({"roles": "target,control"}, "in the role control: its roles are target, source"),
         ({"roles": "source,source"}, "--roles source is given twice: give each role once"),
         ({"roles": "Source"}, "--roles Source: give names of roles"),
         ({"roles": "mask", "flip": True}, "--flip is for latents, and --roles mask makes none"),
@@ -370,31 +372,19 @@ EMPTY = {"latents": "none", "empty": "per-sample"}
             {"roles": "mask", "role_size": "mask=aligned"},
             "--role-size mask=aligned: a mask is cut where its target is, so give latent or full",
         ),
+        ({**SOURCE, "role_size": [PIXELS, "source=aligned"]}, "--role-size source is given twice"),
+        ({**SOURCE, "role_size": "source"}, "--role-size source: write ROLE=RULE"),
+        ({**SOURCE, "role_size": "source=near"}, "=near cannot be read (No such file or dir"),
+        ({**SOURCE, "role_size": "source=nearest:7,2"}, "nearest:7,2 would lack the square"),
         (
-            {"roles": "source", "role_size": ["source=pixels", "source=aligned"]},
-            "--role-size source is given twice",
-        ),
-        ({"roles": "source", "role_size": "source"}, "--role-size source: write ROLE=RULE"),
-        (
-            {"roles": "source", "role_size": "source=near"},
-            "--role-size source=near cannot be read (No such file or directory)",
-        ),
-        (
-            {"roles": "source", "role_size": "source=nearest:7,2"},
-            "--role-size source=nearest:7,2 would lack the square",
-        ),
-        (
-            {"roles": "source", "role_size": "source=nearest:4,2"},
+            {**SOURCE, "role_size": "source=nearest:4,2"},
             "--role-size source: 44 of 44x88 is not a multiple of 8, as the VAE of tiny needs",
         ),
         (
-            {"roles": "source", "role_size": "source=pipeline"},
+            {**SOURCE, "role_size": "source=pipeline"},
             "--role-size source=pipeline: tiny takes no reference images: give source=aligned",
         ),
-        (
-            {"roles": "source", "latents": "none"},
-            "--roles is for latents, and for text that depends on images: leave it out",
-        ),
+        ({**SOURCE, "latents": "none"}, "--roles is for latents, and for text that depends on i"),
         # an empty caption for each sample is for text that depends on images
         (EMPTY, "tiny gets none: leave it out, as text is always stored with its one empty capt"),
         ({"empty": "per-sample"}, "makes a text dataset to join to that of the captions: give -"),
@@ -450,7 +440,7 @@ def as_floats(array: Any) -> torch.Tensor:
     return (tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor).float()
 
 
-@pytest.mark.parametrize("name", [KONTEXT, "Flux2Klein", PLUS, *OF_PICTURES])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
     name: str, family: Family, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import wdsprep
 from tests.kit import encodes
-from tests.kit.counted_work import count_work
+from tests.kit.encode_work import Plain
 from tests.kit.encodes import image_samples, one_error, packed, pictures, rejected, run
 from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.dataset.manifest import Receipt
@@ -20,6 +20,7 @@ from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.encoding.latent_shard import LatentShard
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.images import formats
 from wdsprep.runners.base import HopelessError
 from wdsprep.runners.run import Outcome
 
@@ -77,28 +78,47 @@ def alone_apart(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    return count_work(monkeypatch)
+    """How often an image is decoded, and the rows that the encoder is given, none of them padding.
+
+    Rows of images are counted by their side.
+    """
+    counted: Counter[str] = Counter()
+    load, images, texts = formats.load, Plain.encode_images, Plain.encode_texts
+
+    def load_counted(*arguments: Any) -> Any:
+        counted["decoded"] += 1
+        return load(*arguments)
+
+    def encode_images(encoder: Plain, pixels: Any, *noise: Any, **how: Any) -> Any:
+        counted[f"at {pixels.shape[-1]}"] += len(pixels)
+        return images(encoder, pixels, *noise, **how)
+
+    def encode_texts(encoder: Plain, captions: Any, **how: Any) -> Any:
+        counted["texts"] += len(captions)
+        return texts(encoder, captions, **how)
+
+    monkeypatch.setattr(formats, "load", load_counted)
+    monkeypatch.setattr(Plain, "encode_images", encode_images)
+    monkeypatch.setattr(Plain, "encode_texts", encode_texts)
+    return counted
 
 
 # --- the bytes of a run for each
 
 
+@pytest.mark.parametrize(
+    ("encode", "wanted", "samples"),
+    [(both, "alone", [COUNT, LARGE]), (apart, "alone_apart", [COUNT, LARGE, COUNT])],
+)
 def test_one_pass_makes_what_a_run_for_each_makes_each_image_and_caption_once(
-    images: Path, alone: dict[str, bytes], tmp_path: Path, work: Counter[str]
-) -> None:
-    low, high = both(images, tmp_path)
-    assert (low.samples, high.samples) == (COUNT, LARGE)
+    encode: Any, wanted: str, samples: list[int], images: Path, tmp_path: Path,
+    work: Counter[str], request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    made = request.getfixturevalue(wanted)
+    work.clear()
+    assert [outcome.samples for outcome in encode(images, tmp_path)] == samples
     assert work == {"decoded": COUNT, "texts": COUNT, "at 64": COUNT, "at 128": LARGE}
-    assert tree(tmp_path) == alone
-
-
-def test_one_pass_makes_what_three_runs_make_each_image_and_caption_once(
-    images: Path, alone_apart: dict[str, bytes], tmp_path: Path, work: Counter[str]
-) -> None:
-    low, high, text = apart(images, tmp_path)
-    assert (low.samples, high.samples, text.samples) == (COUNT, LARGE, COUNT)
-    assert work == {"decoded": COUNT, "texts": COUNT, "at 64": COUNT, "at 128": LARGE}
-    assert tree(tmp_path) == alone_apart
+    assert tree(tmp_path) == made
 
 
 def test_foreign_tars_too_with_the_rejects_of_each(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.kit.encode_work import Making
 from tests.kit.encodes import Broken, Means, encode_here, members
 from tests.kit.gpus import pretend_cuda
 from tests.kit.packs import temporaries, tree
@@ -18,7 +19,6 @@ from wdsprep.cli import main
 from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.models.base import Encoded, Part
@@ -178,7 +178,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
         EncodeWorker, "engine_class", lambda _worker, encoder, **how: Engine(encoder.own, **how)
     )
     monkeypatch.setattr(
-        "wdsprep.encoding.encode.make_encoder", lambda *given: OnGpu(make_encoder(*given))
+        "wdsprep.encoding.encode.make_encoder", lambda *given: OnGpu(Making()(*given))
     )
     pretend_cuda(monkeypatch, get_device_name="NVIDIA A10G")
 

@@ -247,6 +247,7 @@ def in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Here())
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("in_turns")
 def test_the_toy_in_turns_makes_the_same_bytes(images: Path, latents: Path, tmp_path: Path) -> None:
     encode(str(images), str(tmp_path / "out"), model="tiny", resolution=64, device="cpu")
