@@ -197,8 +197,16 @@ def pending_shards(
         same = _find_unchanged_tars(manifest, known, stale, tars, compared)
     stale -= same.keys()
     now = done | same
+    kind, did = ("scores", "scored") if manifest.is_scored else ("latents", "encoded")
     if stale and not redo_changed:
-        raise _changed_error(store, manifest, sorted(stale))
+        command, does = (SCORER, "scores") if manifest.is_scored else ("wdsprep encode", "encodes")
+        changed = plural(len(stale), "image shard has", "image shards have")
+        raise FingerprintError(
+            f"{changed} changed or gone since {store.url} was {did} "
+            f"({examples(sorted(stale))}): give another place for the new {kind}; or, if these are "
+            f"the same images packed again, {command} --redo-changed {does} again what has "
+            "changed, and removes what has no image now"
+        )
     if not is_whole:
         stale &= made_of.keys()
     pending = [
@@ -209,11 +217,10 @@ def pending_shards(
     removals = []
     if cut := {shard.name for shard in pending if shard.name in done} - stale:
         what = plural(len(cut), "shard that --limit had cut is", "shards that --limit had cut are")
-        again = "scored" if manifest.is_scored else "encoded"
-        removals.append(f"the trial goes on: {what} {again} anew")
+        removals.append(f"the trial goes on: {what} {did} anew")
     if stale:
-        units = f"{plural(len(stale), 'shard')} of {'scores' if manifest.is_scored else 'latents'}"
-        removals.append(f"{units} removed: their images have changed or are gone")
+        gone = f"{plural(len(stale), 'shard')} of {kind} removed"
+        removals.append(f"{gone}: their images have changed or are gone")
     stale |= cut
     kept = [line for unit, line in ledger.named_lines() if unit not in stale]
     return PendingShards(
@@ -246,19 +253,6 @@ def _find_unchanged_tars(
         heard=lambda done: compared(done, len(receipts)),
     )
     return {unit: shard.input for unit, shard in shards.items() if unit not in other}
-
-
-def _changed_error(store: Store, manifest: Manifest, names: Sequence[str]) -> FingerprintError:
-    """Return the error for images that have changed since they were encoded or scored."""
-    does, did = ("scores", "scored") if manifest.is_scored else ("encodes", "encoded")
-    what = f"changed or gone since {store.url} was {did}"
-    new = "scores" if manifest.is_scored else "latents"
-    command = SCORER if manifest.is_scored else "wdsprep encode"
-    return FingerprintError(
-        f"{plural(len(names), 'image shard has', 'image shards have')} {what} ({examples(names)}): "
-        f"give another place for the new {new}; or, if these are the same images packed again, "
-        f"{command} --redo-changed {does} again what has changed, and removes what has no image now"
-    )
 
 
 def largest_first(shards: Iterable[ImageShard]) -> list[ImageShard]:

@@ -115,11 +115,11 @@ def make_plan(
     if options.captions:
         place = absolute(options.captions)
         table = CaptionTable.find(place, options.captions_by, options.caption_column)
-    # A worker encodes a sample for all datasets together: largest, and with the text of the last.
+    # A worker encodes a sample for all datasets together: the largest image, and the last text.
     of_images = [recipe for recipe in recipes if not recipe.is_of_text] or recipes
-    recipe = max(of_images, key=lambda recipe: recipe.resolution)
-    recipe = replace(recipe, text=recipes[-1].text, text_length=recipes[-1].text_length)
-    recipe, model, settings = _find_settings(recipes, recipe, worker_plan.device, told)
+    largest, last = max(of_images, key=lambda recipe: recipe.resolution), recipes[-1]
+    joint = replace(largest, text=last.text, text_length=last.text_length)
+    recipe, model, settings = _find_settings(recipes, joint, worker_plan.device, told)
     if options.empty and "text_roles" not in settings[0]:
         raise UsageError(
             f"--empty {options.empty} is for text that depends on images, and {model.name} gets "
@@ -217,12 +217,12 @@ def _find_phases(options: EncodeOptions) -> list[_Phase]:
 def _find_settings(
     recipes: Sequence[Encode], joint: Encode, device: str, told: Callable[[str], None]
 ) -> tuple[Encode, Model, list[dict[str, Any]]]:
-    """Return the settings of each dataset, without those of captions.
+    """Return the recipe of the whole run with its defaults, its model, and each dataset's settings.
 
-    Return before them the recipe of the whole run, which was `joint`, with the defaults filled in,
-    and the model. Text that is stored apart, and latents without text, get the settings that a run
-    for them alone would have, with a model of their own. But all are computed in fp32 if the whole
-    run is. Raise UsageError if the model cannot encode the resolution or the shapes of a recipe.
+    `joint` is that recipe without the defaults. The settings lack those of captions. Text that is
+    stored apart, and latents without text, get the settings that a run for them alone would have,
+    with a model of their own. But all are computed in fp32 if the whole run is. Raise UsageError if
+    the model cannot encode the resolution or the shapes of a recipe.
     """
     settled: dict[tuple[str, bool], tuple[Encode, Model]] = {}  # by what settings depend on
     for recipe in (joint, *recipes):

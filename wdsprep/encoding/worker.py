@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cache
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
@@ -311,8 +311,10 @@ def feed(
             with engine.feeding(), closing(rows):
                 first = list(islice(rows, 1))  # the tar is open, its first bytes are here
                 with engine.turn():
-                    both = takewhile(lambda _: not is_over.is_set(), chain(first, rows))
+                    both = chain(first, rows)
                     for block in blocks_of(both, captioned, needed, most=engine.block_size):
+                        if is_over.is_set():
+                            break
                         engine.put(block)
                         blocks.put(block)
         except Exception as error:  # noqa: BLE001  raised again where the blocks are taken
