@@ -18,7 +18,7 @@ from tests.kit.command_lines import CommandLine, python
 from tests.kit.damaged import flip
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import manifest_of, pack, samples_of, tree, write_files
-from wdsprep.changes.near_duplicates import bits_set, choose_kept, find_near_pairs, plan
+from wdsprep.changes.near_duplicates import choose_kept, find_near_pairs, plan
 from wdsprep.changes.options import DISTANCE
 from wdsprep.errors import TarError, UsageError, WdsprepError
 from wdsprep.images.perceptual_hash import hash_image
@@ -223,7 +223,7 @@ def test_the_search_finds_each_near_pair_once_and_no_other(distance: int) -> Non
     hashes = np.unique(np.concatenate(near))
     one, other = find_near_pairs(hashes, distance)
     found = [tuple(sorted(pair)) for pair in zip(one.tolist(), other.tolist(), strict=True)]
-    apart = bits_set(hashes[:, None] ^ hashes[None])
+    apart = np.bitwise_count(hashes[:, None] ^ hashes[None])
     wanted = np.argwhere(np.triu(apart <= distance, 1)).tolist()
     assert sorted(found) == sorted(map(tuple, wanted))
     assert len(wanted) > 700

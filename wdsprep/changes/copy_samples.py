@@ -9,6 +9,7 @@ makes the digest.
 from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate, chain
@@ -100,11 +101,11 @@ def copy_unit(
             yield from shard.fill(sources)
         except (FormatError, StoreError, TarError):
             for source in sources:
-                source.check_same()
+                source.read_receipt(as_before=source.receipt)
             raise
         receipt = shard.receipt()
         for source in sources:
-            source.check_same()
+            source.read_receipt(as_before=source.receipt)
         inputs = {inputs_name(unit.name): list_pieces(unit.pieces)}
         return draft.finish(receipt, inputs if receipt.dataset == "images" else {})
 
@@ -116,7 +117,7 @@ class _Source:
     def __init__(self, work: CopyWork, piece: SamplesToCopy) -> None:
         self.store, self.piece = shared_store(work.origins[piece.origin]), piece
         self.prefix, self._by_images = work.prefixes[piece.origin], work.by_images
-        self.receipt = self._read()
+        self.receipt = self.read_receipt()
         unit = latent_unit(piece.shard.name)
         # It has no samples if all were rejected.
         self.shard = next(
@@ -125,27 +126,21 @@ class _Source:
         )
         self._place = f"{self.store.url}/{self.shard.name}"
 
-    def _read(self) -> Receipt:
-        """Return the receipt of the unit. Raise FingerprintError if the shard has changed."""
-        try:
-            receipt = read_receipt(self.store, self.piece.unit)
-        except NotFoundError:
-            raise self._changed() from None
-        digests = {shard.name: shard.digest for shard in receipt.shards}
+    def read_receipt(self, *, as_before: Receipt | None = None) -> Receipt:
+        """Return the receipt of the unit.
+
+        Raise FingerprintError if the shard has changed, or if the receipt is not `as_before`.
+        """
         name, digest = self.piece.shard.name, self.piece.shard.digest
-        if digest != (receipt.input if self._by_images else digests.get(name, "")):
-            raise self._changed()
-        return receipt
-
-    def check_same(self) -> None:
-        """Raise FingerprintError if the receipt has changed since it was first read."""
-        if self._read() != self.receipt:
-            raise self._changed()
-
-    def _changed(self) -> FingerprintError:
-        return FingerprintError(
-            f"{self.store.url} has changed while samples were copied ({self.piece.shard.name}): "
-            "let the run that changes it finish, then run the same command again"
+        with suppress(NotFoundError):
+            receipt = read_receipt(self.store, self.piece.unit)
+            digests = {shard.name: shard.digest for shard in receipt.shards}
+            is_same = digest == (receipt.input if self._by_images else digests.get(name, ""))
+            if is_same and as_before in (None, receipt):
+                return receipt
+        raise FingerprintError(
+            f"{self.store.url} has changed while samples were copied ({name}): let the run that "
+            "changes it finish, then run the same command again"
         )
 
     @cached_property
@@ -190,12 +185,9 @@ class _Source:
         """
         if not self._by_images:
             return []
-        is_selected = np.isin(self._positions[1], self.piece.numbers).tolist()
-        return [
-            replace(reject, key=f"{self.prefix}{reject.key}")
-            for reject, selected in zip(self._rejects, is_selected, strict=True)
-            if selected
-        ]
+        selected = np.flatnonzero(np.isin(self._positions[1], self.piece.numbers)).tolist()
+        rejects = (self._rejects[at] for at in selected)
+        return [replace(reject, key=f"{self.prefix}{reject.key}") for reject in rejects]
 
     def read(self, before: int, among: range | None) -> Iterator["CopiedSamples"]:
         """Yield the selected samples in their order, several at a time, with their new rows.

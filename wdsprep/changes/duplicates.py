@@ -46,7 +46,7 @@ from wdsprep.changes.image_hashes import (
     hash_shard,
     hashes_folder,
 )
-from wdsprep.changes.near_duplicates import Hashes, bits_set, choose_kept, find_near_pairs
+from wdsprep.changes.near_duplicates import Hashes, choose_kept, find_near_pairs
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError
@@ -279,9 +279,9 @@ class Copies:
         places = numpy.flatnonzero(goes)
         rows, at = order[places], numpy.searchsorted(starts, places, side="right") - 1
         stay = best[stays[at]]
-        bits = numpy.zeros(len(at), numpy.uint64)
+        bits = numpy.zeros(len(at), numpy.uint8)
         for hashes in distinct:
-            numpy.maximum(bits, bits_set(hashes[at] ^ hashes[stays[at]]), out=bits)
+            numpy.maximum(bits, numpy.bitwise_count(hashes[at] ^ hashes[stays[at]]), out=bits)
         del order, starts, best, distinct, stays, at, goes, places
         by_row = numpy.argsort(rows)
         self.rows, self.stay = rows[by_row], stay[by_row]
@@ -357,7 +357,7 @@ def _find_near_things(
         is_near = numpy.ones(len(first), bool)
         for hashes, flat in zip(distinct, is_flat, strict=True):
             most = numpy.where(flat[first] | flat[second], 0, distance)
-            is_near &= bits_set(hashes[first] ^ hashes[second]) <= most
+            is_near &= numpy.bitwise_count(hashes[first] ^ hashes[second]) <= most
         near.append((first[is_near], second[is_near]))
     first, second = (numpy.concatenate(places) for places in zip(*near, strict=True))
     return first, second

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from wdsprep.changes.options import NameList, RemoveOptions, is_file, read_lines
@@ -218,10 +217,20 @@ class SampleFinder:
             column = texts_in(table.select([name, *JSON]), name)
             texts[name] = (pc.utf8_lower(column) if name == "sha256" else column).to_pylist()
         numbers = {*self._find_numbers(texts, kinds, lost_keys)}
-        for name in _names_in_roles(table) if roles and in_json else ():
+        in_roles = set[str]()  # the URLs and digests of images in roles
+        if roles and in_json:  # those of the first in each have columns, those of others are there
+            in_roles.update(name for name in table.column_names if IN_ROLE.fullmatch(f'"{name}":'))
+            for text in table.column(REST).drop_null().to_pylist():
+                in_roles.update(match[1] for match in IN_ROLE.finditer(text))
+        for name in in_roles:
             if (wanted := self.texts.get(name.rpartition("_")[2])) is not None:
                 numbers.update(wanted.find(texts_in(table, name).to_pylist()).tolist())
-        if "sha256" in kinds and (roles or not _has_all_digests(table)):
+        has_digests = True  # of all stored images, which were then kept as they came
+        if "sha256" in kinds:
+            is_kept = pc.equal(pc.list_value_length(table.column("changes")), 0).fill_null(False)
+            has_digest = pc.and_(is_kept, table.column("sha256").is_valid())
+            has_digests = not roles and pc.all(has_digest).as_py()
+        if not has_digests:
             digests = [*_digests_of_images(store, shard)]
             stored = self.texts["sha256"].find([digest for _, digest in digests])
             numbers.update(digests[place][0] for place in stored.tolist())
@@ -268,23 +277,6 @@ def _read_values(kind: str, values: NameList) -> Iterator[str]:
                 f"{line[:80]!r} is not a SHA-256 digest: give 64 hexadecimal digits on each line"
             )
         yield value
-
-
-def _has_all_digests(table: pa.Table) -> bool:
-    """Return whether a table has the digests of all stored images, which were kept as they came."""
-    is_kept = pc.equal(pc.list_value_length(table.column("changes")), 0).fill_null(False)
-    return bool(pc.all(pc.and_(is_kept, table.column("sha256").is_valid())).as_py())
-
-
-def _names_in_roles(table: pa.Table) -> set[str]:
-    """Return the names of the URLs and digests of images in roles that rows have.
-
-    Those of the first image in each role have columns, and those of others are in `rest`.
-    """
-    names = {name for name in table.column_names if IN_ROLE.fullmatch(f'"{name}":')}
-    for text in table.column(REST).drop_null().to_pylist():
-        names.update(match[1] for match in IN_ROLE.finditer(text))
-    return names
 
 
 def _digests_of_images(store: Store, shard: Shard) -> Iterator[tuple[int, str]]:

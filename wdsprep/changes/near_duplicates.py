@@ -141,22 +141,9 @@ def _find_alike(front: Hashes, key_nbits: int, distance: int) -> Iterator[tuple[
             differ = front[at] ^ front[at + apart]
             same = differ < limit
             at, differ = at[same], differ[same]
-            near = at[bits_set(differ) <= distance]
+            near = at[numpy.bitwise_count(differ) <= distance]
             if len(near):
                 yield front[near], front[near + apart]
-
-
-def bits_set(numbers: Hashes) -> NDArray[numpy.uint64]:
-    """Count the bits set in each number. NumPy has a function for it from 2.0 on."""
-    pairs, fours, eights = (
-        numpy.uint64(int(half * (NBITS // len(half)), 2)) for half in ("01", "0011", "00001111")
-    )
-    one, two, four, last = map(numpy.uint64, (1, 2, 4, 56))
-    sums = numbers - ((numbers >> one) & pairs)
-    sums = (sums & fours) + ((sums >> two) & fours)
-    sums = (sums + (sums >> four)) & eights
-    counts: Hashes = (sums * numpy.uint64(0x0101010101010101)) >> last
-    return counts
 
 
 def choose_kept(better: Rows, worse: Rows, count: int) -> NDArray[numpy.int64]:

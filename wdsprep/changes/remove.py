@@ -107,8 +107,14 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     """
     if not datasets:
         raise UsageError("nothing to remove from: give the path or URL of a dataset")
-    for place in datasets:
-        _check_dataset_name(os.fspath(place))
+    for place in [os.fspath(dataset) for dataset in datasets]:
+        is_key = re.fullmatch(r"\d+(,\d+)*", place) and not Path(place).exists()
+        if is_key or Path(place).is_file():
+            what = "a key" if is_key else "a file"
+            raise NotFoundError(
+                f"{place} is {what}, where a dataset is expected: give samples with an option, as "
+                f"--keys {place}"
+            )
     listener = options.listener_or_mute
     urls_of = absolute_places(datasets)
     shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
@@ -134,7 +140,9 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     if not (finder.texts or ended or removal.is_needed):
         raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     if not removal.is_needed:
-        job.settle()
+        for dataset in opened:  # a removal that was killed leaves locks
+            dataset.store.let_go(MANIFEST_HOLD)
+        job.drop_marks()
         return removal
     listener.on_begin(removal)
     if not (options.yes or listener.confirm(removal)):
@@ -201,17 +209,6 @@ class Removal:
     @property
     def is_whole(self) -> bool:
         return self.done or not self.is_needed
-
-
-def _check_dataset_name(place: str) -> None:
-    """Raise NotFoundError for a key, or a file with keys, where a dataset is expected."""
-    is_key = re.fullmatch(r"\d+(,\d+)*", place) and not Path(place).exists()
-    if is_key or Path(place).is_file():
-        what = "a key" if is_key else "a file"
-        raise NotFoundError(
-            f"{place} is {what}, where a dataset is expected: give samples with an option, as "
-            f"--keys {place}"
-        )
 
 
 class _Dataset:
@@ -517,29 +514,20 @@ class _RemovalJob:
         done = 0
         for dataset in self._datasets:
             units = list(dataset.units.values())
-            rewrite = partial(dataset.rewrite, self._new_images(dataset, units))
-            for _ in map_ahead(rewrite, units, UNITS_AT_ONCE):
+            images: dict[str, str] = {}  # the digests of shards that lost samples, now or earlier
+            if dataset.images:
+                follow = removed_from(open_store(dataset.images)).follow
+                for unit in units:
+                    if successor := follow(unit.made_of):
+                        images[unit.unit] = successor.digest
+            if dataset.images in self._by_url:
+                images |= self._by_url[dataset.images].digests
+            for _ in map_ahead(partial(dataset.rewrite, images), units, UNITS_AT_ONCE):
                 done += 1
                 self._listener.on_change(done, count)
         for dataset in reversed(self._datasets):
             dataset.finish()
         delete_texts()
-
-    def _new_images(self, latents: _Dataset, units: Sequence[UnitRemoval]) -> dict[str, str]:
-        """Return by unit the digests of image shards that lost samples, now or earlier."""
-        if not latents.images:
-            return {}
-        follow = removed_from(open_store(latents.images)).follow
-        earlier = ((unit.unit, follow(unit.made_of)) for unit in units)
-        images = self._by_url.get(latents.images)
-        now = images.digests if images else {}
-        return {unit: successor.digest for unit, successor in earlier if successor} | now
-
-    def settle(self) -> None:
-        """Clear the locks on manifests and the marks that a removal leaves if it is killed."""
-        for dataset in self._by_url.values():
-            dataset.store.let_go(MANIFEST_HOLD)
-        self.drop_marks()
 
     def drop_marks(self) -> None:
         """Drop the marks of latents in which an earlier removal has changed nothing."""

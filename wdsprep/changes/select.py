@@ -63,7 +63,7 @@ from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import canonical_json, hex_digest
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.shard_reader import ShardReader
-from wdsprep.dataset.stored_dataset import dated_manifest, find_claim, refresh_manifest
+from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import ExistsError, FingerprintError, NotFoundError, UsageError
 from wdsprep.options import as_places, takes_options
@@ -133,11 +133,12 @@ class _Selection:
             for part in self.parts or [""]
             for group in self._groups
         ]
+        are_done = []
         for out in outs:
             for origin in (origin for group in self._groups for origin in group.origins):
                 check_apart(origin.url, absolute(out.place))
-            out.check()
-        if all(out.is_done for out in outs):
+            are_done.append(out.check())
+        if all(are_done):
             return Selected(outcomes={out.place: out.write([], None, None) for out in outs})
         cuts = self.plan_shards()
         options = with_runner(self.options, listener.on_message)
@@ -257,26 +258,23 @@ class _SelectedDataset:
         known = [of.content, self.group.content, self.selection.settings(self.part)]
         return hex_digest(canonical_json(known))
 
-    def check(self) -> None:
-        """Raise FingerprintError, before anything is written, if the place has another dataset."""
-        overwrite = self.selection.options.overwrite
-        store = open_store(self.place)
+    def check(self) -> bool:
+        """Return whether the dataset is complete already.
+
+        Raise FingerprintError, before anything is written, if the place has another dataset.
+        """
+        overwrite, store = self.selection.options.overwrite, open_store(self.place)
         claim = find_claim(store, self.group.dataset, self.settings, overwrite=overwrite)
         if claim.is_there and claim.manifest.extra.get("selection", self.digest) != self.digest:
             raise self._conflict()
+        there = refresh_manifest(store, claim.manifest) if claim.is_there else claim.manifest
+        return there.extra.get("selection") == self.digest and there.complete
 
     def _conflict(self) -> FingerprintError:
         return FingerprintError(
             f"{self.place} holds another selection, or one of other images: give another place, "
             "or start over with --overwrite"
         )
-
-    @property
-    def is_done(self) -> bool:
-        store = open_store(self.place)
-        stored = None if self.selection.options.overwrite else dated_manifest(store)
-        there = refresh_manifest(store, stored) if stored else None
-        return bool(there and there.extra.get("selection") == self.digest and there.complete)
 
     def _units(self, cuts: Sequence[CopyUnit], outcome: Outcome | None) -> Iterator[CopyUnit]:
         """Yield the units that write this dataset.

@@ -5,7 +5,7 @@ latents what was made of it. With latents alone, an item is a latent sample.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,34 +119,24 @@ class Sheet(NamedTuple):
             if sample.problem:
                 yield unread_item(sample)
                 continue
-            joined = zip(made, (column[number] for column in columns), strict=True)
-            yield self._item(base, sample, joined)
-
-    def _item(
-        self,
-        base: ReportDataset,
-        sample: ReadSample,
-        joined: Iterable[tuple[ReportDataset, ReadSample]],
-    ) -> SheetItem:
-        image, pictures = None, []
-        facts = [("source", str(sample.facts.get("source", "")))]
-        if base.is_of_images:
-            facts = facts_of_image(sample.facts)
-            image, picture = open_picture(sample, self.options.max_area)
-            pictures.append(picture)
-            names = (member.partition(".")[0] for member in sample.members if "." in member)
-            pictures += (
-                open_picture(sample, self.options.max_area, name=name)[1] for name in names
-            )
-        for dataset, latent in joined:
-            if latent.problem:
-                facts.append((dataset.label, latent.problem))
-                continue
-            facts += _facts_of_latent(dataset, latent.facts)
-            if dataset.has_latents:
-                pictures += self._latent_pictures(dataset, latent, image)
-                pictures += self._role_pictures(dataset, latent)
-        return sheet_item(sample, facts, pictures)
+            image, pictures = None, []
+            facts = [("source", str(sample.facts.get("source", "")))]
+            if base.is_of_images:
+                facts = facts_of_image(sample.facts)
+                roles = (member.partition(".")[0] for member in sample.members if "." in member)
+                opened = [
+                    open_picture(sample, self.options.max_area, name=name) for name in ("", *roles)
+                ]
+                image, pictures = opened[0][0], [picture for _, picture in opened]
+            for dataset, latent in zip(made, (column[number] for column in columns), strict=True):
+                if latent.problem:
+                    facts.append((dataset.label, latent.problem))
+                    continue
+                facts += _facts_of_latent(dataset, latent.facts)
+                if dataset.has_latents:
+                    pictures += self._latent_pictures(dataset, latent, image)
+                    pictures += self._role_pictures(dataset, latent)
+            yield sheet_item(sample, facts, pictures)
 
     def _latent_pictures(
         self, latents: ReportDataset, sample: ReadSample, image: Any
