@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.encoding import LATENTS, MODELS, TEXTS
@@ -149,7 +148,12 @@ def plan_lines(options: PlanOptions) -> str:
     choice = options.part(Choice)
     if choice.latents == "moments" and choice.preset.vae == DC:
         raise UsageError(f"--latents moments: the VAE of {choice.model} gives no distribution")
-    resolutions = _resolutions(options, trials)
+    if options.resolution is not None:
+        resolutions = resolutions_of(options.resolution)
+    elif trials:
+        resolutions = tuple(sorted(trials))
+    else:
+        resolutions = USUAL[: 1 if options.latents == "none" else None]
     if missing := [side for side in resolutions if trials and side not in trials]:
         how = _how_to_try(options, missing[0], count=TRIED)
         raise UsageError(f"no --trial was made at {missing[0]}: {how}, or leave {missing[0]} out")
@@ -186,14 +190,6 @@ def read_trial(url: str) -> tuple[int, Trial]:
     return settings.get("resolution", 0), measured
 
 
-def _resolutions(options: PlanOptions, trials: Mapping[int, Trial]) -> tuple[int, ...]:
-    if options.resolution is not None:
-        return resolutions_of(options.resolution)
-    if trials:
-        return tuple(sorted(trials))
-    return USUAL[: 1 if options.latents == "none" else None]
-
-
 def images_at(options: PlanOptions, resolutions: Sequence[int]) -> dict[int, tuple[int, int, int]]:
     """Return how many images each resolution takes, in how many shards, of how many bytes.
 
@@ -209,14 +205,13 @@ def images_at(options: PlanOptions, resolutions: Sequence[int]) -> dict[int, tup
     if manifest.dataset != "images":
         raise UsageError(f"{place} is a dataset of {manifest.kind}: give a dataset of images")
     check_roles(place, options.roles, roles_of(manifest.settings))
-    return {side: _images_in(manifest, side) for side in resolutions}
-
-
-def _images_in(manifest: Manifest, resolution: int) -> tuple[int, int, int]:
-    buckets = sorted(map(int, manifest.settings["buckets"]))
-    last_below = max((bucket for bucket in buckets if bucket <= resolution), default=buckets[0])
-    nbytes = [shard.nbytes for shard in manifest.shards if int(shard.bucket) >= last_below]
-    return images_from(manifest, resolution), len(nbytes), sum(nbytes)
+    images = {}
+    for side in resolutions:
+        buckets = sorted(map(int, manifest.settings["buckets"]))
+        last_below = max((bucket for bucket in buckets if bucket <= side), default=buckets[0])
+        nbytes = [shard.nbytes for shard in manifest.shards if int(shard.bucket) >= last_below]
+        images[side] = images_from(manifest, side), len(nbytes), sum(nbytes)
+    return images
 
 
 def phase(

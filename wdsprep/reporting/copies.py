@@ -41,18 +41,36 @@ def choose_copies(
         f"--duplicates {table} lists other samples than {images.shown} has now: run "
         f"{command('duplicates', images.shown)} with --table again"
     )
-    group, duplicate, distance = _columns(table, "group", "duplicate", "distance")
+    names = ("group", "duplicate", "distance")
+    batches = [
+        [batch.column(name).to_numpy() for name in names] for batch in _batches(table, *names)
+    ]
+    group, duplicate, distance = (
+        np.concatenate([np.arange(0), *(batch[at] for batch in batches)]) for at in range(3)
+    )
     if len(group) != images.manifest.samples:
         raise mismatch
     is_copy = duplicate > 0
     total = np.count_nonzero((group > 0) & ~is_copy & np.isin(group, group[is_copy]))
-    chosen = _choose_groups(group, duplicate, distance)
+    # The rows of groups, each from the image that stays on. A group is left out unless this dataset
+    # has both that image and a copy of it.
+    grouped = np.flatnonzero(group)
+    by_group = (grouped, -distance[grouped], duplicate[grouped] > 0, group[grouped])
+    order = grouped[np.lexsort(by_group)]
+    groups = np.split(order, np.flatnonzero(np.diff(group[order], prepend=-1))[1:])
+    whole = [rows for rows in groups if len(rows) > 1 and not duplicate[rows[0]]]
+    chosen = sorted(whole, key=lambda rows: -int(distance[rows].max()))[:GROUPS]
     shown = np.concatenate([np.arange(0), *(rows[: 1 + COPIES] for rows in chosen)])
     places = places_of(images.manifest.shards, shown.tolist())
     samples = dict(zip(shown.tolist(), read_samples(images, places), strict=True))
-    keys = _keys(table, samples) if samples else {}
-    if any(sample.key != keys[row] for row, sample in samples.items() if not sample.problem):
-        raise mismatch
+    first = 0
+    for batch in _batches(table, "key") if samples else ():
+        for row, sample in samples.items():
+            if sample.problem or not first <= row < first + len(batch):
+                continue
+            if sample.key != str(batch.column("key")[row - first]):
+                raise mismatch
+        first += len(batch)
 
     def item(row: int) -> SheetItem:
         sample = samples[row]
@@ -63,42 +81,11 @@ def choose_copies(
         picture = open_picture(sample, max_area)[1] | {"title": title}
         return sheet_item(sample, facts_of_image(sample.facts), [picture])
 
-    groups = [
+    shown_groups = [
         {"shown": [item(row) for row in rows[: 1 + COPIES].tolist()], "copies": len(rows) - 1}
         for rows in chosen
     ]
-    return {"groups": groups, "total": int(total), "table": table}
-
-
-def _choose_groups(group: Any, duplicate: Any, distance: Any) -> list[Any]:
-    """Return the rows of up to 8 groups of copies, those that differ most first.
-
-    The first row of a group is that of the image that stays. A group is left out unless this
-    dataset has both that image and a copy of it.
-    """
-    rows = np.flatnonzero(group)
-    order = rows[np.lexsort((rows, -distance[rows], duplicate[rows] > 0, group[rows]))]
-    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    groups = np.split(order, starts[1:])
-    whole = [rows for rows in groups if len(rows) > 1 and not duplicate[rows[0]]]
-    return sorted(whole, key=lambda rows: -int(distance[rows].max()))[:GROUPS]
-
-
-def _columns(url: str, *names: str) -> list[Any]:
-    """Return whole columns of numbers of a table of copies."""
-    batches = [[batch.column(name).to_numpy() for name in names] for batch in _batches(url, *names)]
-    return [np.concatenate([np.arange(0), *(b[at] for b in batches)]) for at in range(len(names))]
-
-
-def _keys(url: str, rows: Any) -> dict[int, str]:
-    """Return the keys in some rows of a table of copies, by the number of the row."""
-    keys, first = {}, 0
-    for batch in _batches(url, "key"):
-        for row in rows:
-            if first <= row < first + len(batch):
-                keys[row] = str(batch.column("key")[row - first])
-        first += len(batch)
-    return keys
+    return {"groups": shown_groups, "total": int(total), "table": table}
 
 
 def _batches(url: str, *names: str) -> Iterator[pa.RecordBatch]:

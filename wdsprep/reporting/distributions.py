@@ -159,9 +159,16 @@ def usual_share(beyond: float) -> float:
 def latent_of(sample: ReadSample, settings: Settings) -> Any:
     """Return the latent of a sample in fp32, as a trainer takes it; for moments, the mean.
 
-    Raise FormatError if it is not a finite array of the shape that the dataset states.
+    Raise FormatError if it is not a finite array of the shape that the dataset states: of several
+    shapes, the one that the size of the crop has.
     """
-    array, wanted = array_in(sample, LATENT), _latent_shape(sample, settings)
+    array, size = array_in(sample, LATENT), cut_size(sample.facts)
+    fields = fields_of(settings["layout"])
+    if sizes := shapes_of(settings):
+        if size not in sizes:
+            raise FormatError(f"{sample.key} has none of the shapes of the dataset")
+        fields = fields_in_shape(settings, size)
+    wanted = next(field.shape for field in fields if field.name == LATENT)
     if array.shape != wanted:
         raise FormatError(f"{LATENT} of {sample.key} has shape {array.shape}, not {wanted}")
     if settings["latents"] != "moments":
@@ -190,19 +197,6 @@ def array_in(sample: ReadSample, name: str) -> Any:
     return values if has_levels else values.astype(np.float32)
 
 
-def _latent_shape(sample: ReadSample, settings: Settings) -> tuple[int, ...]:
-    """Return the shape that the latent of a sample has to have.
-
-    In a dataset of several shapes, the size of the crop decides.
-    """
-    fields, size = fields_of(settings["layout"]), cut_size(sample.facts)
-    if sizes := shapes_of(settings):
-        if size not in sizes:
-            raise FormatError(f"{sample.key} has none of the shapes of the dataset")
-        fields = fields_in_shape(settings, size)
-    return next(field.shape for field in fields if field.name == LATENT)
-
-
 def spectrum_of(samples: Sequence[ReadSample], settings: Settings) -> dict[str, Any] | None:
     """Return the distribution of latents by channel, or None if no latent could be used.
 
@@ -218,13 +212,17 @@ def spectrum_of(samples: Sequence[ReadSample], settings: Settings) -> dict[str, 
     if not latents:
         return None
     channels = zip(*(latent for _, latent in latents), strict=True)
+    extremes = []  # the samples with extreme values: key, channel and value of each
+    for key, latent in sorted(latents, key=lambda pair: -abs(pair[1]).max())[:EXTREMES]:
+        place = np.unravel_index(abs(latent).argmax(), latent.shape)
+        extremes.append((key, int(place[0]), float(latent[place])))
     return {
         "samples": len(latents),
         "unsound": len(samples) - len(latents),
         "channels": [
             _channel(np.concatenate([part.ravel() for part in parts])) for parts in channels
         ],
-        "extremes": _extremes(latents),
+        "extremes": extremes,
     }
 
 
@@ -240,12 +238,3 @@ def _channel(values: Any) -> dict[str, Any]:
     measures |= {"far": (abs(wide) > FAR).mean(), "very_far": (abs(wide) > VERY_FAR).mean()}
     shares = (counts / wide.size).tolist()
     return {"shares": shares, **{name: float(value) for name, value in measures.items()}}
-
-
-def _extremes(latents: Sequence[tuple[str, Any]]) -> list[tuple[str, int, float]]:
-    """Return at most five samples with extreme values: key, channel and value of each."""
-    extremes = []
-    for key, latent in sorted(latents, key=lambda pair: -abs(pair[1]).max())[:EXTREMES]:
-        place = np.unravel_index(abs(latent).argmax(), latent.shape)
-        extremes.append((key, int(place[0]), float(latent[place])))
-    return extremes

@@ -10,7 +10,7 @@ that was done again has the later time.
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -120,12 +120,19 @@ def look_at_rejects(dataset: ReportDataset, seed: str, heard: Counting) -> dict[
     for reject in rejects:
         if len(examples[reject.code.value]) < EXAMPLES:
             examples[reject.code.value].append(reject)
-    hosts = _hosts(rejects)
+    failures: dict[str, Counter[str]] = defaultdict(Counter)
+    for reject in rejects:
+        if reject.code.stage == "fetch" and (host := host_of(reject.url)):
+            failures[host][reject.code.value] += 1
+    hosts = [
+        {"name": name, "failures": codes.total(), "codes": codes.most_common()}
+        for name, codes in sorted(failures.items(), key=lambda pair: (-pair[1].total(), pair[0]))
+    ]
     damaged = files.count(None)
     return {
         "examples": examples,
         "hosts": hosts[:HOSTS],
-        "failures": sum(host["failures"] for host in hosts),
+        "failures": sum(codes.total() for codes in failures.values()),
         "units_read": len(files) - damaged,
         "units_damaged": damaged,
         "units": len(receipts),
@@ -145,18 +152,6 @@ def _choose_units(receipts: Sequence[Receipt], seed: str) -> list[Receipt]:
         if len(chosen) < UNITS:
             chosen[receipt.unit] = receipt
     return sorted(chosen.values(), key=lambda receipt: receipt.unit)
-
-
-def _hosts(rejects: Iterable[Reject]) -> list[dict[str, Any]]:
-    """Return the hosts with their failed downloads by code, those with most failures first."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for reject in rejects:
-        if reject.code.stage == "fetch" and (host := host_of(reject.url)):
-            counts[host][reject.code.value] += 1
-    return [
-        {"name": name, "failures": codes.total(), "codes": codes.most_common()}
-        for name, codes in sorted(counts.items(), key=lambda pair: (-pair[1].total(), pair[0]))
-    ]
 
 
 def host_of(url: str) -> str:

@@ -1,7 +1,7 @@
 """The overview of a dataset that its manifest gives; `inspect`, `plan` and the card show it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,11 @@ def overview(manifest: Manifest) -> dict[str, Any]:
 
     A quantile of captions or sides is given as the range that holds it: receipts count in ranges.
     """
+    quantiles = {
+        what: {f"{share:.2f}": quantile(manifest.counts, what, share) for share in SHARES}
+        for what in ("caption", "side")
+        if histogram(manifest.counts, what)
+    }
     shards = manifest.shards
     shapes = shape_counts(manifest.settings, manifest.counts)
     facts: dict[str, Any] = {
@@ -79,7 +84,7 @@ def overview(manifest: Manifest) -> dict[str, Any]:
         "inputs": manifest.inputs,
         "kind": manifest.kind,
         "nbytes": manifest.nbytes,
-        "quantiles": _quantiles(manifest.counts),
+        "quantiles": quantiles,
         "rejects": manifest.rejects,
         "samples": manifest.samples,
         "settings": dict(manifest.settings),
@@ -114,14 +119,6 @@ def shards_by_bucket(shards: Sequence[Shard]) -> dict[str, list[Shard]]:
     for shard in shards:
         by_bucket.setdefault(shard.name.partition("/")[0], []).append(shard)
     return by_bucket
-
-
-def _quantiles(counts: Mapping[str, int]) -> dict[str, dict[str, tuple[int, int]]]:
-    quantiles = {}
-    for what in ("caption", "side"):
-        ranges = {f"{share:.2f}": quantile(counts, what, share) for share in SHARES}
-        quantiles[what] = {share: both for share, both in ranges.items() if both}
-    return {what: ranges for what, ranges in quantiles.items() if ranges}
 
 
 def _braces(store_url: str, names: list[str]) -> list[str]:
