@@ -47,7 +47,7 @@ def _no_models() -> Iterator[None]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images, latents of most of them, and latents in shapes."""
     root = tmp_path_factory.mktemp("made")
-    packed(pictures(root / "in"), root / "images")
+    packed(pictures(root / "in", range(42)), root / "images")
     for name, options in OPTIONS.items():
         encode_here(root / "images", root / name, **options)
         wdsprep.remove(root / name, keys=filter(is_fifth, samples_in(root / name)), yes=True)

@@ -16,7 +16,7 @@ MAKER = "wdsprep.encoding.encode.make_encoder"
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """7 shards of bucket 64 with 4 pictures each, 7 of 128 with 2. Tests leave it as it is."""
+    """4 shards of bucket 64 with 4 pictures each, 4 of 128 with 2. Tests leave it as it is."""
     root = tmp_path_factory.mktemp("packed")
     return packed(pictures(root / "downloads"), root / "images")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kit.encodes import (
+    COUNT,
     LOCAL,
     SHARDS,
     TOY,
@@ -236,12 +237,13 @@ def test_the_summary_tells_the_speed_and_what_is_next(
 ) -> None:
     assert command(images, tmp_path / "out") == 0
     told = capsys.readouterr()
-    assert f"{images}: {SHARDS} shards, 42 images for resolution 64; model tiny in fp32" in told.err
+    what = f"{SHARDS} shards, {COUNT} images for resolution 64; model tiny in fp32"
+    assert f"{images}: {what}" in told.err
     assert "tiny is a toy model" in told.err
-    assert "42 images encoded in " in told.out
+    assert f"{COUNT} images encoded in " in told.out
     assert re.search(r"images/s, device busy \d+% of the time", told.out)
-    assert "8 captions cut" in told.out
-    assert f"{tmp_path}/out: 42 samples in {SHARDS} shards" in told.out
+    assert "5 captions cut" in told.out
+    assert f"{tmp_path}/out: {COUNT} samples in {SHARDS} shards" in told.out
     assert "next: " in told.out
 
 
@@ -251,8 +253,8 @@ def test_json_is_all_that_stands_on_stdout(
     assert command(images, tmp_path / "out", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     expected = {
-        "complete": True, "cut": 8, "encoded": 42, "quarantined": [], "rejects": {},
-        "samples": 42, "shards": SHARDS, "shards_before": 0, "latents": f"{tmp_path}/out",
+        "complete": True, "cut": 5, "encoded": COUNT, "quarantined": [], "rejects": {},
+        "samples": COUNT, "shards": SHARDS, "shards_before": 0, "latents": f"{tmp_path}/out",
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     assert 0 < found["busy"] <= 1
@@ -286,16 +288,16 @@ def test_a_plan_says_what_a_run_will_do_and_leaves_no_trace(images: Path, tmp_pa
     before = tree(tmp_path)
     plan = planned(images, out, resolution=(64, 128), text_out=tmp_path / "text")
     assert list(headlines(plan)) == [
-        f"{images}: 14 shards, 42 images for resolution 64, 7 shards, 14 images for resolution "
-        "128, 14 shards, 42 captions for resolution 64; model tiny in fp32 on cpu",
+        f"{images}: 8 shards, 24 images for resolution 64, 4 shards, 8 images for resolution "
+        "128, 8 shards, 24 captions for resolution 64; model tiny in fp32 on cpu",
         plan.model.note,
     ]
     low, high, text = plan.datasets
-    assert [dataset.missing for dataset in plan.datasets] == [12, 7, 14]
+    assert [dataset.missing for dataset in plan.datasets] == [6, 4, 8]
     assert low.removals == ("the trial goes on: 1 shard that --limit had cut is encoded anew",)
     assert low.claim.is_there
     assert not any(dataset.claim.is_there for dataset in (high, text))
-    assert (plan.units, plan.worker_plan.workers) == (14, 1)
+    assert (plan.units, plan.worker_plan.workers) == (8, 1)
     assert tree(tmp_path) == before
 
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, interpolate
 
+from tests.kit.encoders import load_latent_encoder as encoder
 from tools.tiny.drawings import draw
 from wdsprep.encoding.models.base import Encoded
 from wdsprep.encoding.models.device import Encoder
@@ -42,16 +43,7 @@ def pictures(count: int, side: int = 64, seed: int = 0) -> Tensor:
     return ((0.85 * smooth + 0.15 * fine) * 255).round().to(torch.uint8)
 
 
-def encoder(model: str | Path = "tiny", **recipe: Any) -> LatentEncoder:
-    wanted = Recipe(**{"resolution": 64, "dtype": "fp32", **recipe})
-    made = load_encoder(find_model(str(model), text=wanted.text), wanted, "cpu")
-    assert isinstance(made, LatentEncoder)
-    return made
-
-
-@cache
-def tiny(**recipe: Any) -> LatentEncoder:
-    return encoder(**recipe)
+tiny = partial(cache(encoder), "tiny")
 
 
 def run(encoder: LatentEncoder, pixels: Tensor, *, seed: int = 0, exact: bool = False) -> Encoded:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tests.kit.packs import (
     write_files,
 )
 from tests.kit.paths import FIND_TESTS
+from tests.kit.runs import wait_until
 from tests.kit.s3 import S3Server
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.encoding import worker_plan
@@ -171,13 +172,6 @@ def start(*arguments: Path | str, pause_s: float = 0.0, harm: str = "") -> "subp
 OPTIONS = ("--resolution", "64", "--model", "tiny", "--runner", "local", "--device", "cpu")
 
 
-def wait_until(claim: Callable[[], Any], *, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not claim():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.002)
-
-
 # --- workers
 
 
@@ -227,7 +221,7 @@ def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
     run = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    wait_until(lambda: done.look() >= 1)
+    wait_until(lambda: done.look() >= 1, within_s=60)
     workers = workers_of(run.pid)
     os.killpg(run.pid, signal.SIGINT)
     said, errors = run.communicate(timeout=20)

@@ -16,6 +16,7 @@ from tests.kit.damaged import check, findings
 from tests.kit.encodes import (
     COUNT,
     LONG,
+    SHARDS,
     command,
     encode_here,
     image_samples,
@@ -292,10 +293,10 @@ def test_the_end_names_the_place_and_what_comes_next(
     assert command(images, out, "--latents", "none") == 0
     said = capsys.readouterr()
     text = said.out + said.err
-    assert f"14 shards, {COUNT} captions for resolution 64; model tiny" in text
+    assert f"{SHARDS} shards, {COUNT} captions for resolution 64; model tiny" in text
     assert f"{COUNT} captions encoded in " in text
     assert "image" not in text.replace(str(images), "")
-    assert f"{out}: {COUNT} samples in 14 shards" in text
+    assert f"{out}: {COUNT} samples in {SHARDS} shards" in text
     assert f'wdsprep.load("{out}"' in text
 
 

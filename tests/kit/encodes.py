@@ -36,8 +36,8 @@ from wdsprep.runners.run import Outcome
 SIZES = ((64, 80), (100, 90), (200, 136))  # two of bucket 64, one of 128
 LONG = "one two three four five six seven " * 15
 CAPTIONS = ("a photo of a cat", "", LONG, "Ein Hund im Schnee 雪 🐕", "red, green; blue!")
-COUNT = 42
-SHARDS = 14  # of these pictures, packed in slices of 6
+COUNT = 24
+SHARDS = 8  # of these pictures, packed in slices of 6
 LOCAL = ("--device", "cpu", "--runner", "local")
 TOY = ("--model", "tiny", *LOCAL)
 

@@ -222,7 +222,7 @@ def test_text_by_itself_joined_to_latents_is_what_one_run_makes(
 ) -> None:
     """Byte for byte, as both are stored, and with the latents made on the way. The encoder loads in
     no time."""
-    images = packed(pictures(tmp_path / "photos"), tmp_path / "images")
+    images = packed(pictures(tmp_path / "photos", range(42)), tmp_path / "images")
     both, latents, texts = (tmp_path / name for name in ("both", "latents", "texts"))
     encode_here(images, both)
     encode_here(images, latents, text="none")

@@ -25,7 +25,7 @@ import wdsprep
 from tests.kit.batches import assert_same
 from tests.kit.clusters import LEAN, object_store
 from tests.kit.encode_work import Making
-from tests.kit.encodes import COUNT, encode_here, packed, pictures
+from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import tars, tree, write_files
 from wdsprep import errors
 from wdsprep.encoding.models.find_model import find_model
@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-BATCH, WORLD, EPOCHS, STOP = 8, 2, 6, 3
+COUNT, BATCH, WORLD, EPOCHS, STOP = 42, 8, 2, 6, 3
 CORES = 8
 STORE = 75 << 20  # the smallest object store that Ray allows
 NAMES = ("latent", "emb", "key", "txt", "json")
@@ -70,7 +70,7 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("stream")
-    packed(pictures(root / "photos"), root / "images")
+    packed(pictures(root / "photos", range(COUNT)), root / "images")
     encode_here(root / "images", root / "latents")
     return root / "images"
 
