@@ -36,11 +36,9 @@ from wdsprep.encoding.models.encode_prompt import (
     PromptCall,
     Row,
     assemble,
-    dtype_of_tower,
-    pipeline_class,
     pipeline_error,
 )
-from wdsprep.encoding.models.families import is_mask, member_name
+from wdsprep.encoding.models.families import dtype_of_tower, is_mask, member_name
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
 from wdsprep.encoding.models.pipeline_parts import Component
@@ -76,18 +74,28 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
         kind = getattr(diffusers, model.pipeline_kind, None)
         return replace(model, outputs=_size_fields(kind) if kind else ())
     silence_libraries()
-    kind = pipeline_class(model)
-    model, dry_run = _find_dry_run(model, recipe)
-    call = dry_run.call
+    dtype = HALF if recipe.dtype == "fp32" else recipe.dtype
+    takes_several = recipe.references and takes_references(model)
+    counts = (MOST_REFERENCES, 1) if takes_several else (model.references,)
+    for count in counts:
+        model = replace(model, references=count)
+        try:
+            dry_run = DryRun(model, recipe.text_length, dtype)
+            template = dry_run.template()
+            break
+        except WorkError:  # without its VAE, a pipeline may refuse several, once text is made
+            if count == counts[-1]:
+                raise
+    call, of_sizes = dry_run.call, _size_fields(dry_run.call.kind)
     settings = {
         "pipeline": call.name,
-        "template": dry_run.template(),
+        "template": template,
         "text_arguments": {k: v for k, v in call.arguments.items() if _is_setting(k, v)},
     }
     if call.takes_images:
         settings["text_roles"] = list(recipe.references)
     if recipe.text == "tokens":
-        outputs = (*_token_fields(dry_run), *_size_fields(kind))
+        outputs = (*_token_fields(dry_run), *of_sizes)
         return replace(model, outputs=outputs, text_settings=settings)
     if layers := dry_run.layers():
         settings["layers"] = layers
@@ -96,24 +104,8 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
     fixed = [field for field in fields if not field.is_variable]
     if variable:  # captions of one length together have nothing to mask
         fixed = [field for field in fixed if field.name != MASK]
-    outputs = (*fixed, *_size_fields(kind), *variable)
+    outputs = (*fixed, *of_sizes, *variable)
     return replace(model, outputs=outputs, text_settings=settings)
-
-
-def _find_dry_run(model: Model, recipe: Recipe) -> tuple[Model, "DryRun"]:
-    """Return a dry run, and the model with the most references that its pipeline takes.
-
-    A pipeline without its VAE may refuse several only when text is made of them.
-    """
-    dtype = HALF if recipe.dtype == "fp32" else recipe.dtype
-    if recipe.references and takes_references(model):
-        several = replace(model, references=MOST_REFERENCES)
-        with contextlib.suppress(WorkError):
-            dry_run = DryRun(several, recipe.text_length, dtype)
-            dry_run.template()
-            return several, dry_run
-        model = replace(model, references=1)
-    return model, DryRun(model, recipe.text_length, dtype)
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -129,21 +121,21 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def _token_fields(dry_run: "DryRun") -> tuple[Field, ...]:
-    call = dry_run.call
-    found, long = dry_run.tokens([SHORT, LONG])
-    if len(found.ids) != 2 * dry_run.towers:  # ids and mask of each
+    name = dry_run.call.name
+    short, long = (tokens.ids for tokens in dry_run.tokens([SHORT, LONG]))
+    if len(short) != 2 * dry_run.towers:  # ids and mask of each
         raise UsageError(
-            f"{call.name} changes the tokens, or gives an encoder only a part of each caption, so "
+            f"{name} changes the tokens, or gives an encoder only a part of each caption, so "
             "tokens cannot be stored: leave --text tokens out"
         )
-    if [*map(len, found.ids.values())] != [*map(len, long.ids.values())]:
+    if [*map(len, short.values())] != [*map(len, long.values())]:
         raise UsageError(
-            f"{call.name} does not pad tokens to one length, so they cannot be stored: leave "
+            f"{name} does not pad tokens to one length, so they cannot be stored: leave "
             "--text tokens out"
         )
     return tuple(
         Field(name=name, dtype="|u1" if is_mask(name) else "<i4", shape=(len(ids),))
-        for name, ids in found.ids.items()
+        for name, ids in short.items()
     )
 
 
@@ -211,20 +203,19 @@ class DryRun:
         self._calls: list[TokenizerCall] = []
         self._taken = 0
         """how many calls of tokenizers had been made when an encoder was last run"""
-        self._given: dict[str, list[EncoderInput]] = {}
+        self._inputs: dict[str, list[EncoderInput]] = {}
         self._towers: dict[str, EmptyEncoder] = {}
 
         def load(part: Component, kind: Any) -> Any:
             if not part.has_weights:
                 return self._watch_tokenizer(part.name, load_tokenizer(model, kind, part.name))
-            own = dtype_of_tower(dtype, self.call.name, part.kind)
+            part_dtype = DTYPES[dtype_of_tower(dtype, self.call.name, part.kind)]
             config = load_config(model, kind, part.name)
-            made = self._towers[part.name] = EmptyEncoder(
-                part, config, DTYPES[own], self._note_input, width
-            )
-            return made
+            tower = EmptyEncoder(part, config, part_dtype, self._note_input, width)
+            self._towers[part.name] = tower
+            return tower
 
-        self._pipeline = assemble(model, load)
+        self._pipeline = assemble(self.call.kind, model, load)
         self.call.check_length(self._pipeline)
         variable = [field.shape[0] for field in model.outputs if field.is_variable]
         self._longest = max(variable, default=0)
@@ -286,29 +277,29 @@ class DryRun:
         return tokens
 
     def _tokens(self, caption: str, images: Any) -> Tokens:
-        made = self._run(caption, images)
-        given = [rows[0] for rows in self._given.values() if len(rows) == 1]
-        if not given:
+        outputs = self._run(caption, images)
+        inputs = [rows[0] for rows in self._inputs.values() if len(rows) == 1]
+        if not inputs:
             raise pipeline_error(self.call.name, WorkError("no encoder is given the caption once"))
-        found = replace(_combine_tokens(caption, given), images=images)
+        tokens = replace(_combine_tokens(caption, inputs), images=images)
         if not self.call.is_masked and not self.call.takes_images:
-            return found
-        value, lengths = self.call.rows(made)[self.call.first]
+            return tokens
+        value, lengths = self.call.rows(outputs)[self.call.first]
         if self._longest and value.shape[1] > self._longest:
             raise WorkError(f"the caption and its images have over {self._longest} tokens")
         if lengths is None or not self.call.is_masked:
-            return found
+            return tokens
         # The pipeline may cut the caption after its encoder.
-        is_cut = found.count - self._template_length > int(lengths[0])
-        return replace(found, cut=found.cut or is_cut)
+        is_cut = tokens.count - self._template_length > int(lengths[0])
+        return replace(tokens, cut=tokens.cut or is_cut)
 
     @cached_property
     def _template_length(self) -> int:
         """Return the number of tokens that the encoder gets and the pipeline's output lacks."""
-        made = self._run(SHORT, self.blanks[0])
-        (given,) = (rows[0] for rows in self._given.values())
-        _, lengths = self.call.rows(made)[self.call.first]
-        return max(0, given.count - (0 if lengths is None else int(lengths[0])))
+        outputs = self._run(SHORT, self.blanks[0])
+        (tokens,) = (rows[0] for rows in self._inputs.values())
+        _, lengths = self.call.rows(outputs)[self.call.first]
+        return max(0, tokens.count - (0 if lengths is None else int(lengths[0])))
 
     def template(self) -> str:
         """Return a digest of the tokenizers' input for one caption.
@@ -317,7 +308,7 @@ class DryRun:
         """
         with self._lock:
             self._run(SHORT, self.blanks[0])
-            asked = [(one.name, one.texts, _to_list(one.made["input_ids"])) for one in self._calls]
+            asked = [(call.name, call.texts, call.ids) for call in self._calls]
         return hex_digest(repr(asked).encode("utf-8", "replace"))[:32]
 
     def layers(self) -> dict[str, list[Any]]:
@@ -330,7 +321,7 @@ class DryRun:
     def _run(self, caption: str, images: Any) -> dict[str, Any]:
         self._calls.clear()
         self._taken = 0
-        self._given.clear()
+        self._inputs.clear()
         return self.call.outputs(self._pipeline, CPU, [caption], images=images)
 
     def _watch_tokenizer(self, name: str, tokenizer: Any) -> Any:
@@ -341,25 +332,42 @@ class DryRun:
         kind, calls = type(tokenizer), self._calls
 
         def called(self: Any, *words: Any, **options: Any) -> Any:
-            made = kind.__call__(self, *words, **options)
+            result = kind.__call__(self, *words, **options)
             texts = options["text"] if "text" in options else words[0]
             listed = [texts] if isinstance(texts, str) else list(texts)
-            calls.append(TokenizerCall(name, listed, options, made, partial(kind.__call__, self)))
-            return made
+            ids = result["input_ids"]
+            ids = ids.tolist() if isinstance(ids, Tensor) else ids
+            again = partial(kind.__call__, self)
+            calls.append(TokenizerCall(name, listed, options, ids, result, again))
+            return result
 
         tokenizer.__class__ = type(kind.__name__, (kind,), {"__call__": called})
         return tokenizer
 
     def _note_input(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
+        """Note the tokens of each caption that an encoder is given, and the call that made them.
+
+        The tokenizer is called again without a limit, if it may have cut a caption.
+        """
+        rows, listed = self._inputs.setdefault(tower, []), ids.tolist()
         since = [*self._calls[self._taken :], *self._calls]  # the next one, or else any
-        call = next((one for one in since if _is_result(one, ids)), None)
+        call = next((call for call in since if listed in (call.ids, [call.ids])), None)
         self._taken = len(self._calls)
         if mask is None and call is not None:
-            mask = torch.as_tensor(call.made.get("attention_mask", ids != -1)).view(ids.shape)
+            mask = torch.as_tensor(call.result.get("attention_mask", ids != -1)).view(ids.shape)
         masks = (torch.ones_like(ids) if mask is None else mask).long().tolist()
-        rows = self._given.setdefault(tower, [])
-        for row, (own, seen) in enumerate(zip(ids.tolist(), masks, strict=True)):
-            rows.append(_encoder_input(call, row, own, seen))
+        for row, (row_ids, row_mask) in enumerate(zip(listed, masks, strict=True)):
+            count = sum(row_mask)
+            if call is None:
+                rows.append(EncoderInput(row_ids, row_mask, count))
+                continue
+            most = call.options.get("max_length") or len(row_ids)
+            if call.options.get("truncation") and count >= most:
+                images = {name: value for name, value in call.options.items() if name == "images"}
+                (whole,) = call.again(text=[call.texts[row]], **images)["input_ids"]
+                count = max(count, len(whole))
+            is_fixed = call.options.get("padding") == "max_length"
+            rows.append(EncoderInput(row_ids, row_mask, count, is_fixed, call.name, most))
 
 
 class TokenizerCall(NamedTuple):
@@ -368,8 +376,10 @@ class TokenizerCall(NamedTuple):
     name: str
     texts: list[str]
     options: dict[str, Any]
-    made: Any
-    call_again: Callable[..., Any]
+    ids: Any
+    """a list for each text, or for one text perhaps a plain list"""
+    result: Any
+    again: Callable[..., Any]
     """the call of the same tokenizer without notice"""
 
 
@@ -384,39 +394,6 @@ class EncoderInput:
     """whether its length is the same for every caption"""
     tokenizer: str = ""
     most: int = 0
-
-
-def _is_result(call: TokenizerCall, ids: Tensor) -> bool:
-    """Return whether ids are the result of a tokenizer's call.
-
-    The ids of the result may be a tensor, a list for each text, or for one text a plain list.
-    """
-    made = _to_list(call.made["input_ids"])
-    rows = made if made and isinstance(made[0], list) else [made]
-    return bool(rows == ids.tolist())
-
-
-def _to_list(ids: Any) -> Any:
-    return ids.tolist() if isinstance(ids, Tensor) else ids
-
-
-def _encoder_input(
-    call: TokenizerCall | None, row: int, ids: list[int], mask: list[int]
-) -> EncoderInput:
-    """Return what an encoder gets for a caption: a row of ids, which a tokenizer's call has made.
-
-    The tokenizer is called again without a limit, if it may have cut the caption.
-    """
-    count = sum(mask)
-    if call is None:
-        return EncoderInput(ids, mask, count)
-    most = call.options.get("max_length") or len(ids)
-    if call.options.get("truncation") and count >= most:
-        shown = {name: value for name, value in call.options.items() if name == "images"}
-        (whole,) = call.call_again(text=[call.texts[row]], **shown)["input_ids"]
-        count = max(count, len(whole))
-    is_fixed = call.options.get("padding") == "max_length"
-    return EncoderInput(ids, mask, count, is_fixed, call.name, most)
 
 
 def _combine_tokens(caption: str, inputs: Sequence[EncoderInput]) -> Tokens:
@@ -457,12 +434,12 @@ class EmptyEncoder(nn.Module):
         self.config, self.dtype, self.device = config, dtype, CPU
         self.model = nn.ModuleDict({"norm": nn.Identity()})  # to which QwenImage21Pipeline hooks on
         self._part, self._note_input = part, note
-        own = config.get_text_config()
+        of_text = config.get_text_config()
         if width:  # pipelines make zeros of the width that the config tells, beside what comes out
-            own.hidden_size = width
-        self._width = own.hidden_size
-        self._layers = getattr(own, "num_hidden_layers", None) or own.num_layers
-        self._projected = width or getattr(own, "projection_dim", self._width)
+            of_text.hidden_size = width
+        self._width = of_text.hidden_size
+        self._layers = getattr(of_text, "num_hidden_layers", None) or of_text.num_layers
+        self._projected = width or getattr(of_text, "projection_dim", self._width)
         self.taken: list[Any] = []
 
     def forward(self, *words: Tensor, **options: Any) -> Any:

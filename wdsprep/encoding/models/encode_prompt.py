@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from wdsprep.encoding import HALF
 from wdsprep.encoding.models.base import is_device_error
 from wdsprep.encoding.models.families import (
     BATCH_AXIS,
@@ -27,9 +26,7 @@ from wdsprep.encoding.models.families import (
     BY_ZEROS,
     EDITS,
     GENERATES,
-    IN_ONE_PRECISION,
     NOT_OF_TEXT_ALONE,
-    half_precision_of,
     is_embedding,
     is_mask,
 )
@@ -60,68 +57,64 @@ class PromptCall:
 
         The `length` 0 stands for the pipeline's own.
         """
-        kind, has_references = pipeline_class(model), model.references > 0
-        self.name = kind.__name__
-        if not hasattr(kind, "encode_prompt"):
-            raise UsageError(
-                f"{self.name} cannot be used for text, as it has no code that makes embeddings of "
-                f"captions and nothing else (encode_prompt): {ALONE}"
+        self.kind, has_references = pipeline_class(model), model.references > 0
+        self.name = self.kind.__name__
+        if not hasattr(self.kind, "encode_prompt"):
+            raise self._unusable(
+                "it has no code that makes embeddings of captions and nothing else (encode_prompt)"
             )
         if self.name in GENERATES:
-            raise UsageError(
-                f"{self.name} cannot be used for text, as its denoiser wants tokens that a "
-                f"language model generates from the prompt: {ALONE}"
+            raise self._unusable(
+                "its denoiser wants tokens that a language model generates from the prompt"
             )
-        self._call = inspect.signature(kind.__call__).parameters
-        self._check_kind(has_references=has_references)
-        self._own = inspect.signature(kind.encode_prompt).parameters
-        self.takes_images = has_references and IMAGE in self._own
-        # Images differ in size; where lengths are added up, captions are cut by the longest of all.
-        self.is_alone = self.takes_images or "prompt_cu_seqlens" in self._call
-        names = returned_names(kind.encode_prompt)
-        self._outputs = names or [name for name in self._call if is_embedding(name)][:1]
-        self._is_single = not names
-        given = [name for name in self._outputs if name in self._call and is_embedding(name)]
-        self._check(given)
-        embeddings = [name for name in given if not is_mask(name)]
-        self.first = next((n for n in embeddings if not n.startswith("pooled")), embeddings[0])
-        masks = [name for name in given if is_mask(name)]
-        is_left_out = self.name in BY_MASK or self.name in BY_ZEROS
-        self._mask = masks[0] if masks and is_left_out else ""
-        self.kept = tuple(name for name in given if name != self._mask)
-        self.arguments = self._bind_arguments(length)
-
-    def _check_kind(self, *, has_references: bool) -> None:
+        self._call = inspect.signature(self.kind.__call__).parameters
         image = self._call.get(IMAGE)
         more = [name for name in self._call if name in NOT_OF_TEXT_ALONE]
-        is_wanted = image and (image.default is image.empty or EDITS.search(self.name))
-        more += [IMAGE] if is_wanted and not has_references else []
+        is_edit = image and (image.default is image.empty or EDITS.search(self.name))
+        more += [IMAGE] if is_edit and not has_references else []
         if more or "prompt" not in self._call:
             what = f"wants {more[0]} too" if more else "takes no prompt"
             what += ", as by --roles target,source" if more == [IMAGE] else ""
             raise UsageError(f"{self.name} makes no images of text alone (it {what}): {ALONE}")
-
-    def _check(self, given: Sequence[str]) -> None:
+        self._parameters = inspect.signature(self.kind.encode_prompt).parameters
+        self.takes_images = has_references and IMAGE in self._parameters
+        # Images differ in size; where lengths are added up, captions are cut by the longest of all.
+        self.is_alone = self.takes_images or "prompt_cu_seqlens" in self._call
+        names = returned_names(self.kind.encode_prompt)
+        self._is_single = not names
         wanted = [name for name in self._call if is_embedding(name)]
-        lacking = [name for name in wanted if name not in given]
-        if lacking or all(map(is_mask, given)):
+        self._outputs = names or wanted[:1]
+        taken = [name for name in self._outputs if name in wanted]
+        lacking = [name for name in wanted if name not in taken]
+        embeddings = [name for name in taken if not is_mask(name)]
+        if lacking or not embeddings:
             what = f"no {' and no '.join(lacking)}" if lacking else "nothing"
-            raise UsageError(
-                f"{self.name} cannot be used for text, as its encode_prompt gives "
-                f"{what} that its denoiser would take in place of a prompt: {ALONE}"
+            raise self._unusable(
+                f"its encode_prompt gives {what} that its denoiser would take in place of a prompt"
             )
+        self.first = next((n for n in embeddings if not n.startswith("pooled")), embeddings[0])
+        masks = [name for name in taken if is_mask(name)]
+        is_left_out = self.name in BY_MASK or self.name in BY_ZEROS
+        self._mask = masks[0] if masks and is_left_out else ""
+        self.kept = tuple(name for name in taken if name != self._mask)
+        self.is_masked = bool(self._mask) and self.name in BY_MASK
+        self.is_trimmed = self.is_masked or self.name in BY_ZEROS
+        """whether embeddings are kept without their padding"""
+        self.arguments = self._bind_arguments(length)
+
+    def _unusable(self, why: str) -> UsageError:
+        return UsageError(f"{self.name} cannot be used for text, as {why}: {ALONE}")
 
     def _bind_arguments(self, length: int) -> dict[str, Any]:
         bound = {}
-        for name, own in self._own.items():
+        for name, parameter in self._parameters.items():
             is_ours = name in OURS or (name == IMAGE and self.takes_images)
-            if is_ours or own.kind is own.VAR_KEYWORD:
+            if is_ours or parameter.kind is parameter.VAR_KEYWORD:
                 continue
-            bound[name] = self._call[name].default if name in self._call else own.default
-            if bound[name] is inspect.Parameter.empty:
-                raise UsageError(
-                    f"{self.name} cannot be used for text, as its encode_prompt "
-                    f"wants {name}, which its __call__ does not take: {ALONE}"
+            bound[name] = self._call.get(name, parameter).default
+            if bound[name] is parameter.empty:
+                raise self._unusable(
+                    f"its encode_prompt wants {name}, which its __call__ does not take"
                 )
         if length and LENGTH not in bound:
             raise UsageError(
@@ -138,13 +131,13 @@ class PromptCall:
         if not (length := self.arguments.get(LENGTH)) or not hasattr(pipeline, "check_inputs"):
             return
         ours = {"prompt": "a", "height": SIDE, "width": SIDE, LENGTH: length}
-        given = {
+        arguments = {
             name: ours.get(name, self._call[name].default if name in self._call else None)
-            for name, own in inspect.signature(pipeline.check_inputs).parameters.items()
-            if own.default is own.empty or name in ours
+            for name, parameter in inspect.signature(pipeline.check_inputs).parameters.items()
+            if parameter.default is parameter.empty or name in ours
         }
         try:
-            pipeline.check_inputs(**given)
+            pipeline.check_inputs(**arguments)
         except Exception as error:
             if LENGTH in str(error):  # all else is of no concern here
                 line = str(error).strip().partition("\n")[0]
@@ -174,52 +167,50 @@ class PromptCall:
             "batch_size": len(captions),
             GUIDED: guided,
         }
-        ours = {name: value for name, value in ours.items() if name in self._own}
+        ours = {name: value for name, value in ours.items() if name in self._parameters}
         if self.takes_images:
             if images is None:
                 raise ValueError(f"the text of {self.name} depends on images, and there are none")
             ours[IMAGE] = images
         unfused = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
         with explain_pipeline_errors(self.name), unfused:
-            made = pipeline.encode_prompt(**self.arguments, **ours)
-            made = (made,) if self._is_single else made
-            return dict(zip(self._outputs, made, strict=True))
+            outputs = pipeline.encode_prompt(**self.arguments, **ours)
+            outputs = (outputs,) if self._is_single else outputs
+            return dict(zip(self._outputs, outputs, strict=True))
 
-    def rows(self, made: Mapping[str, Any]) -> dict[str, Row]:
+    def rows(self, outputs: Mapping[str, Any]) -> dict[str, Row]:
         """Return the outputs to keep, by name, with the batch as their first axis."""
         with explain_pipeline_errors(self.name):
-            return {name: self._row(name, made) for name in self.kept}
+            return {name: self._row(name, outputs) for name in self.kept}
 
-    def _row(self, name: str, made: Mapping[str, Any]) -> Row:
-        if name != self.first and made[name] is None and is_mask(name):
-            first, _ = _stack(made[self.first], BATCH_AXIS.get(self.first, 0))
+    def _row(self, name: str, outputs: Mapping[str, Any]) -> Row:
+        if name != self.first and outputs[name] is None and is_mask(name):
+            first, _ = _stack(outputs, self.first)
             return first.new_ones(first.shape[:2]), None
-        value, lengths = _stack(made[name], BATCH_AXIS.get(name, 0))
-        if name == self.first and self.is_masked:
-            return _compact(value, made[self._mask])
-        if name == self.first and self.name in BY_ZEROS:
+        value, lengths = _stack(outputs, name)
+        if name != self.first:
+            return value, lengths
+        if self.name in BY_ZEROS:
             places = torch.arange(1, value.shape[1] + 1, device=value.device)
-            lengths = ((value != 0).flatten(2).any(2) * places).amax(1)
-        return value, lengths
-
-    @property
-    def is_trimmed(self) -> bool:
-        """Return whether embeddings are kept without their padding."""
-        return self.is_masked or self.name in BY_ZEROS
-
-    @property
-    def is_masked(self) -> bool:
-        return bool(self._mask) and self.name in BY_MASK
+            return value, ((value != 0).flatten(2).any(2) * places).amax(1)
+        if not self.is_masked:
+            return value, lengths
+        if (mask := outputs[self._mask]) is None:
+            return value, full_lengths(value)
+        # A template may continue after the padding, so the kept tokens are moved to the start.
+        order = (mask <= 0).long().argsort(dim=1, stable=True)
+        places = order.view(*order.shape, *[1] * (value.ndim - 2)).expand_as(value)
+        return value.gather(1, places), (mask > 0).sum(1)
 
     def negative(self, pipeline: Any, device: torch.device) -> dict[str, Row]:
         """Return the arrays that a trainer uses for a caption that is left out.
 
         They are those of the pipeline's negative prompt, if it has any, or of the empty caption.
         """
-        made = self.outputs(pipeline, device, [""], guided=True)
+        outputs = self.outputs(pipeline, device, [""], guided=True)
         names = [*self.kept, self._mask] if self._mask else self.kept
-        own = {name: made.get(f"negative_{name}") for name in names}
-        return self.rows(made if own[self.first] is None else own)
+        negative = {name: outputs.get(f"negative_{name}") for name in names}
+        return self.rows(outputs if negative[self.first] is None else negative)
 
 
 def returned_names(method: Any) -> list[str]:
@@ -243,23 +234,12 @@ def _strip_expression(part: ast.expr) -> ast.expr:
     return part
 
 
-def _stack(value: Any, axis: int) -> Row:
+def _stack(outputs: Mapping[str, Any], name: str) -> Row:
+    value = outputs[name]
     if isinstance(value, Tensor):
-        return value.movedim(axis, 0), None
-    lengths = torch.tensor([len(one) for one in value], device=value[0].device)
+        return value.movedim(BATCH_AXIS.get(name, 0), 0), None
+    lengths = torch.tensor([len(row) for row in value], device=value[0].device)
     return pad_sequence(list(value), batch_first=True), lengths
-
-
-def _compact(value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Move the tokens that a mask keeps to the start of each row, and return their number too.
-
-    A template may continue after the padding.
-    """
-    if mask is None:
-        return value, full_lengths(value)
-    order = (mask <= 0).long().argsort(dim=1, stable=True)
-    places = order.view(*order.shape, *[1] * (value.ndim - 2)).expand_as(value)
-    return value.gather(1, places), (mask > 0).sum(1)
 
 
 def full_lengths(value: Tensor) -> Tensor:
@@ -270,42 +250,45 @@ def pipeline_class(model: Model) -> Any:
     import diffusers
 
     name = model.pipeline_kind
-    found = getattr(diffusers, name, None)
-    if found is None:
+    kind = getattr(diffusers, name, None)
+    if kind is None:
         raise WorkError(
             f"{model.name} is a {name}, which diffusers {version('diffusers')} does not have: "
             "upgrade it, or choose another --model"
         )
     with explain_pipeline_errors(name):  # what stands in for a class that lacks a package says so
-        _ = getattr(found, "from_pretrained", None)
-    if not (isinstance(found, type) and issubclass(found, diffusers.DiffusionPipeline)):
+        _ = getattr(kind, "from_pretrained", None)
+    if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
         raise UsageError(f"{model.name} is a {name}, which is not a pipeline: {ALONE}")
-    return found
+    return kind
 
 
 def assemble(
-    model: Model, load: Callable[[Component, Any], Any], others: Mapping[str, Any] | None = None
+    kind: Any,
+    model: Model,
+    load: Callable[[Component, Any], Any],
+    *,
+    others: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Build a model's pipeline with its parts for text, and None in place of the others.
+    """Build a pipeline of a class with a model's parts for text, and None in place of the others.
 
     `load` loads a part, given its class. All classes are checked before the first part is loaded.
     `others` are parts that are not of text, and may be more than the pipeline has.
     """
-    kind = pipeline_class(model)
     classes = {part: class_of(part) for part in model.components}
     parts = {part.name: load(part, part_kind) for part, part_kind in classes.items()}
-    taken = inspect.signature(kind).parameters
+    parameters = inspect.signature(kind).parameters
     arguments = {**model.arguments, **(others or {})}
-    arguments = {name: value for name, value in arguments.items() if name in taken}
-    without = {name: None for name, one in taken.items() if one.default is one.empty}
+    arguments = {name: value for name, value in arguments.items() if name in parameters}
+    without = {name: None for name, p in parameters.items() if p.default is p.empty}
     with explain_pipeline_errors(kind.__name__):
-        made = kind(**{**without, **arguments, **parts})
+        pipeline = kind(**{**without, **arguments, **parts})
         added = (getattr(part, "added_tokens_encoder", ()) for part in parts.values())
         # A token of textual inversion stands for several vectors if another ends in "_1".
         has_inversion = any(token.endswith("_1") for tokens in added for token in tokens)
-        if hasattr(made, CONVERT) and not has_inversion:
-            setattr(made, CONVERT, lambda prompt, _tokenizer: prompt)
-        return made
+        if hasattr(pipeline, CONVERT) and not has_inversion:
+            setattr(pipeline, CONVERT, lambda prompt, _tokenizer: prompt)
+        return pipeline
 
 
 def explain_pipeline_errors(name: str) -> AbstractContextManager[None]:
@@ -325,11 +308,3 @@ def pipeline_error(name: str, error: BaseException) -> WorkError:
         why = "its code cannot encode a caption with the parts that are there for text"
     kind, cause = type(error).__name__, str(error).strip().partition("\n")[0]
     return WorkError(f"{name} cannot be used for text, {why}: {ALONE} ({kind}: {cause})")
-
-
-def dtype_of_tower(dtype: str, pipeline: str, tower: str) -> str:
-    """Return the dtype of a text encoder; `half` stands for the half precision of its class."""
-    text = dtype.partition("+")[0]
-    if text != HALF:
-        return text
-    return "bf16" if pipeline in IN_ONE_PRECISION else half_precision_of(tower)

@@ -41,7 +41,7 @@ from wdsprep.encoding.models.base import (
     free_nbytes,
     peak_nbytes,
 )
-from wdsprep.encoding.models.encode_prompt import dtype_of_tower
+from wdsprep.encoding.models.families import dtype_of_tower
 from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.load_networks import (
     CompiledNetwork,

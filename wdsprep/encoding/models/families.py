@@ -7,6 +7,8 @@ output whose batch is not the first axis. A class that no table lists follows th
 
 import re
 
+from wdsprep.encoding import HALF
+
 BY_MASK = frozenset(
     {
         "ChromaPipeline",  # its mask keeps one pad
@@ -64,27 +66,26 @@ def member_name(name: str, first: str) -> str:
 
     `first` is the name of the first embedding.
     """
+    numbered = re.search(r"_\d+(?=_mask$|$)", name)
+    number = numbered[0] if numbered else ""  # such as the _2 of prompt_embeds_2
     if name == first:
-        return "emb.npy"
-    if is_mask(name):
-        return f"emb{_number(name)}_mask.npy"
-    if name.startswith("pooled_"):
-        return f"pooled{_number(name)}.npy"
-    if number := _number(name):
-        return f"emb{number}.npy"
-    return f"{name.removeprefix(FIRST).strip('_') or name}.npy"
+        stem = "emb"
+    elif is_mask(name):
+        stem = f"emb{number}_mask"
+    elif name.startswith("pooled_"):
+        stem = f"pooled{number}"
+    else:
+        stem = f"emb{number}" if number else name.removeprefix(FIRST).strip("_") or name
+    return f"{stem}.npy"
 
 
-def _number(name: str) -> str:
-    """Return the number at the end of a name, such as `_2` of prompt_embeds_2, or "" if none."""
-    found = re.search(r"_\d+(?=_mask$|$)", name)
-    return found[0] if found else ""
-
-
-def half_precision_of(network: str) -> str:
-    """Return the half precision that a network of this class may run in.
+def dtype_of_tower(dtype: str, pipeline: str, tower: str) -> str:
+    """Return the dtype of a text encoder; `half` stands for the half precision of its class.
 
     Except in CLIP, activations leave the range of fp16: T5's are clipped there, and Gemma's
     documentation forbids fp16.
     """
-    return "fp16" if network.startswith("CLIP") else "bf16"
+    text = dtype.partition("+")[0]
+    if text != HALF:
+        return text
+    return "fp16" if tower.startswith("CLIP") and pipeline not in IN_ONE_PRECISION else "bf16"

@@ -11,8 +11,7 @@ import contextlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,45 +41,38 @@ def load_vae(
     import diffusers
 
     # Without low_cpu_mem_usage, which needs accelerate, diffusers loads just as well.
-    options = {"torch_dtype": dtype, "low_cpu_mem_usage": False}
-    return load_weights(getattr(diffusers, model.vae_kind), model, model.vae, options, needed)
+    kind, options = getattr(diffusers, model.vae_kind), {"low_cpu_mem_usage": False}
+    return _load_weights(kind, model, model.vae, needed, torch_dtype=dtype, **options)
 
 
 def load_tower(kind: Any, model: LocalModel, folder: str, dtype: Any) -> Any:
     """Load a network of transformers from its folder in a model."""
-    return load_weights(kind, model, folder, {"dtype": dtype, "trust_remote_code": False})
+    return _load_weights(kind, model, folder, ("",), dtype=dtype, trust_remote_code=False)
 
 
-def load_weights(
-    kind: Any,
-    model: LocalModel,
-    folder: str,
-    options: Mapping[str, Any],
-    needed: tuple[str, ...] = ("",),
+def _load_weights(
+    kind: Any, model: LocalModel, folder: str, needed: tuple[str, ...], **options: Any
 ) -> Any:
     """Load a network from the safetensors in a folder of a model.
 
     Raise WorkError if tensors are missing whose names begin with one of `needed`: the libraries
     would make them up and only log that.
     """
-    files = [name for name in model.files if name.rpartition("/")[0] == folder]
-    path = Path(model.folder, folder)
-    weights = [Path(model.folder, name) for name in files if name.endswith(".safetensors")]
+    path, weights = Path(model.folder, folder), model.weights_in(folder)
     with explain_load_errors(path, kind), limit_to_weights(weights):
-        made, info = kind.from_pretrained(
+        network, info = kind.from_pretrained(
             str(path),
-            variant=variant_of(files),
+            variant=variant_of(path.name for path in weights),
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
             **options,
         )
-    lost = sorted(name for name in info["missing_keys"] if name.startswith(needed))
-    if lost:
+    if lost := sorted(name for name in info["missing_keys"] if name.startswith(needed)):
         raise WorkError(
             f"{path} lacks {plural(len(lost), 'tensor')} of {kind.__name__}, such as {lost[0]}"
         )
-    return made
+    return network
 
 
 def load_tokenizer(model: LocalModel, kind: Any, folder: str) -> Any:
@@ -121,7 +113,14 @@ def explain_load_errors(path: Path, kind: Any) -> contextlib.AbstractContextMana
     `kind` is the class that they are loaded as, or its name. Anyone may have written these files,
     and they can make a library raise any error.
     """
-    return explain_errors(partial(load_error, path, kind))
+
+    def explain(error: BaseException) -> WorkError:
+        line = cause_of(error)
+        if "ignore_mismatched_sizes" in line:  # a table that was logged has more, and is left out
+            line = "its weights are of other sizes than its config.json says"
+        return WorkError(f"{path} cannot be loaded as {getattr(kind, '__name__', kind)}: {line}")
+
+    return explain_errors(explain)
 
 
 @contextlib.contextmanager
@@ -143,14 +142,6 @@ def explain_errors(
         if not is_error or is_left(error):
             raise
         raise explain(error) from error
-
-
-def load_error(path: Path, kind: Any, error: BaseException) -> WorkError:
-    line = cause_of(error)
-    if "ignore_mismatched_sizes" in line:  # a table that was logged has more, and is left out
-        line = "its weights are of other sizes than its config.json says"
-    name = getattr(kind, "__name__", kind)
-    return WorkError(f"{path} cannot be loaded as {name}: {line}")
 
 
 def cause_of(error: BaseException) -> str:
@@ -226,39 +217,27 @@ class CompiledNetwork:
         self._uncompiled: set[torch.Size] = set()
 
     def __call__(self, batch: Tensor) -> Any:
-        if batch.shape not in self._uncompiled:
-            try:
-                with _limit_variants(MOST_VARIANTS):
-                    return self._compiled(batch)
-            except Exception as error:
-                if not type(error).__name__.endswith("LimitHit"):
-                    raise
-                self._warn_once(batch.shape)
-        return self._network(batch)
-
-    def _warn_once(self, shape: torch.Size) -> None:
+        if batch.shape in self._uncompiled:
+            return self._network(batch)
+        # A trainer in this process keeps its own limits, which had other names in torch 2.6.
+        config: Any = torch._dynamo.config
+        *most, is_error = NAMES if hasattr(config, NAMES[0]) else OLD_NAMES
+        limits = {name: max(MOST_VARIANTS, getattr(config, name)) for name in most}
+        try:
+            with config.patch({**limits, is_error: True}):
+                return self._compiled(batch)
+        except Exception as error:
+            if not type(error).__name__.endswith("LimitHit"):
+                raise
         if not self._uncompiled:
-            shown = "x".join(map(str, shape))
             _log.warning(
                 "--compile: %d variants are compiled, so batches of further shapes (%s) are "
                 "computed uncompiled, which is slower",
                 MOST_VARIANTS,
-                shown,
+                "x".join(map(str, batch.shape)),
             )
-        self._uncompiled.add(shape)
-
-
-@contextlib.contextmanager
-def _limit_variants(variants: int) -> Iterator[None]:
-    """Let torch compile a function into a number of variants, and raise an error beyond it.
-
-    A trainer in this process keeps its own limits, which had other names in torch 2.6.
-    """
-    config: Any = torch._dynamo.config
-    names = NAMES if hasattr(config, NAMES[0]) else OLD_NAMES
-    limits = {name: max(variants, getattr(config, name)) for name in names[:2]}
-    with config.patch({**limits, names[2]: True}):
-        yield
+        self._uncompiled.add(batch.shape)
+        return self._network(batch)
 
 
 def check_compiler(device: torch.device) -> None:

@@ -60,6 +60,11 @@ class LocalModel:
     weights: str
     """a digest over the names and bytes of `files`"""
 
+    def weights_in(self, folder: str) -> list[Path]:
+        """Return the files of weights in one of the model's folders."""
+        files = [name for name in self.files if name.rpartition("/")[0] == folder]
+        return [Path(self.folder, name) for name in files if name.endswith(".safetensors")]
+
 
 Local = TypeVar("Local", bound=LocalModel)
 

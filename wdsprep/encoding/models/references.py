@@ -72,18 +72,25 @@ class ReferencePipeline:
         kind = pipeline_class(model)
         self._name, self._has_vae = kind.__name__, bool(model.vae_kind)
         self._here = threading.local()
+        signature, names = inspect.signature(kind.encode_prompt), returned_names(kind.encode_prompt)
+        returned = torch.zeros(1, 8, 8)
 
         def load(part: Component, part_kind: Any) -> Any:
             return None if part.has_weights else load_tokenizer(model, part_kind, part.name)
 
+        def encode_prompt(*words: Any, **options: Any) -> Any:
+            self._here.for_text = (signature.bind(None, *words, **options).arguments.get(IMAGE),)
+            self._end_if_complete()
+            return tuple(returned for _ in names) or returned
+
         # Its input decides no more than the noise of the target.
-        denoiser = _StandIn(config=_Numbers(), dtype=torch.float32)
+        denoiser = _StandIn(config=_StandIn(64), dtype=torch.float32)
         scheduler = _StandIn(set_timesteps=_set_timesteps, timesteps=())
         others: dict[str, Any] = {"transformer": denoiser, "scheduler": scheduler}
         if self._has_vae:
             others["vae"] = self._empty_vae(model)
-        self._pipeline = assemble(model, load, others)
-        self._pipeline.encode_prompt = self._stand_in(kind.encode_prompt)
+        self._pipeline = assemble(kind, model, load, others=others)
+        self._pipeline.encode_prompt = encode_prompt
         self.blank = self.prepare([blank_image(TRIAL)])
 
     def prepare(self, images: Sequence[Any]) -> References:
@@ -93,7 +100,11 @@ class ReferencePipeline:
         """
         here = self._here
         here.pixels, here.count, here.for_text = [], len(images) if self._has_vae else 0, ()
-        with explain_errors(self._refusal, is_device_error), torch.inference_mode():
+
+        def refusal(error: BaseException) -> WorkError:
+            return WorkError(f"{self._name} cannot take these reference images ({cause_of(error)})")
+
+        with explain_errors(refusal, is_device_error), torch.inference_mode():
             with contextlib.suppress(_CallIsOverError):
                 self._pipeline(
                     image=images[0] if len(images) == 1 else list(images),
@@ -104,29 +115,13 @@ class ReferencePipeline:
                 raise ValueError(f"its VAE is given {count} of {here.count} before it denoises")
             return References(tuple(map(_levels, here.pixels)), *here.for_text)
 
-    def _refusal(self, error: BaseException) -> WorkError:
-        return WorkError(f"{self._name} cannot take these reference images ({cause_of(error)})")
-
-    def _stand_in(self, method: Any) -> Any:
-        """Return a function that stands for `encode_prompt`, and notes what it is given."""
-        signature, names = inspect.signature(method), returned_names(method)
-        returned = torch.zeros(1, 8, 8)
-
-        def encode_prompt(*words: Any, **options: Any) -> Any:
-            self._here.for_text = (signature.bind(None, *words, **options).arguments.get(IMAGE),)
-            self._end_if_complete()
-            return tuple(returned for _ in names) or returned
-
-        return encode_prompt
-
     def _empty_vae(self, model: Model) -> Any:
         """Return a model's VAE without encoder and decoder, which notes what it is given."""
         import diffusers
 
         kind, path = getattr(diffusers, model.vae_kind), Path(model.folder, model.vae)
-        files = [name for name in model.files if name.rpartition("/")[0] == model.vae]
-        weights = [Path(model.folder, name) for name in files if name.endswith(".safetensors")]
-        with explain_load_errors(path, kind), limit_to_weights(weights), torch.device("meta"):
+        limit = limit_to_weights(model.weights_in(model.vae))
+        with explain_load_errors(path, kind), limit, torch.device("meta"):
             vae = kind.from_config(read_json(path / "config.json"))
         vae.encoder = vae.decoder = nn.Identity()
         vae.to_empty(device=CPU)
@@ -140,8 +135,8 @@ class ReferencePipeline:
             drawn = SimpleNamespace(mode=lambda: latents, sample=lambda *_, **__: latents)
             return SimpleNamespace(latent_dist=drawn)
 
-        own = {"device": CPU, "dtype": torch.float32, "encode": encode}
-        vae.__class__ = type(kind.__name__, (kind,), own)
+        attributes = {"device": CPU, "dtype": torch.float32, "encode": encode}
+        vae.__class__ = type(kind.__name__, (kind,), attributes)
         return vae
 
     def _end_if_complete(self) -> None:
@@ -153,28 +148,21 @@ def _set_timesteps(*_: Any, timesteps: Any = None, sigmas: Any = None, **__: Any
     """Stand for a scheduler's method: pipelines look for its arguments, some before they encode."""
 
 
-class _Numbers:
-    """A config in which every number is 64."""
-
-    def __getattr__(self, name: str) -> int:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return 64
-
-
 class _StandIn:
-    """A stand-in for a denoiser or a scheduler, which knows a few facts.
+    """A stand-in for a denoiser, its config or a scheduler, which knows a few facts.
 
-    Whoever asks it for more has prepared its images.
+    For any other fact it has one number, or none: whoever asks it then has prepared its images.
     """
 
-    def __init__(self, **facts: Any) -> None:
-        vars(self).update(facts)
+    def __init__(self, number: int = 0, **facts: Any) -> None:
+        vars(self).update(facts, _number=number)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise _CallIsOverError
+        if not self._number:
+            raise _CallIsOverError
+        return self._number
 
 
 def _levels(pixels: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from wdsprep.dataset.npy_arrays import EMB, TOKENS
 from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens, caption_batch_size
 from wdsprep.encoding.models.dry_run import DryRun
-from wdsprep.encoding.models.encode_prompt import ALONE, Row, assemble, dtype_of_tower, full_lengths
-from wdsprep.encoding.models.families import member_name
+from wdsprep.encoding.models.encode_prompt import ALONE, Row, assemble, full_lengths
+from wdsprep.encoding.models.families import dtype_of_tower, member_name
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import CompiledNetwork, load_tokenizer, load_tower
 from wdsprep.encoding.models.pipeline_parts import Component
@@ -108,7 +108,7 @@ class PipelineText:
                 return tower.eval().requires_grad_(False).to(device)
 
             tokenizers = [part.name for part in model.components if not part.has_weights]
-            return copy_by_thread(assemble(model, load_part), tokenizers)
+            return copy_by_thread(assemble(self._call.kind, model, load_part), tokenizers)
 
         self.network = InTwoPrecisions(load, recipe.dtype)
         self.tokens = self._dry_run.try_tokens
