@@ -27,7 +27,7 @@ from wdsprep.encoding.models import model_files
 from wdsprep.encoding.models.find_model import (
     TINY,
     Model,
-    check_resolution,
+    check_multiples,
     check_weights,
     find_model,
 )
@@ -104,15 +104,15 @@ def test_a_resolution_has_to_fit_the_vae_and_what_a_transformer_cuts_into_tokens
     tmp_path: Path,
 ) -> None:
     flux = find_model(str(write_files(tmp_path, flux_files())), text="none")
-    wrong = {0: "8", 260: "256 or 264"}, {5: "16", 264: "256 or 272"}
+    wrong = {4: "8", 260: "256 or 264"}, {5: "16", 264: "256 or 272"}
     for model, part, said in zip(
         (find_model("tiny", text="none"), flux), ("VAE", "transformer"), wrong, strict=True
     ):
-        check_resolution(model, 272)
+        check_multiples(model, Recipe(resolution=272, model="tiny"))
         for side, near in said.items():
             line = rf"--resolution {side} is not a multiple of \d+, as the {part} .*: give {near}$"
             with pytest.raises(UsageError, match=line):
-                check_resolution(model, side)
+                check_multiples(model, Recipe(resolution=side, model="tiny"))
 
 
 # Pipelines whose own code encodes text

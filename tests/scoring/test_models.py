@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.kit.scores import columns_in, score_here
 from tests.kit.scoring_models import head, small
+from wdsprep.encoding.models import model_files
 from wdsprep.encoding.models.model_files import Folder
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.scoring.models import find_score_model
@@ -230,8 +231,8 @@ def test_a_cache_without_the_weights_is_completed_by_the_hub(
     part, commit = copied("vit"), "a" * 40
     (part / "model.safetensors").unlink()
     cached, whole = (Folder(path, "owner/vit", commit) for path in (part, models / "vit"))
-    monkeypatch.setattr("wdsprep.scoring.models.find_cached", lambda *_: cached)
-    monkeypatch.setattr("wdsprep.scoring.models.ask_hub_or_keep", lambda *given: given[-1] or whole)
+    monkeypatch.setattr(model_files, "find_cached", lambda *_: cached)
+    monkeypatch.setattr(model_files, "ask_hub_or_keep", lambda *asked: asked[-1] or whole)
     found = find_score_model("", f"owner/vit@{commit}")
     assert found.folder == str(models / "vit")
 

@@ -17,7 +17,7 @@ from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.table import CaptionTable, warn_of_field
 from wdsprep.encoding.dataset_plan import DatasetPlan, count_units, plan_dataset
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
-from wdsprep.encoding.models.find_model import Model, check_resolution, check_shapes, find_model
+from wdsprep.encoding.models.find_model import Model, check_multiples, find_model
 from wdsprep.encoding.options import Encode, EncodeOptions, EncodeWorkerOptions
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe, with_defaults
 from wdsprep.encoding.recipe_options import check_roles
@@ -232,10 +232,7 @@ def _find_settings(
         model = find_model(recipe.model, text=text, has_vae=has_vae, listener=told)
         for of_images in recipes if has_vae else ():
             if not of_images.is_of_text:
-                check_resolution(model, of_images.resolution)
-                check_shapes(model, of_images.sizes)
-                for role, sizes in of_images.shape_lists.items():
-                    check_shapes(model, sizes, f"--role-size {role}")
+                check_multiples(model, of_images)
         settled[needs] = settle_recipe(recipe, model, device)
     joint, joint_model = settled[joint.text, not joint.is_of_text]
     settings = []

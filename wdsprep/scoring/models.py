@@ -22,25 +22,18 @@ from wdsprep.encoding.models.config_files import (
 )
 from wdsprep.encoding.models.load_networks import explain_load_errors
 from wdsprep.encoding.models.model_files import (
-    COMMIT,
     Folder,
     LocalModel,
     ModelFiles,
-    UnreachableError,
-    ask_hub_or_keep,
     check_there,
     fetch_files,
-    find_cached,
-    find_on_node,
-    is_local,
+    find_files,
+    weight_files,
 )
-from wdsprep.encoding.models.pipeline_parts import weight_files
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.scoring.heads import Head
 from wdsprep.scoring.options import NAME, PRESETS, WantedLabel
-from wdsprep.store import did_you_mean_place
-from wdsprep.store.base import expand_home
-from wdsprep.text import brief, did_you_mean, examples, plural, shortened
+from wdsprep.text import brief, examples, plural, shortened
 
 CONFIG = "config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -101,44 +94,19 @@ def find_score_model(
 
     Files that are missing are downloaded from the hub. Raise UsageError if the model cannot score.
     """
-    place = _find_files(name, told)
+
+    def needs(folder: Folder) -> tuple[Sequence[str], Sequence[str]]:
+        names = folder.names()
+        processors = [file for file in PROCESSORS if file in names] or [PROCESSORS[0]]
+        files = [CONFIG, *weight_files(names, "model"), *processors]
+        return files, [file for file in files if file not in names]
+
+    others = ", ".join(PRESETS)
+    place = find_files(name, PRESETS, needs, others=others, patterns=(), tell=told)
     try:
         return _read_model(prefix, name, place)
     except OSError as error:
         raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
-
-
-def _find_files(name: str, told: Callable[[str], None]) -> ModelFiles:
-    """Return the folder of a model, or its repository on the hub, or the hub's cache if it will do.
-
-    A copy in the cache will do if it has a config, weights and a processor, and is of the commit
-    that is asked for, or if the hub does not give the model.
-    """
-    folder = expand_home(name)
-    if name not in PRESETS and folder.is_dir():
-        return Folder(folder.absolute(), name)
-    place, _, revision = name.partition("@")
-    repo = PRESETS.get(place, place)
-    if is_local(repo):
-        meant = did_you_mean(place, PRESETS) or did_you_mean_place(name)
-        raise UsageError(
-            f"--model {name} is not a folder here{meant}: give one, a repository of the hub as "
-            f"OWNER/NAME or OWNER/NAME@REVISION, or {', '.join(PRESETS)}"
-        )
-    cached = find_cached(name, repo, revision)
-    names = cached.names() if cached else frozenset()
-    has_all = {CONFIG, *weight_files(names, "model")} <= names and bool(names & {*PROCESSORS})
-    whole = cached if has_all else None
-    if whole and COMMIT.fullmatch(revision):
-        return whole
-    try:
-        return ask_hub_or_keep(name, repo, revision, told, whole)
-    except UnreachableError as error:
-        raise WorkError(
-            f"{name} is not on this machine and the hub cannot be reached ({error}): run "
-            f"`hf download {repo}` on a machine with a network and copy its cache here, or give a "
-            "folder"
-        ) from None
 
 
 def _read_model(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
@@ -327,12 +295,6 @@ def score_columns(
             "LABEL=COLUMN, or --model NAME=MODEL"
         )
     return {**dict.fromkeys(columns, NUMBER), **of_captions}
-
-
-def check_here(model: ScoreModel) -> ScoreModel:
-    """Return the driver's model as it lies on this node, or raise WorkError."""
-    repo = model.name.partition("@")[0]
-    return find_on_node(model, PRESETS.get(repo, repo))
 
 
 def settings_of(model: ScoreModel, processor: str, dtype: str) -> dict[str, Any]:

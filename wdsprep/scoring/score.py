@@ -23,6 +23,7 @@ from wdsprep.encoding.dataset_plan import plan_dataset
 from wdsprep.encoding.encode import do_plan
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.image_shards import find_image_shards, tars_of
+from wdsprep.encoding.models.model_files import find_on_node
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.run_plan import RunPlan
 from wdsprep.encoding.worker_plan import EncodeWork, settle_workers
@@ -36,13 +37,12 @@ from wdsprep.scoring.languages import COLUMNS, language_library
 from wdsprep.scoring.models import (
     CLASSIFIER,
     ScoreModel,
-    check_here,
     find_score_model,
     score_columns,
     settings_of,
     with_labels,
 )
-from wdsprep.scoring.options import ScoreOptions, WantedHead
+from wdsprep.scoring.options import PRESETS, ScoreOptions, WantedHead
 from wdsprep.sources.patterns import is_glob
 from wdsprep.store import open_store
 from wdsprep.store.base import absolute, check_apart
@@ -67,7 +67,7 @@ def make_encoder(models: Sequence[ScoreModel], device: str, dtype: str) -> "Scor
 
     require_gpu(device)
     check_age(torch_device(device))
-    return ScoreEncoder(list(map(check_here, models)), device, dtype)
+    return ScoreEncoder([find_on_node(model, PRESETS) for model in models], device, dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,13 +6,13 @@ safetensors are read, and no code that comes with a model is run. This module do
 a driver knows the shapes of all latents that workers will make.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import Field
-from wdsprep.dataset.shapes import Size, shape_name
+from wdsprep.dataset.shapes import shape_name
 from wdsprep.encoding.models.config_files import (
     MOST_WIDTH,
     Config,
@@ -21,17 +21,14 @@ from wdsprep.encoding.models.config_files import (
     check_weight_index,
 )
 from wdsprep.encoding.models.model_files import (
-    COMMIT,
     Folder,
     LocalModel,
     ModelFiles,
-    UnreachableError,
-    ask_hub_or_keep,
     check_there,
     fetch_files,
-    find_cached,
+    find_files,
     find_on_node,
-    is_local,
+    variant_of,
 )
 from wdsprep.encoding.models.pipeline_parts import (
     INDEX,
@@ -39,15 +36,16 @@ from wdsprep.encoding.models.pipeline_parts import (
     Component,
     ModelParts,
     parts_of,
-    variant_of,
 )
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, VaeRule, add_batch_norm, multiple_of, vae_rule
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.store import did_you_mean_place
-from wdsprep.store.base import expand_home
-from wdsprep.text import did_you_mean, shortened
+from wdsprep.text import shortened
 
+if TYPE_CHECKING:
+    from wdsprep.encoding.recipe_options import Recipe
+
+REPOS = {name: preset.repo for name, preset in PRESETS.items()}
 TINY = Path(__file__).parent / "tiny"
 TINY_NOTE = (
     "tiny is a toy model that comes with wdsprep, for trials: nothing of use can be trained on "
@@ -103,69 +101,32 @@ def find_model(
 
     Without `has_vae` these are the files for text alone. With `is_offline` nothing is downloaded.
     """
-    place = _find_files(name, text, has_vae=has_vae, is_offline=is_offline, listener=listener)
+
+    def needs(folder: Folder) -> tuple[Sequence[str], Sequence[str]]:
+        parts = parts_of(folder, text, has_vae=has_vae)
+        return parts.files, parts.missing
+
+    patterns = [INDEX, "vae/*.json"]
+    patterns += [f"vae/{VAE_WEIGHTS}.safetensors"] * has_vae
+    patterns += ["tokenizer*/*", "*processor/*", "text_encoder*/*.json"] * (text != "none")
+    weights = [f"text_encoder*/model{part}.safetensors" for part in ("", "-0*")]
+    patterns += weights * (text == "emb")
+    place: ModelFiles = Folder(TINY, name)
+    if name != "tiny":
+        place = find_files(
+            name,
+            REPOS,
+            needs,
+            others="a name that `wdsprep models` lists, such as sd2, sdxl or flux",
+            patterns=patterns,
+            tell=listener,
+            is_offline=is_offline,
+        )
     try:
         model = _read_model(name, place, text, has_vae=has_vae)
     except OSError as error:
         raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
     return replace(model, note=TINY_NOTE) if name == "tiny" else model
-
-
-def _find_files(
-    name: str, text: str, *, has_vae: bool, is_offline: bool, listener: Callable[[str], None]
-) -> ModelFiles:
-    """Return the folder of a model, or its repository on the hub.
-
-    A commit never changes, so the hub is not asked if the cache has it; a branch may have moved. If
-    the hub does not give the model, a complete copy in the cache is used.
-    """
-    if name == "tiny":
-        return Folder(TINY, name)
-    folder = expand_home(name)
-    if name not in PRESETS and folder.is_dir():
-        return Folder(folder.absolute(), name)
-    model, _, revision = name.partition("@")
-    repo = PRESETS[model].repo if model in PRESETS else model
-    meant = "" if model in PRESETS else did_you_mean(model, PRESETS) or did_you_mean_place(name)
-    if is_local(repo):
-        raise UsageError(
-            f"{name} is not a folder here{meant}: give one, a repository of the hub as OWNER/NAME "
-            "or OWNER/NAME@REVISION, or a name that `wdsprep models` lists, such as sd2, sdxl or "
-            "flux"
-        )
-    what = repo if repo == model else f"{name} ({repo})"
-    cached = find_cached(what, repo, revision)
-    if is_offline:
-        if cached is None:
-            raise WorkError(f"{name} is not on this machine")
-        return cached
-    parts = parts_of(cached, text, has_vae=has_vae) if cached else None
-    is_whole = parts and not parts.missing and variant_of(parts.files) is None
-    if cached and is_whole and COMMIT.fullmatch(revision):
-        return cached
-    try:
-        kept = cached if parts and not parts.missing else None
-        return ask_hub_or_keep(what, repo, revision, listener, kept)
-    except UnreachableError as error:
-        state = f"lacks {parts.missing[0]} on this machine" if parts else "is not on this machine"
-        raise WorkError(
-            f"{what} {state}{meant} and {_explain_unreachable(error, repo, text, has_vae=has_vae)}"
-        ) from None
-    except UsageError as error:
-        raise UsageError(f"{error}{meant}") from None
-
-
-def _explain_unreachable(reason: Exception, repo: str, text: str, *, has_vae: bool) -> str:
-    names = [INDEX, "vae/*.json"]
-    names += [f"vae/{VAE_WEIGHTS}.safetensors"] * has_vae
-    names += ["tokenizer*/*", "*processor/*", "text_encoder*/*.json"] * (text != "none")
-    weights = [f"text_encoder*/model{part}.safetensors" for part in ("", "-0*")]
-    names += weights * (text == "emb")
-    include = " ".join(f'--include "{name}"' for name in names)
-    return (
-        f"the hub cannot be reached ({reason}): run `hf download {repo} {include}` on a machine "
-        "with a network and copy its cache here, give --model FOLDER, or try with --model tiny"
-    )
 
 
 def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Model:
@@ -188,9 +149,8 @@ def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Mo
     is_clip = text != "none" and not parts.components
     length, width = _read_clip(what, configs, text) if is_clip else (0, 0)
     facts = fetch_files(place, parts.files)
-    weights = [file for file in parts.files if file.endswith(".safetensors")]
-    of_vae_alone = [Path(facts["folder"], f) for f in weights if f.rpartition("/")[0] == parts.vae]
-    rule = add_batch_norm(rule, config, parts.kind, of_vae_alone)
+    weights = LocalModel(name=name, **facts).weights_in(parts.vae)
+    rule = add_batch_norm(rule, config, parts.kind, weights)
     return Model(
         name=name,
         **facts,
@@ -202,7 +162,7 @@ def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Mo
         components=parts.components,
         arguments=parts.arguments if parts.components else {},
         pipeline_kind="" if parts.is_plain else parts.kind,
-        note=f"{what} has half-precision weights only" if variant_of(weights) else "",
+        note=f"{what} has half-precision weights only" if variant_of(parts.files) else "",
     )
 
 
@@ -239,8 +199,8 @@ def _read_clip(what: str, folder: Path, text: str) -> tuple[int, int]:
     For tokens alone the width is 0.
     """
     path = folder / "tokenizer/tokenizer_config.json"
-    own = Config.read(path) if path.is_file() else Config(path)
-    length = min(own.whole("model_max_length", LENGTH, most=ANY_LENGTH), LENGTH)
+    tokenizer = Config.read(path) if path.is_file() else Config(path)
+    length = min(tokenizer.whole("model_max_length", LENGTH, most=ANY_LENGTH), LENGTH)
     if text == "tokens":
         return length, 0
     config = Config.read(folder / "text_encoder/config.json")
@@ -268,30 +228,25 @@ def rule_of(model: Model) -> dict[str, Any]:
 
 def check_weights(model: Model) -> Model:
     """Return the driver's model as it lies on this node, or raise WorkError."""
-    repo = model.name.partition("@")[0]
-    repo = PRESETS[repo].repo if repo in PRESETS else repo
     there = replace(model, folder=str(TINY)) if model.name == "tiny" else model
-    return find_on_node(there, repo)
+    return find_on_node(there, REPOS)
 
 
-def check_resolution(model: Model, resolution: int) -> None:
-    _check_multiple(model, resolution, f"--resolution {resolution}")
-
-
-def check_shapes(model: Model, sizes: Iterable[Size], option: str = "--shapes") -> None:
-    """Raise UsageError if a side of a shape is not a multiple of what the model needs."""
-    for size in sizes:
-        for side in size:
-            _check_multiple(model, side, f"{option}: {side} of {shape_name(size)}")
-
-
-def _check_multiple(model: Model, side: int, what: str) -> None:
-    if side > 0 and side % model.multiple == 0:
-        return
-    whose = "VAE" if model.multiple == model.factor else "transformer"
-    below = side // model.multiple * model.multiple
-    near = " or ".join(str(each) for each in (below, below + model.multiple) if each > 0)
-    raise UsageError(
-        f"{what} is not a multiple of {model.multiple}, as the {whose} of {model.name} needs: give "
-        f"{near}"
-    )
+def check_multiples(model: Model, recipe: "Recipe") -> None:
+    """Raise UsageError if a side of an image would not be a multiple of what the model needs."""
+    sides = [(recipe.resolution, f"--resolution {recipe.resolution}")]
+    lists = {"--shapes": recipe.sizes}
+    lists |= {f"--role-size {role}": sizes for role, sizes in recipe.shape_lists.items()}
+    for option, sizes in lists.items():
+        for size in sizes:
+            sides += [(side, f"{option}: {side} of {shape_name(size)}") for side in size]
+    multiple = model.multiple
+    for side, what in sides:
+        if side % multiple:
+            whose = "VAE" if multiple == model.factor else "transformer"
+            below = side // multiple * multiple
+            near = " or ".join(str(fitting) for fitting in (below, below + multiple) if fitting > 0)
+            raise UsageError(
+                f"{what} is not a multiple of {multiple}, as the {whose} of {model.name} needs: "
+                f"give {near}"
+            )

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from wdsprep.encoding.models.base import MAX_BATCH
 from wdsprep.encoding.models.config_files import MOST_STATES, MOST_WIDTH
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.model_files import LocalModel, tensors_in
-from wdsprep.encoding.models.pipeline_parts import variant_of
+from wdsprep.encoding.models.model_files import LocalModel, tensors_in, variant_of
 from wdsprep.encoding.recipe_options import MOST_COMPILED
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 from wdsprep.text import plural

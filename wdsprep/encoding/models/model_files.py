@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -29,11 +29,16 @@ from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import StoreError, UsageError, WdsprepError, WorkError
 from wdsprep.runners.stuck_workers import awaiting
+from wdsprep.store import did_you_mean_place
+from wdsprep.store.base import expand_home
+from wdsprep.text import did_you_mean
 
 TIMEOUT_S = 10.0
 BRANCH = "main"
 TOLD_NBYTES = 1_000_000  # a download of fewer is not worth a line
 COMMIT = re.compile(r"[0-9a-f]{40}")
+HALVES = (".fp16", ".bf16")
+"""What the names of files of weights in half precision have before their end."""
 BLOCK_NBYTES = 8 << 20
 FILES_AT_ONCE = 4
 LARGE_NBYTES = 1_000_000_000
@@ -149,6 +154,87 @@ ModelFiles = Folder | Repository
 """The files of a model, in a folder or on the hub."""
 
 
+def variant_of(files: Iterable[str]) -> str | None:
+    """Return the variant of weights in half precision, such as fp16, or None for whole ones."""
+    halves = (half for file in files for half in HALVES if f"{half}." in file or f"{half}-" in file)
+    return next(halves, "").lstrip(".") or None
+
+
+def weight_files(names: frozenset[str], stem: str) -> list[str]:
+    """Return the files of a network's weights: one file, or an index and numbered files.
+
+    Half precision is chosen only if there is nothing else, as fp32 is computed from the same files.
+    The names that are there tell how many numbered files there should be. If some are missing, the
+    list may end early, but it has at least one of the missing names.
+    """
+    for half in ("", *HALVES):
+        if (whole := f"{stem}{half}.safetensors") in names:
+            return [whole]
+        if (index := f"{stem}.safetensors.index{half}.json") in names:
+            numbered = re.compile(rf"{re.escape(stem + half)}-\d+-of-(\d+)\.safetensors")
+            counts = [match[1] for name in names if (match := numbered.fullmatch(name))]
+            most = max(counts, default="00001")
+            # Of more than are there, one is enough to be missed.
+            numbers = range(1, min(int(most), len(counts) + 1) + 1)
+            return [index, *(f"{stem}{half}-{n:05d}-of-{most}.safetensors" for n in numbers)]
+    return [f"{stem}.safetensors"]
+
+
+def find_files(
+    name: str,
+    repos: Mapping[str, str],
+    needs: Callable[[Folder], tuple[Sequence[str], Sequence[str]]],
+    *,
+    others: str,
+    patterns: Sequence[str],
+    tell: Callable[[str], None],
+    is_offline: bool = False,
+) -> ModelFiles:
+    """Return the folder of the model that a user named, its repository, or that in the hub's cache.
+
+    `repos` has the repositories of models with a name of their own, and `others` says in a message
+    what these are. `needs` returns the files that a model needs of a folder, and which are missing;
+    `patterns` match them on the hub.
+
+    A commit never changes, so the hub is not asked if the cache has it; a branch may have moved. If
+    the hub does not give the model, a complete copy in the cache is used.
+    """
+    folder = expand_home(name)
+    if name not in repos and folder.is_dir():
+        return Folder(folder.absolute(), name)
+    model, _, revision = name.partition("@")
+    repo = repos.get(model, model)
+    meant = "" if model in repos else did_you_mean(model, repos) or did_you_mean_place(name)
+    if repo.startswith((".", "~", os.sep)) or repo.count("/") != 1:
+        raise UsageError(
+            f"{name} is not a folder here{meant}: give one, a repository of the hub as OWNER/NAME "
+            f"or OWNER/NAME@REVISION, or {others}"
+        )
+    what = repo if repo == model else f"{name} ({repo})"
+    cached = find_cached(what, repo, revision)
+    if is_offline:
+        if cached is None:
+            raise WorkError(f"{name} is not on this machine")
+        return cached
+    files, missing = needs(cached) if cached else ((), ())
+    kept = None if missing else cached
+    if kept and variant_of(files) is None and COMMIT.fullmatch(revision):
+        return kept
+    try:
+        return ask_hub_or_keep(what, repo, revision, tell, kept)
+    except UnreachableError as error:
+        toy = ", or try with --model tiny" if "tiny" in repos else ""
+        state = f"lacks {missing[0]}" if missing else "is not"
+        download = " ".join([f"hf download {repo}", *(f'--include "{name}"' for name in patterns)])
+        raise WorkError(
+            f"{what} {state} on this machine{meant} and the hub cannot be reached ({error}): run "
+            f"`{download}` on a machine with a network and copy its cache here, or give --model "
+            f"FOLDER{toy}"
+        ) from None
+    except UsageError as error:
+        raise UsageError(f"{error}{meant}") from None
+
+
 def fetch_files(place: ModelFiles, names: Sequence[str]) -> dict[str, Any]:
     """Download files if they are not here, and return them as the fields of a `LocalModel`."""
     folder = place.fetch(names)
@@ -174,26 +260,29 @@ def check_there(what: str, missing: Sequence[str], pickled: Sequence[str]) -> No
 
 def find_missing(folder: Path, sizes: Mapping[str, int]) -> list[str]:
     """Return the files that a folder lacks, or has in another size; the size 0 is not compared."""
+    return [
+        name
+        for name, nbytes in sizes.items()
+        if not (path := folder / name).is_file() or nbytes not in (0, path.stat().st_size)
+    ]
 
-    def is_whole(path: Path, nbytes: int) -> bool:
-        return path.is_file() and nbytes in (0, path.stat().st_size)
 
-    return [name for name, nbytes in sizes.items() if not is_whole(folder / name, nbytes)]
-
-
-def find_on_node(model: Local, repo: str) -> Local:
+def find_on_node(model: Local, repos: Mapping[str, str]) -> Local:
     """Return the driver's model as it lies on this node.
+
+    `repos` has the repositories of models with a name of their own.
 
     A model of the hub is looked up in the cache of the node, and downloaded if it is missing; one
     without a commit is only looked for in its folder. Raise WorkError if the node has no such
     model, or one with other weights.
     """
     folder, sizes = Path(model.folder), dict(zip(model.files, model.sizes, strict=True))
-    commit = model.revision
+    commit, place = model.revision, model.name.partition("@")[0]
     if commit and find_missing(folder, sizes):
+        repo = repos.get(place, place)
         try:
-            place = Repository(model.name, commit, repo, commit, sizes, lambda _line: None)
-            folder = place.fetch(model.files)
+            there = Repository(model.name, commit, repo, commit, sizes, lambda _line: None)
+            folder = there.fetch(model.files)
         except UsageError as error:  # the driver has it: here is no token, or an older library
             raise WorkError(f"{model.name} cannot be found on this node: {error}") from error
     try:
@@ -292,11 +381,6 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0]
 
 
-def is_local(name: str) -> bool:
-    """Return whether a name can only mean a folder."""
-    return name.startswith((".", "~", os.sep)) or name.count("/") != 1
-
-
 def weights_digest(folder: Path, files: Sequence[str]) -> str:
     """Return one digest of a model's files, the same that `b3sum FILES | b3sum` prints.
 
@@ -357,7 +441,14 @@ def read_tensor_header(file: IO[bytes]) -> tuple[dict[str, TensorEntry], int, di
         listed = json.loads(file.read(nbytes))
         facts = listed.pop("__metadata__", None) or {}
         left = size - 8 - nbytes
-        entries = {name: _check_entry(entry, left) for name, entry in listed.items()}
+        entries = {}
+        for name, entry in listed.items():
+            shape, (begin, end) = entry["shape"], entry["data_offsets"]
+            if not all(isinstance(number, int) and number >= 0 for number in (begin, end, *shape)):
+                raise ValueError("a tensor has an offset or a shape that is not a whole number")
+            if not begin <= end <= left or (numel := prod(shape)) > 8 * (end - begin):
+                raise ValueError("a tensor is larger than its bytes")
+            entries[name] = TensorEntry(str(entry["dtype"]), numel, begin, end, tuple(shape))
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"its header is invalid: {error}") from None
     if not isinstance(facts, dict) or not all(isinstance(fact, str) for fact in facts.values()):
@@ -375,25 +466,14 @@ def tensors_in(path: Path) -> list[TensorEntry]:
         raise WorkError(f"{path} is not a safetensors file ({error})") from None
 
 
-def _check_entry(listed: Mapping[str, Any], nbytes: int) -> TensorEntry:
-    dtype, shape, (begin, end) = listed["dtype"], listed["shape"], listed["data_offsets"]
-    if not all(isinstance(number, int) and number >= 0 for number in (begin, end, *shape)):
-        raise ValueError("a tensor has an offset or a shape that is not a whole number")
-    if not begin <= end <= nbytes or (numel := prod(shape)) > 8 * (end - begin):
-        raise ValueError("a tensor is larger than its bytes")
-    return TensorEntry(str(dtype), numel, begin, end, tuple(shape))
-
-
 def _digest_files(folder: Path, files: Sequence[str]) -> dict[str, str]:
     """Return the digest of each file, computed in threads, since hashing releases the GIL."""
-    found = read_each(lambda file: _digest_file(folder / file), files, FILES_AT_ONCE)
-    return dict(zip(files, found, strict=True))
 
+    def compute(name: str) -> str:
+        digest, buffer = blake3(), memoryview(bytearray(BLOCK_NBYTES))
+        with (folder / name).open("rb", buffering=0) as file:
+            while nbytes := file.readinto(buffer):
+                digest.update(buffer[:nbytes])
+        return digest.hexdigest()
 
-def _digest_file(path: Path) -> str:
-    found = blake3()
-    buffer = memoryview(bytearray(BLOCK_NBYTES))
-    with path.open("rb", buffering=0) as file:
-        while nbytes := file.readinto(buffer):
-            found.update(buffer[:nbytes])
-    return found.hexdigest()
+    return dict(zip(files, read_each(compute, files, FILES_AT_ONCE), strict=True))

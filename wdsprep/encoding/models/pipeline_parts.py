@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsprep.encoding.models.config_files import NO_CODE, read_json
-from wdsprep.encoding.models.model_files import ModelFiles
+from wdsprep.encoding.models.model_files import ModelFiles, weight_files
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import shortened
@@ -27,7 +27,6 @@ INDEX = "model_index.json"
 VAE_WEIGHTS = "diffusion_pytorch_model"
 TEXT_WEIGHTS = ("model", VAE_WEIGHTS)
 """The names that transformers and diffusers give files of weights."""
-HALVES = (".fp16", ".bf16")
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".vocab", ".tiktoken")
 
 
@@ -115,12 +114,6 @@ class ModelParts:
         return {name: value for name, value in plain.items() if not name.startswith("_")}
 
 
-def variant_of(files: Iterable[str]) -> str | None:
-    """Return the variant of weights in half precision, such as fp16, or None for whole ones."""
-    halves = (half for file in files for half in HALVES if f"{half}." in file or f"{half}-" in file)
-    return next(halves, "").lstrip(".") or None
-
-
 def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelParts:
     """Return the parts of a model that are needed for a kind of text, and for its VAE if wanted."""
     names = place.names()
@@ -179,33 +172,6 @@ def _tokenizer_files(names: frozenset[str], part: Component) -> Iterator[str]:
     elif not any(name.endswith((".model", ".txt", ".tiktoken")) for name in inside):
         is_bytes = part.kind.startswith("ByT5")  # which has no vocabulary
         yield f"{part.name}/{'tokenizer_config.json' if is_bytes else 'tokenizer.json'}"
-
-
-def weight_files(names: frozenset[str], stem: str) -> list[str]:
-    """Return the files of a network's weights: one file, or an index and numbered files.
-
-    Half precision is chosen only if there is nothing else, as fp32 is computed from the same files.
-    """
-    whole = f"{stem}.safetensors"
-    for half in ("", *HALVES):
-        if (one := f"{stem}{half}.safetensors") in names:
-            return [one]
-        if (index := f"{stem}.safetensors.index{half}.json") in names:
-            return [index, *_numbered_files(names, stem + half)]
-    return [whole]
-
-
-def _numbered_files(names: frozenset[str], stem: str) -> list[str]:
-    """Return the names that the numbered files of weights should have, from the first on.
-
-    The names that are there tell how many there should be. If some are missing, the list may end
-    early, but it has at least one of the missing names.
-    """
-    named = re.compile(rf"{re.escape(stem)}-\d+-of-(\d+)\.safetensors")
-    there = [match[1] for name in names if (match := named.fullmatch(name))]
-    of = max(there, default="00001")
-    count = min(int(of), len(there) + 1)  # of more than are there, one is enough to be missed
-    return [f"{stem}-{number:05d}-of-{of}.safetensors" for number in range(1, count + 1)]
 
 
 def _find_components(place: ModelFiles, index: Mapping[str, Any]) -> tuple[Component, ...]:

@@ -8,9 +8,8 @@ read without torch.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,11 @@ OTHER_PATCHES = ("Ideogram4Pipeline",)
 """Pipelines that order the channels of 2 x 2 places in another way."""
 VIDEO_KINDS = ("AutoencoderKLQwenImage", "AutoencoderKLQwenImage21", "AutoencoderKLWan")
 """Classes for which an image is a video of one frame."""
+KINDS = (
+    *("AutoencoderKL", "AutoencoderDC", "AutoencoderKLFlux2", "AutoencoderKLHunyuanImage"),
+    *VIDEO_KINDS,
+)
+"""The classes whose rules are known."""
 WITH_ALPHA = ("AutoencoderKLQwenImage21",)
 """Classes for which an image has a fourth channel, its opacity."""
 FOLDS = {"GlmImagePipeline": 4, "QwenImage21Pipeline": 2}
@@ -74,71 +78,36 @@ NO_VAE = VaeRule(vae_kind="", channels=0, factor=1, is_sampled=False)
 """The rule if no VAE is wanted."""
 
 
-Facts = dict[str, Any]
-"""The fields of a `VaeRule` that a config tells."""
-
-
-def _kl(config: Config) -> Facts:
-    return {
-        "channels": _channels(config, 4),
-        "factor": _factor(config, "block_out_channels"),
-        "scale": config.above_zero("scaling_factor", SCALE),
-        "shift": config.real("shift_factor", 0.0),
-        "fits_fp16": config.get("force_upcast") is not True,
-    }
-
-
-def _dc(config: Config) -> Facts:
-    return {
-        "channels": _channels(config),
-        "factor": _factor(config, "encoder_block_out_channels"),
-        "scale": config.above_zero("scaling_factor", 1.0),
-        "is_sampled": False,
-    }
-
-
-def _flux2(config: Config) -> Facts:
-    channels, factor = _channels(config), _factor(config, "block_out_channels")
-    patch = FLUX2_PATCH
-    return {"channels": channels * patch**2, "factor": factor * patch, "patch": patch}
-
-
-def _hunyuan_image(config: Config) -> Facts:
-    return {
-        "channels": _channels(config),
-        "factor": config.whole("spatial_compression_ratio", most=MOST_FACTOR),
-        "scale": config.above_zero("scaling_factor"),
-    }
-
-
-def _qwen_image(config: Config) -> Facts:
-    factor = 2 ** len(config.list("temperal_downsample", MOST_BLOCKS))
-    return {"channels": config.whole("z_dim", most=MOST_CHANNELS), "factor": factor}
-
-
-def _wan(config: Config, usual: int = 8) -> Facts:
-    channels = config.whole("z_dim", most=MOST_CHANNELS)
-    factor = config.whole("scale_factor_spatial", usual, most=MOST_FACTOR)
-    return {"channels": channels, "factor": factor}
-
-
-def _channels(config: Config, default: int | None = None) -> int:
-    return config.whole("latent_channels", default, most=MOST_CHANNELS)
-
-
-def _factor(config: Config, blocks: str) -> int:
-    return int(2 ** (len(config.list(blocks, MOST_BLOCKS)) - 1))
-
-
-RULES: Mapping[str, Callable[[Config], Facts]] = {
-    "AutoencoderKL": _kl,
-    "AutoencoderDC": _dc,
-    "AutoencoderKLFlux2": _flux2,
-    "AutoencoderKLHunyuanImage": _hunyuan_image,
-    "AutoencoderKLQwenImage": _qwen_image,
-    "AutoencoderKLQwenImage21": partial(_wan, usual=16),
-    "AutoencoderKLWan": _wan,
-}
+def _read_rule(kind: str, config: Config) -> VaeRule:
+    """Return what a VAE's config tells of the rule of its class, one of `KINDS`."""
+    usual = 4 if kind == "AutoencoderKL" else None
+    name = "z_dim" if kind in VIDEO_KINDS else "latent_channels"
+    channels = config.whole(name, usual, most=MOST_CHANNELS)
+    facts: dict[str, Any] = {}
+    match kind:
+        case "AutoencoderKLHunyuanImage":
+            factor = config.whole("spatial_compression_ratio", most=MOST_FACTOR)
+            facts = {"scale": config.above_zero("scaling_factor")}
+        case "AutoencoderKLQwenImage":
+            factor = 2 ** len(config.list("temperal_downsample", MOST_BLOCKS))
+        case "AutoencoderKLQwenImage21" | "AutoencoderKLWan":
+            usual = 8 if kind == "AutoencoderKLWan" else 16
+            factor = config.whole("scale_factor_spatial", usual, most=MOST_FACTOR)
+        case "AutoencoderDC":
+            factor = 2 ** (len(config.list("encoder_block_out_channels", MOST_BLOCKS)) - 1)
+            facts = {"scale": config.above_zero("scaling_factor", 1.0), "is_sampled": False}
+        case _:
+            factor = 2 ** (len(config.list("block_out_channels", MOST_BLOCKS)) - 1)
+    if kind == "AutoencoderKLFlux2":
+        channels, factor = channels * FLUX2_PATCH**2, factor * FLUX2_PATCH
+        facts = {"patch": FLUX2_PATCH}
+    elif kind == "AutoencoderKL":
+        facts = {
+            "scale": config.above_zero("scaling_factor", SCALE),
+            "shift": config.real("shift_factor", 0.0),
+            "fits_fp16": config.get("force_upcast") is not True,
+        }
+    return VaeRule(vae_kind=kind, channels=channels, factor=factor, **facts)
 
 
 def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> VaeRule:
@@ -148,10 +117,10 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
     a VAE alone is "".
     """
     kind = config.get("_class_name", "no class")
-    if not isinstance(kind, str) or kind not in RULES:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UsageError(
             f"the VAE of {what} is {shortened(str(kind))}; wdsprep encodes with "
-            f"{', '.join(RULES)}: choose another --model"
+            f"{', '.join(KINDS)}: choose another --model"
         )
     if kind == "AutoencoderKLFlux2" and pipeline in OTHER_PATCHES:
         raise UsageError(
@@ -168,27 +137,22 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
             f"the VAE of {what} scales each channel (latents_mean), and how its pipeline does that "
             "stands in model_index.json: pass the whole pipeline"
         )
-    rule = VaeRule(vae_kind=kind, **RULES[kind](config))
-    if is_by_channel or kind in VIDEO_KINDS:  # where there is a UNet, by the scale as well
-        rule = _add_channel_scales(rule, config, rule.scale if has_unet else 1.0)
+    rule = _read_rule(kind, config)
+    if is_by_channel or kind in VIDEO_KINDS:
+        means, deviations = config.reals("latents_mean"), config.reals("latents_std")
+        if not len(means) == len(deviations) == rule.channels:
+            raise UsageError(
+                f"{config.path} has {len(means)} means and {len(deviations)} deviations for "
+                f"{rule.channels} channels: choose another --model"
+            )
+        if not all(deviation > 0 for deviation in deviations):
+            raise UsageError(
+                f"{config.path} has a deviation that is not above 0 (latents_std): choose another "
+                "--model"
+            )
+        scale: Any = rule.scale if has_unet else 1.0  # where there is a UNet, by the scale as well
+        rule = replace(rule, scale=tuple(scale / each for each in deviations), shift=means)
     return replace(rule, shift=0.0) if pipeline in SHIFTLESS else rule
-
-
-def _add_channel_scales(rule: VaeRule, config: Config, scale: Any = 1.0) -> VaeRule:
-    """Return the rule with the means and deviations of channels that a config lists."""
-    means, deviations = config.reals("latents_mean"), config.reals("latents_std")
-    if not len(means) == len(deviations) == rule.channels:
-        raise UsageError(
-            f"{config.path} has {len(means)} means and {len(deviations)} deviations for "
-            f"{rule.channels} channels: choose another --model"
-        )
-    if not all(deviation > 0 for deviation in deviations):
-        raise UsageError(
-            f"{config.path} has a deviation that is not above 0 (latents_std): choose another "
-            "--model"
-        )
-    scales = tuple(scale / deviation for deviation in deviations)
-    return replace(rule, scale=scales, shift=means)
 
 
 def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
