@@ -9,7 +9,6 @@ Where GPUs are named, a slot keeps its GPU from one worker to the next.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import os
@@ -38,19 +37,15 @@ OTHER_VERSION = "other version"
 """The kind of message in which a worker tells of a version that is not the driver's."""
 
 
-@functools.cache
-def _worker_program() -> str:
-    """Return the Python source that a worker process runs, by `python -c`.
-
-    The source compares the installed version with the driver's first: a driver may have run for
-    days, and the package may have been upgraded meanwhile.
-    """
-    return f"""{inspect.getsource(installed)}
+PROGRAM = f"""{inspect.getsource(installed)}
 import sys; fd, units_at_once, version, *sys.path = sys.argv[1:]
 if (there := installed())[0] != version:
     from multiprocessing.connection import Connection
     sys.exit(Connection(int(fd)).send((0, ({OTHER_VERSION!r}, there))))
 from wdsprep.runners.worker import main; main(int(fd), int(units_at_once))"""
+"""The Python source that a worker process runs, by `python -c`. It compares the installed version
+with the driver's first: a driver may have run for days, and the package may have been upgraded
+meanwhile."""
 
 
 _Worker: TypeAlias = tuple["subprocess.Popen[bytes]", Connection]
@@ -152,7 +147,7 @@ def _spawn(units_at_once: int, environment: dict[str, str]) -> _Worker:
     arguments = [str(theirs.fileno()), str(units_at_once), __version__, *path]
     with ours, theirs:
         process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-            [sys.executable, "-c", _worker_program(), *arguments],
+            [sys.executable, "-c", PROGRAM, *arguments],
             stdin=subprocess.DEVNULL,
             env=environment,
             pass_fds=[theirs.fileno()],

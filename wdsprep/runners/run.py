@@ -216,26 +216,22 @@ class Run:
             kept = plural(sum(shard.samples for shard in receipt.shards), "sample")
             rejects = plural(sum(receipt.rejects.values()), "reject")
             _log.info("%s is done: %s, %s", name, kept, rejects)
-            self._finish(receipt)
+            self._lines.append(line_of(receipt))
+            if len(self._lines) >= self._next_checkpoint:
+                self._checkpoint()
+            self._total = replace(
+                self._total,
+                samples=self._total.samples + sum(shard.samples for shard in receipt.shards),
+                nbytes=self._total.nbytes + sum(shard.nbytes for shard in receipt.shards),
+                rejects=sum_counts((self._total.rejects, receipt.rejects)),
+                units_done=self._total.units_done + 1,
+            )
         elif isinstance(event, Quarantined):
             self._quarantined.append(event)
 
     @property
     def _receipts(self) -> Receipts:
         return self.manifest.ledger.with_lines(self._lines)
-
-    def _finish(self, receipt: Receipt) -> None:
-        total = self._total
-        self._lines.append(line_of(receipt))
-        if len(self._lines) >= self._next_checkpoint:
-            self._checkpoint()
-        self._total = replace(
-            total,
-            samples=total.samples + sum(shard.samples for shard in receipt.shards),
-            nbytes=total.nbytes + sum(shard.nbytes for shard in receipt.shards),
-            rejects=sum_counts((total.rejects, receipt.rejects)),
-            units_done=total.units_done + 1,
-        )
 
     def _checkpoint(self) -> None:
         """Write the manifest with the receipts known so far.
@@ -264,8 +260,15 @@ class Run:
         has_ended = self._published is not self.manifest
         published = set(self._published.ledger.units()) if has_ended else set[str]()
         going = [progress for unit, progress in self._going.items() if unit not in published]
-        under_way = sum(map(self._share, going))
         finished = len(self._lines) + len(self._quarantined)
+        # A unit whose samples nobody has counted is taken to hold as many as finished units do on
+        # average. Until one is finished, it is at 0: a guess might be wrong by days.
+        inputs = self._total.samples + sum(self._total.rejects.values())
+        average = inputs / max(1, len(self._lines))
+        under_way = sum(
+            part.share or share_done(part.samples + sum(part.rejects.values()), average)
+            for part in going
+        )
         return replace(
             self._total,
             share_done=(finished + under_way) / max(1, self.count),
@@ -275,16 +278,6 @@ class Run:
             nbytes=self._total.nbytes + sum(progress.nbytes for progress in going),
             rejects=sum_counts((self._total.rejects, *(progress.rejects for progress in going))),
         )
-
-    def _share(self, progress: RunProgress) -> float:
-        """Return how much of a unit is done, from 0 to 1.
-
-        A unit whose samples nobody has counted is taken to hold as many as finished units do on
-        average. Until one is finished, such a unit is at 0: a guess might be wrong by days.
-        """
-        done = self._total.samples + sum(self._total.rejects.values())
-        inputs = progress.samples + sum(progress.rejects.values())
-        return progress.share or share_done(inputs, done / max(1, len(self._lines)))
 
     def _missing_units(self, manifest: Manifest) -> tuple[Quarantined, ...]:
         """Return the units that were given up and that the manifest does not have.
@@ -299,8 +292,10 @@ class Run:
     def _publish(self) -> Manifest:
         """Write the manifest with all receipts that are in the store, and return it.
 
-        If the dataset becomes complete, files that belong to no receipt are removed. What killed
-        workers left is removed if this run had units to do.
+        The dataset is complete if the units are `whole`, each has a receipt, and no other run has
+        begun an append meanwhile. Under a limit, it must have been complete already, with nothing
+        to do for this run. If it becomes complete, files that belong to no receipt are removed.
+        What killed workers left is removed if this run had units to do.
         """
         held: set[str] = set()
         with self._edition.holding_manifest():
@@ -309,7 +304,14 @@ class Run:
                 self.store, self.manifest, self._receipts, there, locks=held
             )
             manifest = self._settle(manifest)
-            complete = self._is_complete(manifest, there)
+            if self._limit:
+                has_all = not self.count and manifest.complete and there is not None
+                complete = has_all and there is not None and there.complete
+            else:
+                kept = len(self._quarantined) - len(self._missing_units(manifest))
+                done, units = self._total.units_done + kept, self._total.units
+                appended = there is not None and {*there.generations} - {*manifest.generations}
+                complete = self._whole and done == units == len(manifest.receipts) and not appended
             if complete and not (there and there.complete):
                 tidy(self._edition, manifest)
             extra = {**self._extra(), **({"limit": self._limit} if self._limit else {})}
@@ -321,27 +323,14 @@ class Run:
             write_manifest(self.store, manifest)
         if self.count:
             sweep(self.store, manifest)  # a worker that was killed cleans up nothing
+
+        def let_go(name: str) -> None:
+            with contextlib.suppress(StoreError):  # all is published: another run may do it
+                self.store.let_go(name)
+
         if held:  # perhaps by such a worker of an earlier run, which has left nothing else to do
-            read_each(self._let_go, sorted(held), self.store.readers)
+            read_each(let_go, sorted(held), self.store.readers)
         return manifest
-
-    def _is_complete(self, manifest: Manifest, there: Manifest | None) -> bool:
-        """Return whether the dataset is complete with this manifest.
-
-        Under a limit, this run must have had nothing to do, and both this manifest and the one that
-        is `there` must be complete already. Without a limit, the units must be `whole`, each must
-        have a receipt, and no other run may have begun an append meanwhile.
-        """
-        if self._limit:
-            return not self.count and manifest.complete and there is not None and there.complete
-        kept = len(self._quarantined) - len(self._missing_units(manifest))
-        all_done = self._total.units_done + kept == self._total.units == len(manifest.receipts)
-        appended = there is not None and {*there.generations} - {*manifest.generations}
-        return self._whole and all_done and not appended
-
-    def _let_go(self, name: str) -> None:
-        with contextlib.suppress(StoreError):  # all is published: another run may do it
-            self.store.let_go(name)
 
 
 def do_runs(
@@ -391,15 +380,12 @@ def _parts(event: Event) -> Iterator[tuple[int, Event]]:
         yield 0, event
         return
     for number, unit in event.unit.parts.items():
-        match event:
-            case Step():
-                value = cast("RunProgress", event.value).parts[number]
-                yield number, replace(event, unit=unit, value=value)
-            case Finished():
-                result = cast("Mapping[int, object]", event.result)[number]
-                yield number, replace(event, unit=unit, result=result)
-            case Quarantined():
-                yield number, replace(event, unit=unit)
+        part: dict[str, Any] = {"unit": unit}
+        if isinstance(event, Step):
+            part["value"] = cast("RunProgress", event.value).parts[number]
+        elif isinstance(event, Finished):
+            part["result"] = cast("Mapping[int, object]", event.result)[number]
+        yield number, replace(event, **part)
 
 
 def joint_status(runs: Sequence[Run]) -> JobStatus:

@@ -198,15 +198,29 @@ class Schedule:
 
         Return whether there is anything to wait for: False once all units have ended.
         """
-        self._end_broken(crew)
-        self._try_again()
+        for slot, why in self._broken.items():
+            if slot in self._open:  # else it was lost meanwhile
+                crew.end(slot)
+                self._watch.forget(slot)
+                for task in self._close(slot):
+                    self._put_back(task)
+                self._give_up(slot, why)
+        self._broken.clear()
+        is_alone = not (self._open or self._starting)
+        for slot, when in [*self._given_up.items()]:
+            if is_alone or when <= self._finished:
+                del self._given_up[slot]
+                self._empty.append(slot)
         self._hand_out(crew, 0)
         more = 0
         if self._empty:
             more = self._allowed(len(self._open) + len(self._given_up), len(self._starting))
         while self._empty and more > 0 and self._draw(len(self._starting) + 1):
             more -= 1
-            slot = self._vacant()
+            slot = self._empty.pop()
+            only_last = not (self._queues[True, False] or self._queues[False, False])
+            if self._empty and slot in self._streaks and only_last:  # one that has not failed
+                self._empty[-1], slot = slot, self._empty[-1]
             self._starting.add(slot)
             crew.start(slot)
         for load in range(1, len(self._roomy)):
@@ -216,23 +230,6 @@ class Schedule:
             alone = len(self._queues[True, False]) + len(self._queues[True, True])
             self._hand_out(crew, load, kept=max(kept, alone))
         return bool(self._in_flight) or self._draw(1)
-
-    def _end_broken(self, crew: Workers) -> None:
-        for slot, why in self._broken.items():
-            if slot in self._open:  # else it was lost meanwhile
-                crew.end(slot)
-                self._watch.forget(slot)
-                for task in self._close(slot):
-                    self._put_back(task)
-                self._give_up(slot, why)
-        self._broken.clear()
-
-    def _try_again(self) -> None:
-        is_alone = not (self._open or self._starting)
-        due = [s for s, when in self._given_up.items() if is_alone or when <= self._finished]
-        for slot in due:
-            del self._given_up[slot]
-            self._empty.append(slot)
 
     def _hand_out(self, crew: Workers, load: int, *, kept: int = 0) -> None:
         """Give a unit more to workers that hold so many, as long as more units wait than `kept`."""
@@ -245,7 +242,14 @@ class Schedule:
                     break
             else:
                 return
-            self._give(crew, slot, load, task)
+            del roomy[slot]
+            order, worker = next(self._orders), self._open[slot]
+            worker.tasks[order] = task
+            self._in_flight += 1
+            if load + 1 < worker.capacity and not task.runs_alone:
+                self._roomy[load + 1][slot] = None
+            self._watch.given(slot, order)
+            crew.give(slot, order, task.unit)
 
     def _risk(self, slot: int) -> int:
         """Return how likely a unit is to fail at the place of an open worker, for comparison.
@@ -276,17 +280,6 @@ class Schedule:
         queues = [self._queues[runs_alone, True] for runs_alone in kinds]
         return next((queue.popleft() for queue in queues if queue), None)
 
-    def _vacant(self) -> int:
-        """Take an empty slot to start a worker in.
-
-        Prefer one that has not failed, if only last attempts are left.
-        """
-        slot = self._empty.pop()
-        only_last = not (self._queues[True, False] or self._queues[False, False])
-        if self._empty and slot in self._streaks and only_last:
-            self._empty[-1], slot = slot, self._empty[-1]
-        return slot
-
     def _draw(self, wanted: int) -> bool:
         """Draw units until so many wait, and return whether there were enough."""
         missing = wanted - sum(map(len, self._queues.values()))
@@ -297,17 +290,6 @@ class Schedule:
             except StopIteration:
                 self._exhausted = True
         return missing <= 0
-
-    def _give(self, crew: Workers, slot: int, load: int, task: _Task) -> None:
-        del self._roomy[load][slot]
-        order = next(self._orders)
-        worker = self._open[slot]
-        worker.tasks[order] = task
-        self._in_flight += 1
-        if load + 1 < worker.capacity and not task.runs_alone:
-            self._roomy[load + 1][slot] = None
-        self._watch.given(slot, order)
-        crew.give(slot, order, task.unit)
 
     def end_stuck(self, crew: Workers) -> list[Event]:
         """End workers that came no further for too long. Return the events that this makes."""
@@ -355,6 +337,8 @@ class Schedule:
                 self._ever_ready = True
             case "fatal", (error, trace):
                 raise error from WorkerTraceback(trace)
+            case "lost", failure if slot in self._starting:
+                self._vacate(slot, failure)
             case "lost", failure:
                 return self._lost(slot, failure)
         return None
@@ -412,12 +396,6 @@ class Schedule:
         self._queues[task.runs_alone, is_last].append(task)
 
     def _lost(self, slot: int, failure: Failure) -> Quarantined | None:
-        if slot in self._starting:
-            _log.warning("a worker could not begin%s: %s", _on(failure), failure.reason)
-            self._starting.remove(slot)
-            self._opening.discard(slot)
-            self._vacate(slot, failure)
-            return None
         tasks = self._close(slot)
         _log.warning("a worker was lost with %s: %s", plural(len(tasks), "unit"), failure.reason)
         if failure.costs and len(tasks) == 1:
@@ -445,32 +423,30 @@ class Schedule:
 
         After too many tries, give the slot up instead. Raise an error if the run cannot go on.
         """
+        where = f" on {failure.place}" if failure.place else ""
+        _log.warning("a worker could not begin%s: %s", where, failure.reason)
+        self._starting.remove(slot)
+        self._opening.discard(slot)
+        most = self._settings.max_attempts
         if failure.costs:
             self._false_starts[slot] = self._false_starts.get(slot, 0) + 1
-        is_over = self._false_starts.get(slot, 0) >= self._settings.max_attempts
+        is_over = self._false_starts.get(slot, 0) >= most
         if not is_over:
             self._empty.append(slot)
-        if self._is_hopeless(failure):
+        if self._ever_ready:
+            others = self._given_up.keys() - self._false_starts.keys()
+            is_hopeless = not (self._empty or self._starting or self._open or others)
+        else:
+            untried = self._starting - self._false_starts.keys()
+            is_hopeless = sum(self._false_starts.values()) >= most and not untried
+            is_hopeless |= failure.error is not None and not self._starting
+        if is_hopeless:
             trace = WorkerTraceback(failure.trace) if failure.trace else None
             error = failure.error or WorkError(f"workers do not start: {failure.reason}")
             raise error from trace
         if is_over:
             self._false_starts[slot] -= 1  # where it is tried again, once is enough
-            self._give_up(slot, f"no worker can begin{_on(failure)}: {failure.reason}")
-
-    def _is_hopeless(self, failure: Failure) -> bool:
-        """Return whether the run is over because a worker could not start."""
-        if self._ever_ready:
-            others = self._given_up.keys() - self._false_starts.keys()
-            return not (self._empty or self._starting or self._open or others)
-        if failure.error is not None and not self._starting:
-            return True
-        untried = self._starting - self._false_starts.keys()
-        return sum(self._false_starts.values()) >= self._settings.max_attempts and not untried
-
-
-def _on(failure: Failure) -> str:
-    return f" on {failure.place}" if failure.place else ""
+            self._give_up(slot, f"no worker can begin{where}: {failure.reason}")
 
 
 def drive(

@@ -224,7 +224,12 @@ def main(fd: int, units_at_once: int) -> NoReturn:
         _tell_end(channel, error)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _exit_now(code)
+    # The work is closed by now. An interpreter that ends in the usual way takes its modules apart
+    # one by one, which is a second with torch, and the driver would wait for it.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _tell_end(channel: _Channel, error: BaseException) -> NoReturn:
@@ -234,18 +239,6 @@ def _tell_end(channel: _Channel, error: BaseException) -> NoReturn:
         channel.send(0, ("lost", lost))
     finally:
         os._exit(1)
-
-
-def _exit_now(code: int) -> NoReturn:
-    """End the process at once.
-
-    The work is closed by now. An interpreter that ends in the usual way takes its modules apart
-    one by one, which is a second with torch, and the driver would wait for it.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _serve(channel: _Channel, units_at_once: int) -> None:

@@ -124,24 +124,19 @@ class InTwoPrecisions(Generic[T]):
     def get(self, *, exact: bool = False) -> T:
         dtype = "fp32" if exact else self._dtype
         with self._lock:
-            if dtype not in self._loaded:
-                self._loaded[dtype] = (
-                    self._prepare(self._load(dtype))
-                    if dtype == self._dtype
-                    else self._load_exact(dtype)
-                )
-            return self._loaded[dtype]
-
-    def _load_exact(self, dtype: str) -> T:
-        if self._has_room:
-            try:
-                return self._load(dtype)
-            except (RuntimeError, MemoryError, WorkError) as error:
-                cause = error.__cause__ if isinstance(error, WorkError) else None
-                if not is_out_of_memory(cause or error, free=0, wanted=0):
-                    raise
-            self._has_room = False
-        raise NoRoomError(f"there is no memory for a network in {dtype}")  # nor for what was loaded
+            if dtype in self._loaded:
+                return self._loaded[dtype]
+            if dtype == self._dtype:
+                return self._loaded.setdefault(dtype, self._prepare(self._load(dtype)))
+            if self._has_room:
+                try:
+                    return self._loaded.setdefault(dtype, self._load(dtype))
+                except (RuntimeError, MemoryError, WorkError) as error:
+                    cause = error.__cause__ if isinstance(error, WorkError) else None
+                    if not is_out_of_memory(cause or error, free=0, wanted=0):
+                        raise
+                self._has_room = False
+            raise NoRoomError(f"there is no memory for a network in {dtype}")  # nor for its rest
 
     def release(self) -> None:
         """Free the memory of the network, which is loaded again when it is needed."""

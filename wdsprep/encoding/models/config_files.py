@@ -37,6 +37,11 @@ BEYOND = re.compile(r"theta|window|base")
 NO_CODE = "which wdsprep never does: choose another --model, or add --text none"
 
 
+def unsuitable(why: str) -> UsageError:
+    """Return the error of a model that cannot be used."""
+    return UsageError(f"{why}: choose another --model")
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """A JSON object in a file of a model, whose values are read with a type and a range."""
@@ -78,7 +83,7 @@ class Config:
 
     def _require(self, name: str, default: Any) -> Any:
         if (value := self.get(name, default)) is None:
-            raise UsageError(f"{self.path} lacks {name}: choose another --model")
+            raise unsuitable(f"{self.path} lacks {name}")
         return value
 
     def _finite(self, name: str, value: Any) -> float:
@@ -88,25 +93,22 @@ class Config:
         return value  # type: ignore[no-any-return]  # as it stands there: settings hold it
 
     def _value_error(self, name: str, value: object, wanted: str) -> UsageError:
-        return UsageError(
-            f"{self.path} says {name} {brief(value)}, which has to be {wanted}: choose another "
-            "--model"
-        )
+        return unsuitable(f"{self.path} says {name} {brief(value)}, which has to be {wanted}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_NBYTES:
-            raise UsageError(f"{path} is larger than any config: choose another --model")
+            raise unsuitable(f"{path} is larger than any config")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise WorkError(f"{path} cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise UsageError(f"{path} is not JSON ({error}): choose another --model") from None
+        raise unsuitable(f"{path} is not JSON ({error})") from None
     except RecursionError:
-        raise UsageError(f"{path} is nested too deeply: choose another --model") from None
+        raise unsuitable(f"{path} is nested too deeply") from None
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is not a JSON object: choose another --model")
+        raise unsuitable(f"{path} is not a JSON object")
     return value
 
 
@@ -140,13 +142,10 @@ def check_sizes(config: Config) -> None:
     Whether the numbers match the weights is checked when these are loaded.
     """
     for name, value in _each_value(config.values):
-        if isinstance(value, int | float):
-            most = MOST_LAYERS if LAYERS.search(name) else MOST
-            if value > most and not BEYOND.search(name):
-                raise UsageError(
-                    f"{config.path} says {name} {brief(value)}, and no network has over {most:,}: "
-                    "choose another --model"
-                )
+        most = MOST_LAYERS if LAYERS.search(name) else MOST
+        if isinstance(value, int | float) and value > most and not BEYOND.search(name):
+            what = f"{name} {brief(value)}, and no network has over {most:,}"
+            raise unsuitable(f"{config.path} says {what}")
 
 
 def check_sides(config: Config) -> None:
@@ -154,10 +153,8 @@ def check_sides(config: Config) -> None:
     for name, value in _each_value(config.values):
         is_side = isinstance(value, int | float) and SIDES.search(name)
         if is_side and not 0 <= value <= MOST_SIDE:
-            raise UsageError(
-                f"{config.path} says {name} {brief(value)}, and no network takes images of under 0 "
-                f"or over {MOST_SIDE:,} pixels a side: choose another --model"
-            )
+            limits = f"no network takes images of under 0 or over {MOST_SIDE:,} pixels a side"
+            raise unsuitable(f"{config.path} says {name} {brief(value)}, and {limits}")
 
 
 def check_weight_index(config: Config, folder: str, files: frozenset[str]) -> None:
@@ -165,10 +162,8 @@ def check_weight_index(config: Config, folder: str, files: frozenset[str]) -> No
     listed = config.get("weight_map", {})
     for name in listed.values() if isinstance(listed, dict) else [listed]:
         if f"{folder}/{name}".lstrip("/") not in files:
-            raise UsageError(
-                f"{config.path} names {brief(name)}, which is not among the weights beside it: "
-                "choose another --model"
-            )
+            what = f"{brief(name)}, which is not among the weights beside it"
+            raise unsuitable(f"{config.path} names {what}")
 
 
 def _is_elsewhere(folder: Path, value: object) -> bool:
@@ -195,4 +190,4 @@ def _each_value(config: object) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
             left += value.items()
         elif isinstance(value, list):
-            left += [(name, one) for one in value]
+            left += [(name, item) for item in value]

@@ -21,7 +21,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -52,7 +51,7 @@ from wdsprep.encoding.models.load_networks import (
 from wdsprep.encoding.models.model_files import tensors_in
 from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.models.references import ReferencePipeline
-from wdsprep.encoding.models.text_encoders import PipelineText, load_text_encoder
+from wdsprep.encoding.models.text_encoders import load_text_encoder
 from wdsprep.encoding.models.vae import Moments, leave_out_divisions
 from wdsprep.encoding.recipe_defaults import fields, latent_fields
 from wdsprep.encoding.recipe_options import PIPELINE, Recipe
@@ -88,7 +87,7 @@ class LatentEncoder:
         self._image_precision = precision_of(dtype)
         self.itemsize = DTYPES[dtype].itemsize
         self._moments: InTwoPrecisions[Any] = InTwoPrecisions(
-            lambda wanted: _load_moments(model, DTYPES[wanted], device, is_compiled=recipe.compile),
+            lambda dtype: _load_moments(model, DTYPES[dtype], device, is_compiled=recipe.compile),
             "fp32" if dtype == TF32 else dtype,
             CompiledNetwork if recipe.compile else None,
         )
@@ -96,7 +95,7 @@ class LatentEncoder:
         self._text = load_text_encoder(model, recipe, device) if self.has_text else None
         self.text_batch_size = self._text.batch_size if self._text else 0
         self.groups_texts = self._text.has_shapes if self._text else False
-        self.takes_images = isinstance(self._text, PipelineText) and self._text.takes_images
+        self.takes_images = self._text.takes_images if self._text else False
         """whether what is made of captions depends on reference images"""
         is_prepared = self.takes_images or PIPELINE in recipe.rules.values()
         self.references = ReferencePipeline(model) if is_prepared else None
@@ -122,9 +121,7 @@ class LatentEncoder:
         """
         if self._text is None:
             return [Tokens(caption) for caption in captions]
-        if isinstance(self._text, PipelineText) and self.takes_images:
-            return self._text.tokens(captions, images)
-        return self._text.tokens(captions)
+        return self._text.tokens(captions, images)
 
     def encode_images(
         self, pixels: Tensor, noise: Tensor | None = None, *, exact: bool = False
@@ -138,28 +135,24 @@ class LatentEncoder:
     def image_rows(
         self, pixels: Tensor, noise: Tensor | None = None, *, exact: bool = False
     ) -> Rows:
-        """Return the latents of images in fp32, before they are converted for storage."""
-        with whole_fp32() if exact else self._image_precision(), torch.inference_mode():
-            moments = self._moments.get(exact=exact)(pixels)
-            return Rows({LATENT: self._latents(moments, noise)})
+        """Return the latents of images in fp32, before they are converted for storage.
 
-    def _latents(self, moments: Tensor, noise: Tensor | None) -> Tensor:
-        """Return what is stored of moments: the moments themselves, or shifted and scaled latents.
-
-        `noise` has a key of noise for each sample, and is None for references. Lists of numbers by
-        channel are copied to the device once, as a copy waits for the device's work.
+        They are shifted and scaled, or the moments themselves. `noise` has a key of noise for each
+        sample, and is None for references.
         """
-        if self._kept == "moments" and noise is not None:
-            return moments
-        latents = moments
-        if self._is_sampled:
-            latents, logvar = moments.chunk(2, dim=1)
-            if self._kept == "sample" and noise is not None:
-                deviation = (0.5 * logvar.clamp(-30, 20)).exp()
-                latents = latents + deviation * normal(noise, tuple(latents.shape[1:]))
-        lists = {name: value for name, value in self._rule.items() if isinstance(value, list)}
-        self._rule |= {name: latents.new_tensor(numbers) for name, numbers in lists.items()}
-        return cast(Tensor, normalise(latents, self._rule))
+        with whole_fp32() if exact else self._image_precision(), torch.inference_mode():
+            latents = moments = self._moments.get(exact=exact)(pixels)
+            if self._kept == "moments" and noise is not None:
+                return Rows({LATENT: moments})
+            if self._is_sampled:
+                latents, logvar = moments.chunk(2, dim=1)
+                if self._kept == "sample" and noise is not None:
+                    deviation = (0.5 * logvar.clamp(-30, 20)).exp()
+                    latents = latents + deviation * normal(noise, tuple(latents.shape[1:]))
+            # Numbers by channel are copied to the device once, as a copy waits for its work.
+            lists = {name: value for name, value in self._rule.items() if isinstance(value, list)}
+            self._rule |= {name: latents.new_tensor(numbers) for name, numbers in lists.items()}
+            return Rows({LATENT: cast(Tensor, normalise(latents, self._rule))})
 
     def text_rows(self, texts: Sequence[Tokens], *, exact: bool = False) -> Rows:
         if self._text is None:
@@ -171,15 +164,16 @@ class LatentEncoder:
         if self._text is None:
             return {}
         with whole_fp32(), torch.inference_mode():
-            made = self._convert(self._text.empty(exact=False))
-            if not made.ok.all():
-                made = self._convert(self._text.empty(exact=True))
-            arrays = {field.name: made.arrays[field.name][0] for field in text_fields(self.fields)}
-            if made.lengths is not None:
-                for name in arrays:
-                    if self._by_name[name].is_variable:
-                        arrays[name] = arrays[name][: int(made.lengths[0])]
-            return {name: array.cpu() for name, array in arrays.items()}
+            encoded = self._convert(self._text.empty(exact=False))
+            if not encoded.ok.all():
+                encoded = self._convert(self._text.empty(exact=True))
+            arrays = {}
+            for field in text_fields(self.fields):
+                length = None
+                if field.is_variable and encoded.lengths is not None:
+                    length = int(encoded.lengths[0])
+                arrays[field.name] = encoded.arrays[field.name][0][:length].cpu()
+            return arrays
 
     @torch.inference_mode()
     def _convert(self, rows: Rows) -> Encoded:
@@ -223,24 +217,17 @@ def _load_moments(
     moments = Moments(load_vae(model, dtype)).eval().requires_grad_(False)
     side = 2 * model.factor
     with torch.inference_mode():
-        _check_shape(model, moments(torch.zeros((1, 3, side, side), dtype=torch.uint8)))
+        shape = tuple(moments(torch.zeros((1, 3, side, side), dtype=torch.uint8)).shape[1:])
+    places = 2 * model.patch
+    channels = model.channels // model.patch**2 * (2 if model.is_sampled else 1)
+    if shape != (channels, places, places):  # of which the shapes of all latents were derived
+        raise WorkError(
+            f"the VAE of {model.name} makes {shape} of an image of {side} x {side}, where its "
+            f"config.json says {(channels, places, places)}: choose another --model"
+        )
     if not is_compiled:
         leave_out_divisions(moments)
     return moments.to(device)
-
-
-def _check_shape(model: Model, made: Tensor) -> None:
-    """Raise WorkError if what a VAE makes of a small image has not the shape that its config says.
-
-    The shapes of all latents were derived from the config.
-    """
-    side, places = 2 * model.factor, 2 * model.patch
-    channels = model.channels // model.patch**2 * (2 if model.is_sampled else 1)
-    if (found := tuple(made.shape[1:])) != (wanted := (channels, places, places)):
-        raise WorkError(
-            f"the VAE of {model.name} makes {found} of an image of {side} x {side}, where its "
-            f"config.json says {wanted}: choose another --model"
-        )
 
 
 def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) -> bool:
@@ -254,7 +241,14 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
     if not recipe.is_of_text:
         images = weights_nbytes(model, model.vae, itemsize)
         images += peak_nbytes(1, recipe.resolution, itemsize)
-    text = _text_nbytes(model, recipe) if recipe.text == "emb" else 0
+    text = 0
+    if recipe.text == "emb":
+        towers = {"text_encoder": "CLIPTextModel"} if model.clip_length else {}
+        towers |= {part.name: part.kind for part in model.components if part.has_weights}
+        text = TEXT_NBYTES
+        for name, kind in towers.items():
+            dtype = dtype_of_tower(recipe.dtype, model.pipeline_kind, kind)
+            text += weights_nbytes(model, name, DTYPES[dtype].itemsize)
     free = free_nbytes(device)
     if images + text <= free:
         return False
@@ -267,23 +261,12 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
     return True
 
 
-def _text_nbytes(model: Model, recipe: Recipe) -> int:
-    towers = {"text_encoder": "CLIPTextModel"} if model.clip_length else {}
-    towers |= {part.name: part.kind for part in model.components if part.has_weights}
-    nbytes = TEXT_NBYTES
-    for name, kind in towers.items():
-        dtype = dtype_of_tower(recipe.dtype, model.pipeline_kind, kind)
-        nbytes += weights_nbytes(model, name, DTYPES[dtype].itemsize)
-    return nbytes
-
-
 def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:
     """Return the bytes that the weights in a folder of a model take in memory.
 
     The headers of their files tell the numbers of values.
     """
-    names = [name for name in model.files if name.rpartition("/")[0] == folder]
-    files = [Path(model.folder, name) for name in names if name.endswith(".safetensors")]
+    files = model.weights_in(folder)
     return itemsize * sum(entry.numel for path in files for entry in tensors_in(path))
 
 

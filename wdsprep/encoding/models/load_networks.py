@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from wdsprep.encoding.models.base import MAX_BATCH
-from wdsprep.encoding.models.config_files import MOST_STATES, MOST_WIDTH
+from wdsprep.encoding.models.config_files import MOST_STATES, MOST_WIDTH, unsuitable
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.model_files import LocalModel, tensors_in, variant_of
 from wdsprep.encoding.recipe_options import MOST_COMPILED
-from wdsprep.errors import UsageError, WdsprepError, WorkError
+from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.text import plural
 
 SPARE_NUMBERS, SPARE_PIECES = 1 << 24, 20_000
@@ -99,10 +99,8 @@ def load_config(model: Model, kind: Any, folder: str) -> Any:
         ("hidden_size times layers", width * layers, MOST_STATES),
     ):
         if not isinstance(number, int) or not 0 < number <= most:
-            raise UsageError(
-                f"{path / 'config.json'} says {name} {number}, and no text encoder has over "
-                f"{most:,}: choose another --model"
-            )
+            what = f"{name} {number}, and no text encoder has over {most:,}"
+            raise unsuitable(f"{path / 'config.json'} says {what}")
     return config
 
 

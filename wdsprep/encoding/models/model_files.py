@@ -27,6 +27,7 @@ from blake3 import blake3
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.thread_map import read_each
+from wdsprep.encoding.models.config_files import unsuitable
 from wdsprep.errors import StoreError, UsageError, WdsprepError, WorkError
 from wdsprep.runners.stuck_workers import awaiting
 from wdsprep.store import did_you_mean_place
@@ -255,7 +256,7 @@ def check_there(what: str, missing: Sequence[str], pickled: Sequence[str]) -> No
             "opened: convert it to safetensors, or pass another --model"
         )
     if missing:
-        raise UsageError(f"{what} lacks {', '.join(missing)}: choose another --model")
+        raise unsuitable(f"{what} lacks {', '.join(missing)}")
 
 
 def find_missing(folder: Path, sizes: Mapping[str, int]) -> list[str]:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsprep.encoding.models.config_files import NO_CODE, read_json
+from wdsprep.encoding.models.config_files import NO_CODE, read_json, unsuitable
 from wdsprep.encoding.models.model_files import ModelFiles, weight_files
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.errors import UsageError, WorkError
@@ -144,34 +144,30 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
 
 
 def _text_files(names: frozenset[str], components: Sequence[Component], text: str) -> Iterator[str]:
-    """Yield the files of a pipeline's text encoders and tokenizers.
+    """Yield the files of a pipeline's text encoders and tokenizers, and those that they lack.
 
-    Shapes are in the configs of the encoders, so these are needed for tokens too.
+    Of a tokenizer's folder these are all but weights. Shapes are in the configs of the encoders, so
+    these are needed for tokens too.
     """
+    suffixed = [name.partition("/") for name in names if name.endswith(TOKENIZER_SUFFIXES)]
     for part in components:
-        if not part.has_weights:
-            yield from _tokenizer_files(names, part)
+        if part.has_weights:
+            yield f"{part.name}/config.json"
+            if text == "emb":
+                stems = [f"{part.name}/{stem}" for stem in TEXT_WEIGHTS]
+                there = [stem for stem in stems if any(name.startswith(stem) for name in names)]
+                yield from weight_files(names, (there or stems)[0])
             continue
-        yield f"{part.name}/config.json"
-        if text == "emb":
-            stems = [f"{part.name}/{stem}" for stem in TEXT_WEIGHTS]
-            there = [stem for stem in stems if any(name.startswith(stem) for name in names)]
-            yield from weight_files(names, (there or stems)[0])
-
-
-def _tokenizer_files(names: frozenset[str], part: Component) -> Iterator[str]:
-    """Yield the files of a tokenizer's folder except weights, and those that it lacks and needs."""
-    split = (name.partition("/") for name in names if name.endswith(TOKENIZER_SUFFIXES))
-    inside = {name for folder, _, name in split if folder == part.name}
-    yield from (f"{part.name}/{name}" for name in inside)
-    if "tokenizer" not in part.name:
-        if not inside:
-            yield f"{part.name}/preprocessor_config.json"
-    elif {"vocab.json", "merges.txt"} & inside and "tokenizer.json" not in inside:
-        yield from (f"{part.name}/vocab.json", f"{part.name}/merges.txt")
-    elif not any(name.endswith((".model", ".txt", ".tiktoken")) for name in inside):
-        is_bytes = part.kind.startswith("ByT5")  # which has no vocabulary
-        yield f"{part.name}/{'tokenizer_config.json' if is_bytes else 'tokenizer.json'}"
+        inside = {name for folder, _, name in suffixed if folder == part.name}
+        lacking: tuple[str, ...] = ()
+        if "tokenizer" not in part.name:
+            lacking = () if inside else ("preprocessor_config.json",)
+        elif {"vocab.json", "merges.txt"} & inside and "tokenizer.json" not in inside:
+            lacking = ("vocab.json", "merges.txt")
+        elif not any(name.endswith((".model", ".txt", ".tiktoken")) for name in inside):
+            is_bytes = part.kind.startswith("ByT5")  # which has no vocabulary
+            lacking = ("tokenizer_config.json" if is_bytes else "tokenizer.json",)
+        yield from (f"{part.name}/{name}" for name in (*inside, *lacking))
 
 
 def _find_components(place: ModelFiles, index: Mapping[str, Any]) -> tuple[Component, ...]:
@@ -179,8 +175,16 @@ def _find_components(place: ModelFiles, index: Mapping[str, Any]) -> tuple[Compo
 
     Raise UsageError if the pipeline cannot be used for text.
     """
+    names = place.names()
+    folders = {name.partition("/")[0] for name in names}
     if not index:
-        _check_one_tower(place)
+        if "modular_model_index.json" in names:
+            raise unsuitable(f"{place.what} is made of modular blocks, which wdsprep does not run")
+        if more := sorted(folder for folder in folders if folder.startswith("text_encoder_")):
+            raise UsageError(
+                f"{place.what} has {', '.join(more)} and lacks {INDEX}, which says how they are "
+                "used: copy that there too, or add --text none to encode the images alone"
+            )
         return ()
     parts = _text_parts(index)
     kind = str(index.get("_class_name"))
@@ -195,7 +199,6 @@ def _find_components(place: ModelFiles, index: Mapping[str, Any]) -> tuple[Compo
     needed = LEFT_OUT.get(kind, ())
     known = {part.name for part in parts}
     parts += [part for part in needed if part.name not in known]
-    folders = {name.partition("/")[0] for name in place.names()}
     if lost := [part.name for part in needed if part.name not in folders]:
         raise UsageError(
             f"{place.what} leaves out {' and '.join(lost)}, which is Llama 3.1 with terms of its "
@@ -228,22 +231,6 @@ def _is_stable_diffusion(kind: str, index: Mapping[str, Any], parts: list[Compon
     towers = [(part.name, part.kind) for part in parts if part.has_weights]
     is_clip = towers == [("text_encoder", "CLIPTextModel")] and "transformer" not in index
     return is_clip and not OTHER_CLIP.search(kind)
-
-
-def _check_one_tower(place: ModelFiles) -> None:
-    """Raise UsageError if a model without an index has several text encoders, or modular blocks."""
-    names = place.names()
-    folders = {name.partition("/")[0] for name in names}
-    if "modular_model_index.json" in names:
-        raise UsageError(
-            f"{place.what} is made of modular blocks, which wdsprep does not run: choose another "
-            "--model"
-        )
-    if more := sorted(folder for folder in folders if folder.startswith("text_encoder_")):
-        raise UsageError(
-            f"{place.what} has {', '.join(more)} and lacks {INDEX}, which says how they are used: "
-            "copy that there too, or add --text none to encode the images alone"
-        )
 
 
 NETWORKS = ("PreTrainedModel",)

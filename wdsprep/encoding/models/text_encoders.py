@@ -44,14 +44,14 @@ def load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> "Te
 class TokenIds:
     """A text encoder that returns the ids of tokens alone, and needs no network."""
 
-    batch_size, has_shapes, network = 0, False, None
+    batch_size, has_shapes, takes_images, network = 0, False, False, None
 
     def __init__(
         self, tokens: Callable[[Sequence[str]], list[Tokens]], device: torch.device
     ) -> None:
         self._tokens, self._device = tokens, device
 
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
+    def tokens(self, captions: Sequence[str], _images: Sequence[Any] = ()) -> list[Tokens]:
         """Return the tokens of captions without their shapes, so that all may share a batch."""
         return [replace(tokens, shape=()) for tokens in self._tokens(captions)]
 
@@ -113,8 +113,19 @@ class PipelineText:
         self.network = InTwoPrecisions(load, recipe.dtype)
         self.tokens = self._dry_run.try_tokens
         self.takes_images = self._call.takes_images
-        self.has_shapes = any(found.shape for found in self._dry_run.tokens(FRIENDS))
-        self._check()
+        one, other = self._dry_run.tokens(FRIENDS)
+        self.has_shapes = bool(one.shape or other.shape)
+        # A caption's arrays must not depend on its companions in the batch. Values that are not
+        # finite are compared as zero: such a row is computed again, or becomes a reject.
+        friend = other if one.shape == other.shape else one
+        with torch.inference_mode():
+            first, second = (self.rows([one, each], exact=False) for each in (friend, one))
+        for name, array in first.arrays.items():
+            if not torch.equal(array[0].nan_to_num(), second.arrays[name][0].nan_to_num()):
+                raise WorkError(
+                    f"{self._call.name} cannot be used for text, as its encode_prompt makes "
+                    f"another {name} of the same caption each time: {ALONE}"
+                )
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pipeline = self.network.get(exact=exact)()
@@ -160,25 +171,6 @@ class PipelineText:
                 )
         return Rows(arrays, lengths)
 
-    def _check(self) -> None:
-        """Check that a caption's arrays do not depend on its companions in the batch.
-
-        Values that are not finite are compared as zero: such a row is computed again, or becomes a
-        reject.
-        """
-        one, other = self._dry_run.tokens(FRIENDS)
-        if one.shape != other.shape:
-            other = one
-        with torch.inference_mode():
-            first, second = (self.rows([one, each], exact=False) for each in (other, one))
-        for name, array in first.arrays.items():
-            rows = (array[0].nan_to_num(), second.arrays[name][0].nan_to_num())
-            if not torch.equal(*rows):
-                raise WorkError(
-                    f"{self._call.name} cannot be used for text, as its encode_prompt makes "
-                    f"another {name} of the same caption each time: {ALONE}"
-                )
-
 
 def load_clip_tokenizer(model: Model) -> Any:
     """Return a model's CLIPTokenizer, for threads to share by `clip_tokens`.
@@ -208,11 +200,11 @@ def clip_tokens(tokenizer: Any, length: int, captions: Sequence[str]) -> list[To
 class ClipText:
     """A text encoder that returns the last hidden states of a CLIPTextModel."""
 
-    batch_size, has_shapes = 0, False
+    batch_size, has_shapes, takes_images = 0, False, False
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         tokenizer = load_clip_tokenizer(model)
-        self.tokens = partial(clip_tokens, tokenizer, model.clip_length)
+        self._length, self._tokenizer = model.clip_length, tokenizer
         self._device = device
 
         def load(dtype: str) -> Any:
@@ -224,6 +216,9 @@ class ClipText:
         prepare = CompiledNetwork if recipe.compile else None
         dtype = dtype_of_tower(recipe.dtype, "", CLIPTextModel.__name__)
         self.network: InTwoPrecisions[Any] = InTwoPrecisions(load, dtype, prepare)
+
+    def tokens(self, captions: Sequence[str], _images: Sequence[Any] = ()) -> list[Tokens]:
+        return clip_tokens(self._tokenizer, self._length, captions)
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pin = self._device.type == "cuda"  # else a copy waits for the batch before

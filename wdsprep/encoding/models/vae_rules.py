@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wdsprep.encoding.models.config_files import MOST_BLOCKS, Config
+from wdsprep.encoding.models.config_files import MOST_BLOCKS, Config, unsuitable
 from wdsprep.encoding.models.model_files import read_tensor_header
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import brief, shortened
@@ -118,19 +118,13 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
     """
     kind = config.get("_class_name", "no class")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise UsageError(
-            f"the VAE of {what} is {shortened(str(kind))}; wdsprep encodes with "
-            f"{', '.join(KINDS)}: choose another --model"
-        )
+        kinds = f"{shortened(str(kind))}; wdsprep encodes with {', '.join(KINDS)}"
+        raise unsuitable(f"the VAE of {what} is {kinds}")
     if kind == "AutoencoderKLFlux2" and pipeline in OTHER_PATCHES:
-        raise UsageError(
-            f"{what} is {pipeline}, which lays out latents as no other: choose another --model"
-        )
+        raise unsuitable(f"{what} is {pipeline}, which lays out latents as no other")
     channels = 4 if kind in WITH_ALPHA else 3
     if (taken := config.get("input_channels", config.get("in_channels", channels))) != channels:
-        raise UsageError(
-            f"the VAE of {what} takes {brief(taken)} channels, not RGB: choose another --model"
-        )
+        raise unsuitable(f"the VAE of {what} takes {brief(taken)} channels, not RGB")
     is_by_channel = kind == "AutoencoderKL" and config.get("latents_mean") is not None
     if is_by_channel and not pipeline:
         raise UsageError(
@@ -141,15 +135,10 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
     if is_by_channel or kind in VIDEO_KINDS:
         means, deviations = config.reals("latents_mean"), config.reals("latents_std")
         if not len(means) == len(deviations) == rule.channels:
-            raise UsageError(
-                f"{config.path} has {len(means)} means and {len(deviations)} deviations for "
-                f"{rule.channels} channels: choose another --model"
-            )
+            counts = f"{len(means)} means and {len(deviations)} deviations"
+            raise unsuitable(f"{config.path} has {counts} for {rule.channels} channels")
         if not all(deviation > 0 for deviation in deviations):
-            raise UsageError(
-                f"{config.path} has a deviation that is not above 0 (latents_std): choose another "
-                "--model"
-            )
+            raise unsuitable(f"{config.path} has a deviation that is not above 0 (latents_std)")
         scale: Any = rule.scale if has_unet else 1.0  # where there is a UNet, by the scale as well
         rule = replace(rule, scale=tuple(scale / each for each in deviations), shift=means)
     return replace(rule, shift=0.0) if pipeline in SHIFTLESS else rule
@@ -178,7 +167,7 @@ def add_batch_norm(rule: VaeRule, config: Config, pipeline: str, files: Sequence
             "--model"
         )
     if not all(map(math.isfinite, means)) or not all(
-        0 < one + epsilon < math.inf for one in variances
+        0 < variance + epsilon < math.inf for variance in variances
     ):
         raise WorkError(
             f"{files[0].parent} has a batch norm that is not finite (bn.running_*): choose another "
