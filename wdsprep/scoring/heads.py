@@ -55,8 +55,20 @@ class LinearHead:
     """A head that computes numbers from embeddings, in fp32."""
 
     def __init__(self, head: Head, device: "torch.device | str" = "cpu") -> None:
+        import torch
+
         try:
-            tensors, self._activation = _read_tensors(head)
+            entries, start, facts = model_files.read_tensor_header(BytesIO(head.data))
+            tensors = {}
+            for name, entry in entries.items():
+                numbers = entry.numbers(head.data[start + entry.begin : start + entry.end])
+                tensors[name] = torch.tensor(numbers, dtype=torch.float32)
+            self._activation = facts.get("activation", "")
+            if self._activation not in ACTIVATIONS:
+                raise UsageError(
+                    f"--head {head.place} names the activation {brief(self._activation)}: give a "
+                    f"head with {' or '.join(ACTIVATIONS[1:])}, or without one"
+                )
             layers = _layers(head.place, tensors)
         except UsageError:
             raise
@@ -80,27 +92,6 @@ class LinearHead:
                 values = getattr(functional, self._activation)(values)
             values = functional.linear(values, weight, bias)
         return values[:, 0]
-
-
-def _read_tensors(head: Head) -> "tuple[Mapping[str, Tensor], str]":
-    """Return the tensors in the file of a head, and the activation that its metadata names, or "".
-
-    Raise UsageError if the activation is unknown, and any other error if the file is damaged.
-    """
-    import torch
-
-    entries, start, facts = model_files.read_tensor_header(BytesIO(head.data))
-    tensors = {}
-    for name, entry in entries.items():
-        numbers = entry.numbers(head.data[start + entry.begin : start + entry.end])
-        tensors[name] = torch.tensor(numbers, dtype=torch.float32)
-    activation = facts.get("activation", "")
-    if activation not in ACTIVATIONS:
-        raise UsageError(
-            f"--head {head.place} names the activation {brief(activation)}: give a head with "
-            f"{' or '.join(ACTIVATIONS[1:])}, or without one"
-        )
-    return tensors, activation
 
 
 def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, Tensor]]":

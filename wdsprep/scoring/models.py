@@ -19,6 +19,7 @@ from wdsprep.encoding.models.config_files import (
     check_sides,
     check_sizes,
     check_weight_index,
+    unsuitable,
 )
 from wdsprep.encoding.models.load_networks import explain_load_errors
 from wdsprep.encoding.models.model_files import (
@@ -175,9 +176,7 @@ def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
         if isinstance(values, dict):
             check_sides(replace(config, values=values))
         elif PROCESSORS[0] not in names:
-            raise UsageError(
-                f"{what} has no image processor in {PROCESSORS[1]}: choose another --model"
-            )
+            raise unsuitable(f"{what} has no image processor in {PROCESSORS[1]}")
 
 
 def _role_of(what: str, config: Config) -> str:
@@ -211,10 +210,8 @@ def _labels_of(what: str, config: Config) -> tuple[dict[int, str], str]:
     except ValueError:
         labels = {}
     if sorted(labels) != list(range(count)):
-        raise UsageError(
-            f"{what} has an id2label in its config that does not number its {count} labels: choose "
-            "another --model"
-        )
+        why = f"that does not number its {count} labels"
+        raise unsuitable(f"{what} has an id2label in its config {why}")
     problem = config.get("problem_type")
     is_plain = problem == "regression" or (count == 1 and not problem)
     several = "sigmoid" if problem == "multi_label_classification" else "softmax"
@@ -229,7 +226,7 @@ def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> 
     is in no classifier, or if all labels of a classifier are too many or cannot name columns.
     """
     left = {label for label, _ in wanted}
-    found = []
+    labelled = []
     for model in models:
         numbers = {label.casefold(): number for number, label in model.labels.items()}
         named = {
@@ -243,7 +240,7 @@ def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> 
             _check_labels(model)
             columns = {number: label.lower() for number, label in columns.items()}
         labels = {number: model.column(columns[number]) for number in sorted(columns)}
-        found.append(replace(model, labels=labels))
+        labelled.append(replace(model, labels=labels))
     if left:
         there = [label for model in models for label in model.labels.values()]
         raise UsageError(
@@ -252,7 +249,7 @@ def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> 
             if there
             else f"--label {brief(min(left))} is for a classifier: give one with --model"
         )
-    return found
+    return labelled
 
 
 def _check_labels(model: ScoreModel) -> None:
@@ -299,13 +296,12 @@ def score_columns(
 
 def settings_of(model: ScoreModel, processor: str, dtype: str) -> dict[str, Any]:
     """Return the settings of a model that decide the bytes of scores."""
-    found: dict[str, Any] = {
+    heads = {head.column: head.digest for head in model.heads}
+    return {
         "columns": list(model.columns),
         "dtype": dtype,
         "embedding": model.member if model.embedding else "",
         "processor": processor,
         "weights": model.weights,
+        **({"heads": heads} if heads else {}),
     }
-    if model.heads:
-        found["heads"] = {head.column: head.digest for head in model.heads}
-    return found

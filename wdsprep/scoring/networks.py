@@ -14,7 +14,7 @@ from planes or from the image of Pillow.
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from wdsprep.dataset.npy_arrays import NUMBERS, Field
 from wdsprep.encoding.models.base import DTYPES, Encoded, InTwoPrecisions, Part, Tokens
+from wdsprep.encoding.models.config_files import unsuitable
 from wdsprep.encoding.models.encoder import fits, whole_fp32
 from wdsprep.encoding.models.load_networks import (
     explain_load_errors,
@@ -141,48 +142,44 @@ class ImageProcessor:
         """What it makes of an image: the shape of all that it makes."""
         if not self.is_fast:
             return
+        planes_first = partial(self._call, input_data_format="channels_first")
         methods: tuple[tuple[Callable[[DecodedImage], Any], Any], ...] = (
-            (self._scale_channels, self._finish_planes),
-            (self._prepare_planes, list),
+            (self._scale_channels, partial(planes_first, do_resize=False)),
+            (lambda image: planes_first([image.planes])[0], list),
         )
         for scale, finish in methods:
             try:
                 inputs = finish([scale(image) for image in images])
             except METHOD_ERRORS:
                 continue
-            if all(map(_are_equal, wanted, inputs)):
+            if all(
+                one.keys() == other.keys()
+                and all(torch.equal(one[name], other[name]) for name in one)
+                for one, other in zip(wanted, inputs, strict=True)
+            ):
                 self.scale, self.finish = scale, finish
                 return
 
     def _scale_channels(self, image: DecodedImage) -> Tensor:
-        own = self._own
-        scaling = f"{type(own).resize} {own.size} {own.resample}"
+        """Scale the four channels in which Pillow keeps an image by the processor's own method."""
+        size, resample = self._own.size, self._own.resample
+        scaling = f"{type(self._own).resize} {size} {resample}"
         if scaling not in image.scaled:
-            scaled = own.resize(image.pixels, size=own.size, resample=own.resample)
+            scaled = self._own.resize(image.pixels, size=size, resample=resample)
             image.scaled[scaling] = copy_planes(scaled)
         return image.scaled[scaling]
-
-    def _finish_planes(self, planes: Sequence[Tensor]) -> list[Prepared]:
-        return self._call(list(planes), input_data_format="channels_first", do_resize=False)
-
-    def _prepare_planes(self, image: DecodedImage) -> Prepared:
-        return self._call([image.planes], input_data_format="channels_first")[0]
 
     def _prepare_image(self, image: DecodedImage) -> Prepared:
         return self._call([image.image])[0]
 
-    def _call(self, images: list[Any], **more: Any) -> list[Prepared]:
+    def _call(self, images: Sequence[Any], **more: Any) -> list[Prepared]:
         if not images:
             return []
-        outputs = self._own(images=images, return_tensors="pt", **more)
+        outputs = self._own(images=list(images), return_tensors="pt", **more)
         named = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
         return [
             {name: value[number] for name, value in named.items()} for number in range(len(images))
         ]
-
-
-def _are_equal(one: Prepared, other: Prepared) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 class ScoringNetwork:
@@ -197,8 +194,17 @@ class ScoringNetwork:
         self._heads = [LinearHead(head, device) for head in model.heads]
         self._tokenizer: Any = None
         self.token_names: tuple[str, ...] = ()
-        if model.role == DUAL:
-            self._load_tokenizer()
+        if model.role != DUAL:
+            return
+        with explain_load_errors(Path(model.folder), "a tokenizer"):
+            from transformers import AutoTokenizer
+
+            self._tokenizer = load_tokenizer(model, AutoTokenizer, "")
+            usual = self._tokenizer.model_max_length
+            of_text = self._networks.get().config.get_text_config()
+            most = getattr(of_text, "max_position_embeddings", None) or usual
+            self._length = int(min(usual, most, LONGEST))
+            self.token_names = tuple(self.tokens([""]))
 
     def _load(self, dtype: str) -> Any:
         import transformers
@@ -208,22 +214,9 @@ class ScoringNetwork:
             kind = transformers.AutoModelForImageClassification
         network = load_tower(kind, self.model, "", torch.float32)
         if wrong := next((n for n, p in network.named_parameters() if not p.isfinite().all()), ""):
-            raise UsageError(
-                f"{self.model.name} cannot be used, as its weights are not finite, such as those "
-                f"of {wrong}: choose another --model"
-            )
+            why = f"its weights are not finite, such as those of {wrong}"
+            raise unsuitable(f"{self.model.name} cannot be used, as {why}")
         return network.to(self._device, DTYPES[dtype]).eval().requires_grad_(False)
-
-    def _load_tokenizer(self) -> None:
-        from transformers import AutoTokenizer
-
-        with explain_load_errors(Path(self.model.folder), "a tokenizer"):
-            self._tokenizer = load_tokenizer(self.model, AutoTokenizer, "")
-            usual = self._tokenizer.model_max_length
-            text = self._networks.get().config.get_text_config()
-            most = getattr(text, "max_position_embeddings", None) or usual
-            self._length = int(min(usual, most, LONGEST))
-            self.token_names = tuple(self.tokens([""]))
 
     def tokens(self, captions: Sequence[str]) -> dict[str, Tensor]:
         """Return what the network reads of captions; nothing if it reads none."""
@@ -241,8 +234,8 @@ class ScoringNetwork:
         converted = {name: tensor.to(network.dtype) for name, tensor in floats.items()}
         output = network(**{**inputs, **converted})
         if self.model.role == CLASSIFIER:
-            made = ACTIVATIONS[self.model.activation](output.logits.float())
-            return [made[:, number] for number in self.model.labels], None
+            values = ACTIVATIONS[self.model.activation](output.logits.float())
+            return [values[:, number] for number in self.model.labels], None
         columns = []
         if self.model.role == DUAL:
             embeddings = functional.normalize(output.image_embeds.float(), dim=-1)
@@ -250,10 +243,8 @@ class ScoringNetwork:
             columns.append((embeddings * texts).sum(-1))
         else:
             if (pooled := getattr(output, "pooler_output", None)) is None:
-                raise UsageError(
-                    f"{self.model.name} gives no pooled output, so there is no embedding of an "
-                    "image: choose another --model"
-                )
+                what = "no pooled output, so there is no embedding of an image"
+                raise unsuitable(f"{self.model.name} gives {what}")
             embeddings = pooled.flatten(1).float()
         return [*columns, *(head.scores(embeddings) for head in self._heads)], embeddings
 
@@ -334,10 +325,8 @@ class ScoreEncoder:
             one, two, three = prepared = network.processor.prepare(images)
             shapes = [{part: row.shape for part, row in image.items()} for image in prepared]
             if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
-                raise UsageError(
-                    f"the processor of {name} makes images of different sizes, which do not fit "
-                    "into one batch: choose another --model"
-                )
+                what = "images of different sizes, which do not fit into one batch"
+                raise unsuitable(f"the processor of {name} makes {what}")
             batches = ([[one], [two]], ["a", "a"]), ([[three], [two]], ["b c d", "a"])
             inputs = ([torch.stack([*rows]) for rows in self.inputs_of(*own)] for own in batches)
             first, other = (self.encode_images(*stacked) for stacked in inputs)
@@ -345,10 +334,8 @@ class ScoreEncoder:
             raise UsageError(f"{name} gives values that are not finite: try --dtype fp32")
         for part, made in first.arrays.items():
             if not torch.allclose(made[1], other.arrays[part][1], rtol=TOLERANCE, atol=TOLERANCE):
-                raise UsageError(
-                    f"the output of {name} for an image depends on the others in its batch: choose "
-                    "another --model"
-                )
+                what = "for an image depends on the others in its batch"
+                raise unsuitable(f"the output of {name} {what}")
         member = first.arrays.get(network.model.member)
         return 0 if member is None else member.shape[1]
 
