@@ -23,7 +23,7 @@ from tests.kit.families import OF_EACH_VAE, each_family
 from tests.kit.families.weights import randomised
 from wdsprep.encoding.models import load_networks
 from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.models.load_networks import CompiledNetwork, check_compiler, load_vae
+from wdsprep.encoding.models.load_networks import check_compiler, compile_network, load_vae
 from wdsprep.encoding.models.vae import FrameConv, Moments, flatten_frames, leave_out_divisions
 from wdsprep.errors import WorkError
 
@@ -240,7 +240,7 @@ class Doubling(nn.Module):
 def test_every_shape_is_compiled_in_batches_of_several_sizes(
     graphs: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    network = CompiledNetwork(Doubling())
+    network = compile_network(Doubling())
     shapes = [(size, side) for side in range(2, 8) for size in (8, 4)]
     with caplog.at_level(logging.WARNING), torch.inference_mode():
         for _ in range(2):
@@ -257,7 +257,7 @@ def test_further_shapes_are_computed_all_the_same_and_that_is_said_once(
     graphs: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_networks, "MOST_VARIANTS", 12)
-    network = CompiledNetwork(Doubling())
+    network = compile_network(Doubling())
     with caplog.at_level(logging.WARNING, "wdsprep"), torch.inference_mode():
         for side in 2 * [*range(2, 20)]:
             batch = torch.ones(1, side)
@@ -305,4 +305,4 @@ def test_what_the_compiler_makes_of_a_network_agrees() -> None:
     torch.compiler.reset()
     network, batch = nn.Conv2d(3, 4, 3), torch.rand(2, 3, 8, 8)
     with torch.inference_mode():
-        torch.testing.assert_close(CompiledNetwork(network)(batch), network(batch))
+        torch.testing.assert_close(compile_network(network)(batch), network(batch))

@@ -16,9 +16,9 @@ from wdsprep.runners.stuck_workers import (
     OUT_OF_MEMORY,
     PERHAPS,
     STEP_NBYTES,
-    KillsCounted,
     Watch,
     awaiting,
+    count_kills,
     find_counters,
     report_opening,
 )
@@ -138,10 +138,10 @@ def test_a_process_that_only_waits_reports_nothing(is_over: threading.Event) -> 
 def test_a_kill_that_the_kernel_has_counted_since_was_for_lack_of_memory(tmp_path: Path) -> None:
     counted = tmp_path / "memory.events"
     counted.write_text("oom 1\noom_kill 3\noom_group_kill 0\n")
-    kills = KillsCounted([tmp_path / "no", counted])
-    assert kills.reason() == PERHAPS
+    reason = count_kills([tmp_path / "no", counted])
+    assert reason() == PERHAPS
     counted.write_text("oom 2\noom_kill 4\noom_group_kill 0\n")
-    assert [kills.reason(), kills.reason()] == [OUT_OF_MEMORY, PERHAPS]
+    assert [reason(), reason()] == [OUT_OF_MEMORY, PERHAPS]
 
 
 def test_the_counter_of_this_machine_is_found() -> None:

@@ -27,7 +27,7 @@ from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Event, Failure, RunnerSettings, SlotMessage, Unit, Work
 from wdsprep.runners.schedule import drive
-from wdsprep.runners.stuck_workers import LOOK_S, ONE_BLAS_THREAD, KillsCounted, reason_of_end
+from wdsprep.runners.stuck_workers import LOOK_S, ONE_BLAS_THREAD, count_kills, reason_of_end
 from wdsprep.runners.worker import GRACE_S, place_of
 from wdsprep.runners.worker_versions import installed, refusal
 from wdsprep.version import __version__
@@ -61,7 +61,7 @@ class LocalRunner:
         self._slots: dict[Connection, int] = {}
         self._news: list[SlotMessage] = []
         """Messages that workers which are started open, or could not be started."""
-        self._kills = KillsCounted()
+        self._reason_of_kill = count_kills()
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
         self._work = pickle.dumps(work)
@@ -113,7 +113,7 @@ class LocalRunner:
             try:
                 order, message = pipe.recv()
             except (EOFError, OSError):
-                reason = reason_of_end(self._forget(slot), self._kills)
+                reason = reason_of_end(self._forget(slot), self._reason_of_kill)
                 order, message = 0, ("lost", Failure(reason=reason, place=self._place(slot)))
             else:
                 if message[0] == "lost":

@@ -105,10 +105,6 @@ def all_at_once(_opened: int, _starting: int) -> int:
     return sys.maxsize
 
 
-class WorkerTraceback(Exception):  # noqa: N818  it is never raised, only shown as a cause
-    """The traceback of a worker, as the cause of the error that the driver raises."""
-
-
 @dataclass(slots=True, eq=False)
 class _Streak:
     """Failures in a row at one place of a worker, those since a unit was last finished there."""
@@ -336,7 +332,7 @@ class Schedule:
                 self._false_starts.pop(slot, None)
                 self._ever_ready = True
             case "fatal", (error, trace):
-                raise error from WorkerTraceback(trace)
+                raise error from RuntimeError(f"in a worker:\n{trace}")
             case "lost", failure if slot in self._starting:
                 self._vacate(slot, failure)
             case "lost", failure:
@@ -441,9 +437,8 @@ class Schedule:
             is_hopeless = sum(self._false_starts.values()) >= most and not untried
             is_hopeless |= failure.error is not None and not self._starting
         if is_hopeless:
-            trace = WorkerTraceback(failure.trace) if failure.trace else None
-            error = failure.error or WorkError(f"workers do not start: {failure.reason}")
-            raise error from trace
+            cause = RuntimeError(f"in a worker:\n{failure.trace}") if failure.trace else None
+            raise failure.error or WorkError(f"workers do not start: {failure.reason}") from cause
         if is_over:
             self._false_starts[slot] -= 1  # where it is tried again, once is enough
             self._give_up(slot, f"no worker can begin{where}: {failure.reason}")

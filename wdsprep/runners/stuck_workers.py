@@ -31,7 +31,7 @@ import signal
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -154,36 +154,32 @@ LACKED = ("can't start new thread", "failed to map segment", "cannot allocate me
 OF_THE_MACHINE = Path("/proc/vmstat")
 
 
-class KillsCounted:
-    """A count of the processes that the kernel has killed for lack of memory."""
+def count_kills(counters: Sequence[Path] | None = None) -> Callable[[], str]:
+    """Return a function that returns the likely reason why a worker was ended by SIGKILL.
 
-    def __init__(self, counters: Sequence[Path] | None = None) -> None:
-        """Begin to count. `counters` are files that may state how many processes were killed.
+    The reason is a lack of memory if the kernel has counted another such kill since the last call,
+    or since now. Otherwise that is only named as the most frequent reason. `counters` are files
+    that may state how many processes were killed; the first that does is used. By default they are
+    those of this process's control groups, then that of the machine.
+    """
+    paths = find_counters() if counters is None else counters
 
-        The first that does is used. By default they are those of this process's control groups,
-        then that of the machine.
-        """
-        self._counters = find_counters() if counters is None else counters
-        self._before = self._count()
-
-    def reason(self) -> str:
-        """Return the likely reason why a worker was ended by SIGKILL.
-
-        The reason is a lack of memory if the kernel has counted another such kill since the last
-        call, or since counting began. Otherwise that is only named as the most frequent reason.
-        """
-        before, self._before = self._before, self._count()
-        return OUT_OF_MEMORY if self._before > before else PERHAPS
-
-    def _count(self) -> int:
-        for path in self._counters:
-            try:
-                found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-            except OSError:
-                continue
-            if found:
-                return int(found[1])
+    def count() -> int:
+        for path in paths:
+            with suppress(OSError):
+                line = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+                if line:
+                    return int(line[1])
         return 0
+
+    counted = count()
+
+    def reason() -> str:
+        nonlocal counted
+        before, counted = counted, count()
+        return OUT_OF_MEMORY if counted > before else PERHAPS
+
+    return reason
 
 
 def is_of_memory(error: BaseException) -> bool:
@@ -196,10 +192,10 @@ def is_of_memory(error: BaseException) -> bool:
     return is_other and any(words in str(error).lower() for words in LACKED)
 
 
-def reason_of_end(returncode: int, kills: KillsCounted) -> str:
+def reason_of_end(returncode: int, reason_of_kill: Callable[[], str]) -> str:
     """Return the reason why a worker ended, by the exit code of its process."""
     if -returncode == signal.SIGKILL:
-        return kills.reason()
+        return reason_of_kill()
     if returncode < 0:
         how = f"worker was killed by {signal.Signals(-returncode).name}"
     else:

@@ -59,6 +59,7 @@ NEVER = 1_000_000
 """A threshold of the garbage collector that is never reached."""
 
 Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
+Send: TypeAlias = Callable[[int, Message], bool]
 
 
 def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
@@ -211,17 +212,18 @@ def main(fd: int, units_at_once: int) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the driver blocked it for us
     os.set_inheritable(fd, False)
     os.dup2(2, 1)  # stdout belongs to the driver's command
-    channel = _Channel(Connection(fd))
+    pipe = Connection(fd)
+    send = _sender(pipe)
     code = 0
     try:
         threading.Thread(target=_end_with_driver, args=(fd,), daemon=True).start()
-        _serve(channel, units_at_once)
+        _serve(pipe, send, units_at_once)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException as error:  # noqa: BLE001  whatever it is, the driver must hear of it
-        _tell_end(channel, error)
+        _tell_end(send, error)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # The work is closed by now. An interpreter that ends in the usual way takes its modules apart
@@ -232,21 +234,32 @@ def main(fd: int, units_at_once: int) -> NoReturn:
     os._exit(code)
 
 
-def _tell_end(channel: _Channel, error: BaseException) -> NoReturn:
+def _tell_end(send: Send, error: BaseException) -> NoReturn:
     """Tell the driver why this worker ends, if there is memory to say so, and end the process."""
     try:
         lost = Failure(reason=error_line(error), trace=traceback.format_exc())
-        channel.send(0, ("lost", lost))
+        send(0, ("lost", lost))
     finally:
         os._exit(1)
 
 
-def _serve(channel: _Channel, units_at_once: int) -> None:
-    pipe = channel.pipe
-    with _reporting(channel):
+def _serve(pipe: Connection, send: Send, units_at_once: int) -> None:
+    is_over = threading.Event()
+
+    def report() -> None:
+        with suppress(OSError):  # no driver any more: the main thread hears of it too
+            for progress in report_opening(is_over):
+                send(0, progress)
+
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    try:
         worker, message = open_worker(lambda: pickle.loads(pipe.recv_bytes()))  # noqa: S301
+    finally:
+        is_over.set()
+        reporter.join()
     gc.freeze()  # or a full collection looks at all of torch: 0.2 s in which nothing runs
-    channel.send(0, message)
+    send(0, message)
     if worker is None:
         return
     with _stopping(worker), _woken_by_signals() as woken:
@@ -254,29 +267,10 @@ def _serve(channel: _Channel, units_at_once: int) -> None:
             wait([pipe, woken])
             order, unit = pipe.recv()
             if units_at_once == 1:
-                _work(worker, channel, order, unit)
+                _work(worker, send, order, unit)
             else:
-                job = (worker, channel, order, unit)
+                job = (worker, send, order, unit)
                 threading.Thread(target=_work_aside, args=job, name=unit.name, daemon=True).start()
-
-
-@contextmanager
-def _reporting(channel: _Channel) -> Iterator[None]:
-    """Tell the driver of progress while the block, which opens the work, lasts."""
-    is_over = threading.Event()
-
-    def report() -> None:
-        with suppress(OSError):  # no driver any more: the main thread hears of it too
-            for message in report_opening(is_over):
-                channel.send(0, message)
-
-    reporter = threading.Thread(target=report, daemon=True)
-    reporter.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        reporter.join()
 
 
 @contextmanager
@@ -314,44 +308,42 @@ def _stopping(worker: Worker) -> Iterator[None]:
             os._exit(128 + signal.SIGTERM)  # an orderly end would trip over running threads
 
 
-class _Channel:
-    """The pipe to the driver, which takes one message at a time."""
+def _sender(pipe: Connection) -> Send:
+    """Return a function that sends the driver a message about an order; threads may share it.
 
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
-        self._lock = threading.Lock()
+    It returns False if the message cannot be pickled: then a failure that says so was sent instead.
+    """
+    lock = threading.Lock()
 
-    def send(self, order: int, message: Message) -> bool:
-        """Send a message to the driver.
-
-        Return False if it cannot be pickled: then a failure that says so was sent instead.
-        """
+    def send(order: int, message: Message) -> bool:
         is_sound = True
         try:
             data = pickle.dumps((order, message))
         except Exception as error:  # noqa: BLE001  pickling runs the values' own code
             failure = Failure(reason=error_line(error), trace=traceback.format_exc())
             data, is_sound = pickle.dumps((order, ("failed", failure))), False
-        with self._lock:
-            self.pipe.send_bytes(data)
+        with lock:
+            pipe.send_bytes(data)
         return is_sound
 
+    return send
 
-def _work(worker: Worker, channel: _Channel, order: int, unit: Unit) -> None:
+
+def _work(worker: Worker, send: Send, order: int, unit: Unit) -> None:
     with closing(worker.do(unit)) as messages:
         for message in messages:
-            if not channel.send(order, message):
+            if not send(order, message):
                 break
 
 
-def _work_aside(worker: Worker, channel: _Channel, order: int, unit: Unit) -> None:
+def _work_aside(worker: Worker, send: Send, order: int, unit: Unit) -> None:
     try:
         with suppress(OSError):  # no driver any more: the main thread hears of it too
-            _work(worker, channel, order, unit)
+            _work(worker, send, order, unit)
     except SystemExit:  # it would end the thread alone, and the unit never
         os.kill(os.getpid(), signal.SIGTERM)
     except BaseException as error:  # noqa: BLE001  it too would end the thread alone
-        _tell_end(channel, error)
+        _tell_end(send, error)
 
 
 def _terminate(_signum: int, _frame: object) -> None:

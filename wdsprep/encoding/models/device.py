@@ -254,11 +254,9 @@ class Device:
 
     def size_of(self, shape: Size) -> int:
         """Return the batch size for images of this width and height."""
-        return (
-            size_for_shape(self.size, self._encoder.resolution, prod(shape))
-            if self._fits
-            else self.size
-        )
+        if not self._fits:
+            return self.size
+        return size_for_shape(self.size, self._encoder.resolution, prod(shape))
 
     def _size_of(self, batch: DeviceBatch, *, exact: bool) -> int:
         usual = self.size_of(batch.shape) if isinstance(batch, ImageBatch) else self.text_size
@@ -288,12 +286,6 @@ class Device:
         except (RuntimeError, MemoryError) as error:
             if batch.size == 1 or not self._is_out_of_memory(error, batch, exact=exact):
                 raise
-        self._halve(batch, exact=exact)
-        if self._is_cuda:  # out of the handler: it held on to the memory
-            torch.cuda.empty_cache()
-        return self.launch(batch, exact=exact)
-
-    def _halve(self, batch: DeviceBatch, *, exact: bool) -> None:
         half = batch.size // 2
         if exact:
             self._exact_sizes[type(batch)] = half
@@ -301,6 +293,9 @@ class Device:
             self.stats.batch_size = half
         else:
             self.stats.text_size = half
+        if self._is_cuda:  # out of the handler: it held on to the memory
+            torch.cuda.empty_cache()
+        return self.launch(batch, exact=exact)
 
     def _is_out_of_memory(self, error: Exception, batch: DeviceBatch, *, exact: bool) -> bool:
         encoder = self._encoder
@@ -367,46 +362,31 @@ class Device:
         """
         return [row for part in launched for row in self._finish(part, may_retry=True)]
 
-    def _finish(self, one: Launched, *, may_retry: bool) -> list[Arrays | None]:
-        stats, is_text = self.stats, isinstance(one.batch, TextBatch)
-        worked = self._busy_seconds(one)
+    def _finish(self, launched: Launched, *, may_retry: bool) -> list[Arrays | None]:
+        batch, made, stats = launched.batch, launched.made, self.stats
+        worked, shape = _elapsed_seconds(launched), (batch.kind, launched.is_exact)
+        if self._is_cuda and shape in self._of_late:
+            self._of_late[shape].append(worked)
+            worked = min(self._of_late[shape])
         stats.busy_s += worked
-        stats.text_s += worked if is_text else 0.0
+        stats.text_s += worked if isinstance(batch, TextBatch) else 0.0
         stats.wall_s = time.monotonic() - self._first_launch
         stats.batches += 1
-        rows: list[Arrays | None] = [*self._split_rows(one.made, one.batch.count)]
-        failed = (~one.made.ok[: one.batch.count]).nonzero().flatten().tolist()
-        again = self._compute_exact(one.batch, failed) if failed and may_retry else []
-        for row, made in zip(failed, again or [None] * len(failed), strict=True):
-            rows[row] = made
-        is_counted = may_retry and isinstance(one.batch, self._counted)
-        stats.samples += one.batch.count if is_counted else 0
-        return rows
-
-    def _split_rows(self, made: Encoded, count: int) -> list[Arrays]:
-        """Return the arrays of the first rows of a batch, which are no padding.
-
-        An array that is cut to the caption's length is copied, as it would otherwise keep the
-        memory of the whole batch.
-        """
-        columns = [array[:count].unbind() for array in made.arrays.values()]
-        rows = [dict(zip(made.arrays, row, strict=True)) for row in zip(*columns, strict=True)]
+        columns = [array[: batch.count].unbind() for array in made.arrays.values()]
+        arrays = [dict(zip(made.arrays, row, strict=True)) for row in zip(*columns, strict=True)]
         if made.lengths is not None:
             names = self._variable & made.arrays.keys()
-            for row, length in zip(rows, made.lengths.tolist(), strict=False):  # and of padding
+            for row, length in zip(arrays, made.lengths.tolist(), strict=False):  # and of padding
+                # Copied, as it would otherwise keep the memory of the whole batch.
                 row.update({name: row[name][:length].clone() for name in names})
+        rows: list[Arrays | None] = [*arrays]
+        failed = (~made.ok[: batch.count]).nonzero().flatten().tolist()
+        again = self._compute_exact(batch, failed) if failed and may_retry else []
+        for row_number, exact in zip(failed, again or [None] * len(failed), strict=True):
+            rows[row_number] = exact
+        if may_retry and isinstance(batch, self._counted):
+            stats.samples += batch.count
         return rows
-
-    def _busy_seconds(self, one: Launched) -> float:
-        """Wait for a batch, and return the seconds in which the device was busy with it.
-
-        On a GPU it is the shortest time of the latest batches of this kind, if any were timed.
-        """
-        seconds, shape = _elapsed_seconds(one), (one.batch.kind, one.is_exact)
-        if not self._is_cuda or shape not in self._of_late:
-            return seconds
-        self._of_late[shape].append(seconds)
-        return min(self._of_late[shape])
 
     def _compute_exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
         """Compute rows of a batch again in fp32, and return their arrays.
@@ -422,8 +402,8 @@ class Device:
                 made += [None] * part.count
                 continue
             try:
-                for one in self.launch(part, exact=True):
-                    made += self._finish(one, may_retry=False)
+                for launched in self.launch(part, exact=True):
+                    made += self._finish(launched, may_retry=False)
             except (RuntimeError, MemoryError) as error:
                 has_no_room = isinstance(error, NoRoomError)
                 if not has_no_room and not self._is_out_of_memory(error, part, exact=True):
@@ -433,12 +413,13 @@ class Device:
         return made
 
 
-def _elapsed_seconds(one: Launched) -> float:
+def _elapsed_seconds(launched: Launched) -> float:
     """Return the seconds between the begin and the end of a batch, after waiting for its end."""
-    if isinstance(one.began, float) or isinstance(one.ended, float):
-        return one.ended - one.began  # type: ignore[operator]
-    one.ended.synchronize()
-    return float(one.began.elapsed_time(one.ended)) / 1000
+    began, ended = launched.began, launched.ended
+    if isinstance(began, float) or isinstance(ended, float):
+        return ended - began  # type: ignore[operator]
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) / 1000
 
 
 def check_precision(device: torch.device, dtype: str, *, has_bf16_text: bool = False) -> None:

@@ -43,8 +43,8 @@ from wdsprep.encoding.models.base import (
 from wdsprep.encoding.models.families import dtype_of_tower
 from wdsprep.encoding.models.find_model import Model, rule_of
 from wdsprep.encoding.models.load_networks import (
-    CompiledNetwork,
     check_compiler,
+    compile_network,
     load_vae,
     silence_libraries,
 )
@@ -89,7 +89,7 @@ class LatentEncoder:
         self._moments: InTwoPrecisions[Any] = InTwoPrecisions(
             lambda dtype: _load_moments(model, DTYPES[dtype], device, is_compiled=recipe.compile),
             "fp32" if dtype == TF32 else dtype,
-            CompiledNetwork if recipe.compile else None,
+            compile_network if recipe.compile else None,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
         self._text = load_text_encoder(model, recipe, device) if self.has_text else None

@@ -1,9 +1,9 @@
 """Networks and tokenizers, loaded from the files of a model without running its code, and compiled.
 
-A `CompiledNetwork` is compiled for each shape that it is given. By default, torch.compile compiles
-a function eight times at most, and computes all further shapes uncompiled without telling the user.
-Here it may be more: each shape of a run in batches of the full size, of half of it and so on, and
-each once more if another thread meanwhile changes what fp32 means in this process
+`compile_network` compiles a network for each shape that it is given. By default, torch.compile
+compiles a function eight times at most, and computes all further shapes uncompiled without telling
+the user. Here it may be more: each shape of a run in batches of the full size, of half of it and so
+on, and each once more if another thread meanwhile changes what fp32 means in this process
 (`encoder.precision_of`).
 """
 
@@ -205,36 +205,34 @@ OLD_NAMES = ("cache_size_limit", "accumulated_cache_size_limit", "fail_on_cache_
 _log = logging.getLogger("wdsprep")
 
 
-class CompiledNetwork:
-    """A network that is compiled in up to MOST_VARIANTS, and computes other batches uncompiled."""
+def compile_network(network: nn.Module) -> Callable[[Tensor], Any]:
+    """Compile a network in up to MOST_VARIANTS. Batches of further shapes are computed without."""
+    compiled, uncompiled = torch.compile(network, dynamic=False), set[torch.Size]()
 
-    def __init__(self, network: nn.Module) -> None:
-        self._network = network
-        self._compiled = torch.compile(network, dynamic=False)
-        self._uncompiled: set[torch.Size] = set()
-
-    def __call__(self, batch: Tensor) -> Any:
-        if batch.shape in self._uncompiled:
-            return self._network(batch)
+    def compute(batch: Tensor) -> Any:
+        if batch.shape in uncompiled:
+            return network(batch)
         # A trainer in this process keeps its own limits, which had other names in torch 2.6.
         config: Any = torch._dynamo.config
         *most, is_error = NAMES if hasattr(config, NAMES[0]) else OLD_NAMES
         limits = {name: max(MOST_VARIANTS, getattr(config, name)) for name in most}
         try:
             with config.patch({**limits, is_error: True}):
-                return self._compiled(batch)
+                return compiled(batch)
         except Exception as error:
             if not type(error).__name__.endswith("LimitHit"):
                 raise
-        if not self._uncompiled:
+        if not uncompiled:
             _log.warning(
                 "--compile: %d variants are compiled, so batches of further shapes (%s) are "
                 "computed uncompiled, which is slower",
                 MOST_VARIANTS,
                 "x".join(map(str, batch.shape)),
             )
-        self._uncompiled.add(batch.shape)
-        return self._network(batch)
+        uncompiled.add(batch.shape)
+        return network(batch)
+
+    return compute
 
 
 def check_compiler(device: torch.device) -> None:

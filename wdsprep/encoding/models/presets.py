@@ -37,7 +37,7 @@ class Preset:
     """its repository on the hub; empty for the model in this package"""
     vae: str = "AutoencoderKL"
     """the class"""
-    channels: int
+    channels: int = 16
     factor: int = 8
     resolution: int = 1024
     """the side of the squares that it was trained with; 0 if it makes no pictures"""
@@ -86,14 +86,12 @@ TIME_IDS = Field(name="time_ids.npy", dtype="<i4", shape=(6,))
 
 SD3 = Preset(
     repo="stabilityai/stable-diffusion-3-medium-diffusers",
-    channels=16,
     arrays=(_emb(77 + 256, 4096), _pooled(2048, dtype="bfloat16")),
     towers=(("CLIP-L", 77), ("CLIP-G", 77), ("T5-XXL", 256)),
     needs_login=True,
 )
 FLUX = Preset(
     repo="black-forest-labs/FLUX.1-dev",
-    channels=16,
     arrays=(_emb(512, 4096), _pooled(768)),
     towers=(("CLIP-L", 77), ("T5-XXL", 512)),
     needs_login=True,
@@ -154,14 +152,12 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "lumina2": Preset(
         repo="Alpha-VLLM/Lumina-Image-2.0",
-        channels=16,
         arrays=(_emb(256, 2304, is_variable=True),),
         towers=(("Gemma-2-2B", 256),),
     ),
     "qwen-image": Preset(
         repo="Qwen/Qwen-Image",
         vae=QWEN,
-        channels=16,
         resolution=1328,
         arrays=(_emb(512, 3584, is_variable=True),),
         towers=(("Qwen2.5-VL-7B", 512),),
@@ -169,7 +165,6 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "z-image": Preset(
         repo="Tongyi-MAI/Z-Image",
-        channels=16,
         arrays=(_emb(512, 2560, is_variable=True),),
         towers=(("Qwen3-4B", 512),),
     ),
@@ -181,7 +176,6 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "chroma": Preset(
         repo="lodestones/Chroma1-HD",
-        channels=16,
         arrays=(_emb(512, 4096, is_variable=True),),
         pads=1,
         towers=(("T5-XXL", 512),),
@@ -195,7 +189,6 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "hidream": Preset(
         repo="HiDream-ai/HiDream-I1-Full",
-        channels=16,
         arrays=(
             _emb(128, 4096),
             _pooled(2048),

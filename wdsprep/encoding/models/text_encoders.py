@@ -23,7 +23,7 @@ from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.encode_prompt import ALONE, Row, assemble, full_lengths
 from wdsprep.encoding.models.families import dtype_of_tower, member_name
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.load_networks import CompiledNetwork, load_tokenizer, load_tower
+from wdsprep.encoding.models.load_networks import compile_network, load_tokenizer, load_tower
 from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
@@ -213,7 +213,7 @@ class ClipText:
 
         from transformers import CLIPTextModel
 
-        prepare = CompiledNetwork if recipe.compile else None
+        prepare = compile_network if recipe.compile else None
         dtype = dtype_of_tower(recipe.dtype, "", CLIPTextModel.__name__)
         self.network: InTwoPrecisions[Any] = InTwoPrecisions(load, dtype, prepare)
 

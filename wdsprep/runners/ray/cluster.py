@@ -309,28 +309,30 @@ def worker_count(settings: RunnerSettings, *, is_own: bool) -> tuple[int, Allowe
     return MOST, room_now(settings, room)
 
 
-class WaitWarning:
-    """A warning that tells now and then what a run without any worker waits for."""
+def wait_warning(settings: RunnerSettings) -> Callable[[bool], None]:
+    """Return a function that warns if there has been no worker for a long time.
 
-    def __init__(self, settings: RunnerSettings) -> None:
-        self._settings = settings
-        self._since = time.monotonic()
-        self._next = self._since + SILENT_S
+    It has to be called from time to time, with whether there is a worker.
+    """
+    since = time.monotonic()
+    due = since + SILENT_S
 
-    def look(self, *, has_workers: bool) -> None:
-        """Warn if there has been no worker for a long time. Call this from time to time."""
+    def look(has_workers: bool) -> None:
+        nonlocal since, due
         now = time.monotonic()
         if has_workers:
-            self._since, self._next = now, now + SILENT_S
-        elif now >= self._next:
-            self._next = now + AGAIN_S
-            why = f", and none with {_needs(self._settings)}: waiting for one to join"
-            if room := room_for(self._settings):
+            since, due = now, now + SILENT_S
+        elif now >= due:
+            due = now + AGAIN_S
+            why = f", and none with {_needs(settings)}: waiting for one to join"
+            if room := room_for(settings):
                 why = f" with room for {room:,}: they are starting, or others use it"
             _log.warning(
                 "no worker for %s: the Ray cluster has %s%s (Ctrl-C ends the run, and the same "
                 "command goes on later)",
-                human_time(now - self._since),
+                human_time(now - since),
                 plural(sum(node["Alive"] for node in ray.nodes()), "node"),
                 why,
             )
+
+    return look

@@ -51,7 +51,7 @@ from wdsprep.runners.base import (
     Unit,
     Work,
 )
-from wdsprep.runners.ray.cluster import WaitWarning, connect_to_ray, worker_count
+from wdsprep.runners.ray.cluster import connect_to_ray, wait_warning, worker_count
 from wdsprep.runners.ray.worker import DriversMetrics
 from wdsprep.runners.schedule import drive
 from wdsprep.runners.stuck_workers import FEWER, LOOK_S, OUT_OF_MEMORY
@@ -91,24 +91,21 @@ class RayRunner:
         with connect_to_ray(settings.address, cpus=cpus) as is_own:
             workers, allowed = worker_count(settings, is_own=is_own)
             self._metrics = DriversMetrics(self._tags, settings.units)
-            self._waiting = WaitWarning(settings)
-            self._class = ray.remote(**self._options())(WdsprepWorker)
+            self._look = wait_warning(settings)
+            kind = settings.accelerator_type
+            remote = ray.remote(
+                num_cpus=settings.cpus_per_worker,
+                num_gpus=settings.gpus_per_worker,
+                max_restarts=0,
+                max_concurrency=settings.units_per_worker + 1,
+                namespace=f"wdsprep-{uuid.uuid4().hex[:8]}",  # names are unique within a run
+                **({"accelerator_type": kind} if kind else {}),
+            )
+            self._class = remote(WdsprepWorker)
             data, path = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
             self._arguments = __version__, data, path, self._tags
             events = drive(self, units, settings, workers=workers, allowed=allowed)
             yield from self._metrics.noting(events)
-
-    def _options(self) -> dict[str, Any]:
-        settings = self.settings
-        kind = settings.accelerator_type
-        return {
-            "num_cpus": settings.cpus_per_worker,
-            "num_gpus": settings.gpus_per_worker,
-            "max_restarts": 0,
-            "max_concurrency": settings.units_per_worker + 1,
-            "namespace": f"wdsprep-{uuid.uuid4().hex[:8]}",  # names are unique within a run
-            **({"accelerator_type": kind} if kind else {}),
-        }
 
     def start(self, slot: int) -> None:
         starts = self._starts[slot] = self._starts.get(slot, 0) + 1
@@ -135,16 +132,10 @@ class RayRunner:
 
     def end(self, slot: int, *, is_stuck: bool = False) -> str:  # noqa: ARG002  all are killed
         self._dismiss(slot)
-        self._metrics.count(slot, "lost")
         return ""
 
     def hear(self) -> Iterator[SlotMessage]:
-        for slot, order, message in self._messages():
-            self._metrics.count(slot, message[0])
-            yield slot, order, message
-
-    def _messages(self) -> Iterator[SlotMessage]:
-        self._waiting.look(has_workers=any(actor.node for actor in self._actors.values()))
+        self._look(any(actor.node for actor in self._actors.values()))
         for awaited in self._ready():
             if awaited not in self._awaited:  # its worker was lost just now
                 continue
@@ -191,6 +182,8 @@ class RayRunner:
             self._actors[slot].node, message = value
         if message[0] in ("ready", "done", "failed", "fatal"):
             self._forget(awaited)
+        if message[0] == "ready":
+            self._metrics.count(slot, is_open=True)
         elif message[0] == "lost":
             self._dismiss(slot)
         return message
@@ -221,6 +214,7 @@ class RayRunner:
         return "lost", lost
 
     def _dismiss(self, slot: int) -> None:
+        self._metrics.count(slot, is_open=False)
         actor = self._actors.pop(slot)
         for awaited in actor.awaited:
             del self._awaited[awaited]

@@ -19,7 +19,7 @@ from contextlib import closing
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from wdsprep.runners.base import Event, Finished, Kind, Message, Quarantined, Unit
+from wdsprep.runners.base import Event, Finished, Message, Quarantined, Unit
 from wdsprep.runners.stuck_workers import report_opening
 from wdsprep.runners.worker import Worker, open_worker
 
@@ -96,15 +96,13 @@ class DriversMetrics:
     def given(self) -> None:
         self._attempts.inc(1, self._tags)
 
-    def count(self, slot: int, kind: Kind) -> None:
-        """Count a message in which a worker says that it is ready or lost."""
-        if kind == "ready":
+    def count(self, slot: int, *, is_open: bool) -> None:
+        """Count a worker that is ready, or one that is lost or was ended."""
+        if is_open:
             self._open.add(slot)
-        elif kind == "lost":
+        else:
             self._open.discard(slot)
             self._lost.inc(1, self._tags)
-        else:
-            return
         self._at_work.set(len(self._open), self._tags)
 
     def noting(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
