@@ -31,9 +31,8 @@ import signal
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import takewhile
 from pathlib import Path
 
 from wdsprep.cpus import control_groups
@@ -97,17 +96,18 @@ class Watch:
         """
         before, self._looked = self._looked, time.monotonic()
         self._now_s += min(self._looked - before, LOOK_S)
-        return [
-            *self._overdue(self._working, self._settings.patience_s, "made no progress"),
-            *self._overdue(self._opening, self._settings.opening_patience_s, "opened no further"),
-        ]
-
-    def _overdue(
-        self, since: Mapping[int, float], patience_s: float, fault: str
-    ) -> Iterator[tuple[int, Failure]]:
-        failure = Failure(reason=f"worker {fault} for {patience_s:,.0f} s, and was ended")
-        for slot in takewhile(lambda slot: self._now_s - since[slot] >= patience_s, since):
-            yield slot, failure
+        settings = self._settings
+        overdue = []
+        for since, patience_s, fault in (
+            (self._working, settings.patience_s, "made no progress"),
+            (self._opening, settings.opening_patience_s, "opened no further"),
+        ):
+            failure = Failure(reason=f"worker {fault} for {patience_s:,.0f} s, and was ended")
+            for slot, moved_s in since.items():
+                if self._now_s - moved_s < patience_s:
+                    break
+                overdue.append((slot, failure))
+        return overdue
 
 
 # --- in a worker that opens

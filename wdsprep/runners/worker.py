@@ -115,15 +115,25 @@ class Worker:
     def do(self, unit: Unit) -> Generator[Message, None, None]:
         """Do a unit and yield its messages. The last is its outcome, unless it was stopped."""
         token = object()
+        outcome: Message | None = None
         try:
             self._busy.add(token)
-            with closing(self._attempt(unit)) as messages:
-                for message in messages:
-                    if message[0] == "lost":
-                        self._lost = self._lost or message
-                        self._is_stopping = True
-                    else:
-                        yield message
+            try:
+                with closing(self._call(unit)) as steps:
+                    while not (self._is_stopping or outcome):
+                        try:
+                            value = next(steps)
+                        except StopIteration as end:
+                            outcome = "done", end.value
+                        else:
+                            yield "progress", value
+            except Exception as error:  # noqa: BLE001  a unit may raise anything: it is counted
+                outcome = _message_of(error)
+            if outcome and outcome[0] == "lost":
+                self._lost = self._lost or outcome
+                self._is_stopping = True
+            elif outcome:
+                yield outcome
         finally:
             self._busy.discard(token)
         if self._lost:
@@ -147,23 +157,6 @@ class Worker:
         while self._busy and time.monotonic() < deadline:
             time.sleep(0.01)
         return not self._busy
-
-    def _attempt(self, unit: Unit) -> Generator[Message, None, None]:
-        try:
-            with closing(self._call(unit)) as steps:
-                while not self._is_stopping:
-                    try:
-                        value = next(steps)
-                    except StopIteration as end:
-                        result = end.value
-                        break
-                    yield "progress", value
-                else:
-                    return
-        except Exception as error:  # noqa: BLE001  a unit may raise anything: it is counted
-            yield _message_of(error)
-        else:
-            yield "done", result
 
 
 def _message_of(error: Exception) -> Message:

@@ -198,14 +198,6 @@ def caption_batch_size(encoders: Sequence[str], nbytes: int, device: torch.devic
     return max(1, min(usual, CAPTIONS_NBYTES // max(1, nbytes)))
 
 
-def size_for_shape(size: int, resolution: int, pixels: int) -> int:
-    """Return the batch size for images of a shape, given the batch size for squares.
-
-    For shapes with fewer pixels than the square it is the same: that is enough to keep a GPU busy.
-    """
-    return max(1, min(size, size * resolution**2 // pixels))
-
-
 def text_size(shape: tuple[int, ...], usual: int) -> int:
     """Return the number of captions of one shape in a batch.
 

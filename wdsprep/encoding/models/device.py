@@ -37,7 +37,6 @@ from wdsprep.encoding.models.base import (
     free_nbytes,
     is_out_of_memory,
     peak_nbytes,
-    size_for_shape,
 )
 from wdsprep.encoding.models.noise import noise_keys
 from wdsprep.encoding.progress import Stats
@@ -253,10 +252,14 @@ class Device:
         return self.stats.text_size
 
     def size_of(self, shape: Size) -> int:
-        """Return the batch size for images of this width and height."""
+        """Return the batch size for images of this width and height.
+
+        For shapes with fewer pixels than the square it is that of squares: that is enough to keep a
+        GPU busy.
+        """
         if not self._fits:
             return self.size
-        return size_for_shape(self.size, self._encoder.resolution, prod(shape))
+        return max(1, min(self.size, self.size * self._encoder.resolution**2 // prod(shape)))
 
     def _size_of(self, batch: DeviceBatch, *, exact: bool) -> int:
         usual = self.size_of(batch.shape) if isinstance(batch, ImageBatch) else self.text_size

@@ -121,7 +121,10 @@ def flatten_frames(network: nn.Module) -> list[str]:
             continue
         parent_name, _, own = name.rpartition(".")
         parent, conv = network.get_submodule(parent_name), copy.deepcopy(module).float()
-        frame = _draw_frame(conv)
+        both = zip(conv.kernel_size[1:], conv.dilation[1:], strict=True)
+        height, width = (size * dilation + 2 for size, dilation in both)
+        generator = torch.Generator().manual_seed(0)  # not the trainer's
+        frame = torch.randn((1, conv.in_channels, 1, height, width), generator=generator)
         try:
             wanted = conv(frame)
         except RuntimeError:  # it needs more time steps than one frame and its padding have
@@ -135,17 +138,6 @@ def flatten_frames(network: nn.Module) -> list[str]:
         else:
             kept.append(name)
     return kept
-
-
-def _draw_frame(conv: nn.Conv3d) -> Tensor:
-    """Return a random frame that is large enough for a convolution.
-
-    The trainer's generator of random numbers is not used.
-    """
-    both = zip(conv.kernel_size[1:], conv.dilation[1:], strict=True)
-    height, width = (size * dilation + 2 for size, dilation in both)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn((1, conv.in_channels, 1, height, width), generator=generator)
 
 
 def _flatten(conv: nn.Conv3d, made: Tensor, frame: Tensor) -> FrameConv | None:
