@@ -71,7 +71,7 @@ def _role_sizes(recipe: Recipe, model: Model) -> Iterator[tuple[str, Any]]:
     unsettled = [role for role in recipe.images_in_roles if rules.get(role, PIPELINE) == PIPELINE]
     is_taken = False
     if any(not is_mask(role) for role in unsettled) and model.pipeline_kind:
-        from wdsprep.encoding.models.references import takes_references  # torch
+        from wdsprep.encoding.models.encode_prompt import takes_references  # torch
 
         is_taken = takes_references(model)
     for role in recipe.images_in_roles:

@@ -37,12 +37,13 @@ from wdsprep.encoding.models.encode_prompt import (
     Row,
     assemble,
     pipeline_error,
+    takes_references,
 )
 from wdsprep.encoding.models.families import dtype_of_tower, is_mask, member_name
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
 from wdsprep.encoding.models.pipeline_parts import Component
-from wdsprep.encoding.models.references import ReferencePipeline, takes_references
+from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.images.crop import blank_image

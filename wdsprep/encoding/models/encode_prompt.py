@@ -263,6 +263,12 @@ def pipeline_class(model: Model) -> Any:
     return kind
 
 
+def takes_references(model: Model) -> bool:
+    """Return whether the pipeline of a model takes reference images."""
+    kind = pipeline_class(model) if model.pipeline_kind else None
+    return kind is not None and IMAGE in inspect.signature(kind.__call__).parameters
+
+
 def assemble(
     kind: Any,
     model: Model,

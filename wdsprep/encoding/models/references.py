@@ -20,7 +20,13 @@ from torch import Tensor, nn
 
 from wdsprep.encoding.models.base import is_device_error
 from wdsprep.encoding.models.config_files import read_json
-from wdsprep.encoding.models.encode_prompt import IMAGE, assemble, pipeline_class, returned_names
+from wdsprep.encoding.models.encode_prompt import (
+    IMAGE,
+    assemble,
+    pipeline_class,
+    returned_names,
+    takes_references,
+)
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import (
     cause_of,
@@ -37,12 +43,6 @@ from wdsprep.images.crop import blank_image
 CPU = torch.device("cpu")
 TRIAL = (1024, 1024)
 """The size of a blank image with which a pipeline is tried."""
-
-
-def takes_references(model: Model) -> bool:
-    """Return whether the pipeline of a model takes reference images."""
-    kind = pipeline_class(model) if model.pipeline_kind else None
-    return kind is not None and IMAGE in inspect.signature(kind.__call__).parameters
 
 
 class References(NamedTuple):
