@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.models import model_files
-from wdsprep.encoding.models.load_networks import cause_of
+from wdsprep.encoding.models.load_networks import cause_of, explain_errors
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.store import split_url
 from wdsprep.text import brief, human_bytes
@@ -57,7 +57,11 @@ class LinearHead:
     def __init__(self, head: Head, device: "torch.device | str" = "cpu") -> None:
         import torch
 
-        try:
+        def refusal(error: BaseException) -> UsageError:
+            what = f"is not a safetensors file of floats ({cause_of(error)})"
+            return UsageError(f"--head {head.place} {what}")
+
+        with explain_errors(refusal):
             entries, start, facts = model_files.read_tensor_header(BytesIO(head.data))
             tensors = {}
             for name, entry in entries.items():
@@ -70,12 +74,6 @@ class LinearHead:
                     f"head with {' or '.join(ACTIVATIONS[1:])}, or without one"
                 )
             layers = _layers(head.place, tensors)
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"--head {head.place} is not a safetensors file of floats ({cause_of(error)})"
-            ) from error
         self._layers = [(weight.to(device), bias.to(device)) for weight, bias in layers]
         self.width = self._layers[0][0].shape[1]
         """The width of the embeddings that the head takes."""

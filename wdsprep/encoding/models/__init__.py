@@ -10,5 +10,5 @@ network fit together: a VAE (`vae`), without what changes nothing, and for text 
 loads and compiles them. Before that, a `dry_run` without networks counts the tokens of captions
 and tells the shapes of arrays. `families` has what no signature tells, and `noise` the noise of
 each key. `references` prepares reference images as an edit pipeline does. `device` keeps one device
-busy, with batches of a size that fits.
+busy, with batches of a size that fits, and says what an encoder has to do.
 """

@@ -122,7 +122,7 @@ def explain_load_errors(path: Path, kind: Any) -> contextlib.AbstractContextMana
 
 @contextlib.contextmanager
 def explain_errors(
-    explain: Callable[[BaseException], WorkError],
+    explain: Callable[[BaseException], WdsprepError],
     is_left: Callable[[BaseException], bool] = lambda _error: False,
 ) -> Iterator[None]:
     """Turn any error in the context into the one that `explain` makes of it.

@@ -1,5 +1,6 @@
 """The files of a model: a folder, or a repository of the Hugging Face hub, and their digest.
 
+`find_files` searches for the model that a user named, and `find_on_node` for the driver's.
 The hub's client is imported when it is needed. Its errors become one line that says what to do
 next, and they come within seconds, before anything else has begun.
 
