@@ -8,12 +8,10 @@ forwarded on a connection of its own. The Host header goes upstream as the clien
 S3 signatures cover it. When upstream cannot be reached, the client's connection is closed.
 """
 
-import base64
 import http.client
 import itertools
 import ssl
 import threading
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from email.message import Message
@@ -22,7 +20,6 @@ from urllib.parse import urlsplit
 from tests.kit.webserver import Connection, Request, WebServer
 
 CHUNK = 64 * 1024
-CRC = "x-amz-checksum-crc32"
 HOP_BY_HOP = {"connection", "keep-alive", "expect", "transfer-encoding", "te", "trailer", "upgrade"}
 ERROR_CODES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
@@ -110,25 +107,14 @@ Headers = list[tuple[str, str]]
 class FaultProxy(WebServer):
     """The proxy as a context manager.
 
-    With `tls` it serves HTTPS. With `knows_crc` it is as a server that compares the CRC-32 of
-    bodies, whatever the one behind it does.
+    With `tls` it serves HTTPS.
     """
 
-    given_back: tuple[str, ...] = ("x-amz-checksum-algorithm", CRC)
-    """headers that a server gives back if it knows what they ask for"""
-
-    def __init__(
-        self,
-        upstream_url: str,
-        rule: Rule,
-        *,
-        tls: ssl.SSLContext | None = None,
-        knows_crc: bool = False,
-    ) -> None:
+    def __init__(self, upstream_url: str, rule: Rule, *, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(self.relay, tls=tls)
         parts = urlsplit(upstream_url)
         self._upstream = (parts.hostname or "127.0.0.1", parts.port or 80)
-        self._rule, self._knows_crc, self._numbers = rule, knows_crc, itertools.count(1)
+        self._rule, self._numbers = rule, itertools.count(1)
 
     @property
     def seen(self) -> list[tuple[str, str]]:
@@ -142,8 +128,6 @@ class FaultProxy(WebServer):
             connection.rest(fault.seconds)
         if isinstance(fault, Bend):
             request = replace(request, body=bytes([request.body[0] ^ 1]) + request.body[1:])
-        if self._knows_crc and headers.get(CRC) not in (None, crc_of(request.body)):
-            fault = Status(400, code="BadDigest")
         if isinstance(fault, Drop):
             return False
         if isinstance(fault, Status):
@@ -170,11 +154,7 @@ class FaultProxy(WebServer):
             upstream.close()
         if isinstance(fault, DropAfter):
             return False
-        headers = response.getheaders()
-        if self._knows_crc and response.status == 200:
-            names = [name for name in self.given_back if name in request.headers]
-            headers += [(name, request.headers[name]) for name in names]
-        self.answer(connection, request, response.status, headers, data, fault)
+        self.answer(connection, request, response.status, response.getheaders(), data, fault)
         return not isinstance(fault, Truncate)
 
     def ask(
@@ -218,7 +198,3 @@ class FaultProxy(WebServer):
             if isinstance(fault, DelayBody):
                 connection.rest(fault.seconds)
             connection.send(body[at : at + CHUNK])
-
-
-def crc_of(body: bytes) -> str:
-    return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()

@@ -8,7 +8,6 @@ before this machine was started anew, as another user, or with another temporary
 a container): of its upload nothing is known but its age.
 """
 
-import base64
 import contextlib
 import fcntl
 import hashlib
@@ -17,17 +16,14 @@ import socket
 import stat
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wdsprep.store.local import remove_if_dead
 from wdsprep.store.object_locks import boot
-from wdsprep.store.remote import NOT_SUPPORTED, PARTS_IN_FLIGHT, PartSink
+from wdsprep.store.remote import PARTS_IN_FLIGHT, PartSink
 from wdsprep.store.s3.failures import status_of
 
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
@@ -35,52 +31,6 @@ KEPT_S = 2 * 86_400  # a note that nobody has asked for; uploads of that age nee
 Note = tuple[Path, int]
 """A note of an upload that this process has begun: its path, and the open file that is locked."""
 WRITER = "wdsprep-writer"  # object metadata: tells a writer whether what it finds is its own
-
-
-@dataclass(kw_only=True, slots=True)
-class BodyChecks:
-    """The way in which a server checks the bodies that one store sends it.
-
-    It is the cheapest of those that the server is known to check. Over plain HTTP the signature
-    holds the SHA-256 of the body, and no more is needed. Over TLS a body goes unsigned, with
-    its MD5, which all servers know. A server that names CRC-32 when an upload begins wants it
-    with each part. Once it has given one back, it is believed to compare them, and the MD5 is
-    left out. A server that then gives none back is believed no more, and gets the part again,
-    with its MD5. Some name it and compare nothing, and some refuse to begin: their parts have
-    an MD5 as ever.
-
-    CRC-32 is what the standard library has: 3,400 MB/s here, beside 660 of MD5. CRC-32C and
-    CRC-64/NVME do 13,000, and each takes one more package to save a quarter of a second a GB,
-    of the 3.6 that an upload over TLS takes.
-    """
-
-    is_signed: bool
-    is_refused: bool = False
-    is_given_back: bool | None = None
-    """True if it has always given back the CRC of a part; unknown at first."""
-
-    def note(self, *, is_given_back: bool) -> None:
-        """Note whether the server gave back the CRC of a part.
-
-        Once it has not, it is never believed again.
-        """
-        self.is_given_back = is_given_back and self.is_given_back is not False
-
-    def headers_for(self, data: bytes, *, with_crc: bool = False) -> dict[str, str]:
-        """Return the arguments for boto3 by which the server checks a body.
-
-        They are its MD5, its CRC-32 or both; none if bodies are signed.
-        """
-        if self.is_signed:
-            return {}
-        sums = {"ChecksumCRC32": _base64(zlib.crc32(data).to_bytes(4, "big"))} if with_crc else {}
-        if not (with_crc and self.is_given_back):
-            sums["ContentMD5"] = _base64(hashlib.md5(data, usedforsecurity=False).digest())
-        return sums
-
-
-def _base64(digest: bytes) -> str:
-    return base64.b64encode(digest).decode()
 
 
 class S3Sink(PartSink):
@@ -91,12 +41,11 @@ class S3Sink(PartSink):
         ask: Callable[..., Any],
         place: str,
         part_nbytes: int,
-        checks: BodyChecks,
         condition: Mapping[str, str],
     ) -> None:
         super().__init__(place)
-        self._ask, self._place, self._first_part_nbytes = ask, place, part_nbytes
-        self._checks, self._condition, self._has_crc = checks, condition, False
+        self._ask, self._place, self._condition = ask, place, condition
+        self._first_part_nbytes = part_nbytes
         self._note: Note | None = None
         self._facts = {
             "Metadata": {WRITER: self.writer},
@@ -111,8 +60,7 @@ class S3Sink(PartSink):
 
     def send_part(self) -> None:
         if not self._upload:
-            answer = self._begin()
-            self._has_crc = answer.get("ChecksumAlgorithm") == "CRC32"
+            answer = self._ask("create_multipart_upload", **self._facts)
             self._upload = {"UploadId": answer["UploadId"]}
             self._note = write_note(f"{self._place}/{answer['UploadId']}")
         if self._pool is None:
@@ -122,40 +70,14 @@ class S3Sink(PartSink):
         number = len(self._parts) + 1
         self._parts.append(self._pool.submit(self._put_part, number, self.take_pending()))
 
-    def _begin(self) -> dict[str, Any]:
-        from botocore.exceptions import ClientError
-
-        create: Callable[..., dict[str, Any]] = partial(
-            self._ask, "create_multipart_upload", **self._facts
-        )
-        if self._checks.is_signed or self._checks.is_refused:
-            return create()
-        try:
-            return create(ChecksumAlgorithm="CRC32")
-        except ClientError as error:
-            if status_of(error) not in NOT_SUPPORTED:
-                raise
-        answer = create()
-        self._checks.is_refused = True
-        return answer
-
     def _put_part(self, number: int, data: bytes) -> dict[str, Any]:
-        sums = self._checks.headers_for(data, with_crc=self._has_crc)
-        answer = self._ask("upload_part", PartNumber=number, Body=data, **self._upload, **sums)
-        part = {"PartNumber": number, "ETag": answer["ETag"]}
-        if self._has_crc:
-            part["ChecksumCRC32"] = sums["ChecksumCRC32"]
-            is_given_back = answer.get("ChecksumCRC32") == sums["ChecksumCRC32"]
-            self._checks.note(is_given_back=is_given_back)
-            if not is_given_back and "ContentMD5" not in sums:  # so nobody has compared anything
-                return self._put_part(number, data)
-        return part
+        answer = self._ask("upload_part", PartNumber=number, Body=data, **self._upload)
+        return {"PartNumber": number, "ETag": answer["ETag"]}
 
     def finish(self) -> None:
         if not self._upload:
-            data = self.take_pending()
-            whole = {**self._facts, **self._checks.headers_for(data), **self._condition}
-            self._make_visible("put_object", Body=data, **whole)
+            whole = {**self._facts, **self._condition}
+            self._make_visible("put_object", Body=self.take_pending(), **whole)
             return
         self.end()
         parts = [part.result() for part in self._parts]
