@@ -111,7 +111,15 @@ class _Queue:
         reads["fd"], reads["start"], reads["count"] = fds, starts, vectors.shape[1]
         reads["vectors"] = address_of(vectors) + np.arange(len(fds)) * vectors.strides[0]
         came = np.zeros(len(fds), np.int64)
-        begun = self._submit(len(fds))
+        first = begun = 0
+        while first < len(fds):
+            where = ctypes.c_void_p(self._list_at + first * self._list.itemsize)
+            try:
+                count = _call("io_submit", self._id, ctypes.c_long(len(fds) - first), where)
+                begun += count
+            except OSError:  # one that cannot begin is left out
+                count = 1
+            first += count
         least = 0  # as a rule all is there by now
         while begun:
             events = self._found(least=least, most=begun)
@@ -119,23 +127,6 @@ class _Queue:
             begun -= len(events)
             least = 1
         return came
-
-    def _submit(self, count: int) -> int:
-        """Submit the first `count` reads of the list, and return how many were begun.
-
-        A read that cannot begin is left out.
-        """
-        first = begun = 0
-        while first < count:
-            where = ctypes.c_void_p(self._list_at + first * self._list.itemsize)
-            try:
-                count_begun = _call("io_submit", self._id, ctypes.c_long(count - first), where)
-            except OSError:
-                first += 1
-            else:
-                first += count_begun
-                begun += count_begun
-        return begun
 
     def _found(self, *, least: int, most: int) -> NDArray[Any]:
         where = ctypes.c_void_p(self._events_at)

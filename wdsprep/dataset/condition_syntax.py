@@ -124,13 +124,21 @@ class Condition:
         `LANGUAGE` does not describe.
         """
         if isinstance(node, ast.BoolOp):
-            parts = [self._compile(part) for part in node.values]
-            return _join_function(parts, decides=isinstance(node.op, ast.Or))
+            parts, decides = [*map(self._compile, node.values)], isinstance(node.op, ast.Or)
+
+            def joined(values: Sequence[Any]) -> bool:
+                for part in parts:  # a generator takes twice as long
+                    if bool(part(values)) is decides:
+                        return decides
+                return not decides
+
+            return joined
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             negated = self._compile(node.operand)
             return lambda values: not negated(values)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            return _sign_function(self._compile(node.operand), isinstance(node.op, ast.USub))
+            signed, sign = self._compile(node.operand), -1 if isinstance(node.op, ast.USub) else 1
+            return lambda values: None if (n := number_of(signed(values))) is None else sign * n
         if isinstance(node, ast.BinOp) and (reckon := RECKON.get(type(node.op))):
             return _arithmetic_function(reckon, self._compile(node.left), self._compile(node.right))
         if is_test_for_missing(node):
@@ -151,21 +159,29 @@ class Condition:
         if not all(type(op) in (*COMPARE, ast.In, ast.NotIn) for op in node.ops):
             raise self._refusal(node)
         first = self._compile(node.left)
-        links = list(map(self._link, node.ops, node.comparators))
-        if len(links) > 1:
-            return _chain_function(first, links)
-        holds, second = links[0]
-        return lambda values: holds(first(values), second(values))
+        links: list[tuple[Compare, Evaluate]] = []
+        for op, part in zip(node.ops, node.comparators, strict=True):
+            if type(op) in COMPARE:
+                links.append((_order_comparison(COMPARE[type(op)]), self._compile(part)))
+            elif is_list(part):
+                comparison = _choice_comparison(ast.literal_eval(part), isinstance(op, ast.In))
+                links.append((comparison, lambda _values: None))
+            else:
+                links.append((_in_comparison(isinstance(op, ast.In)), self._compile(part)))
+        if len(links) == 1:
+            holds, second = links[0]
+            return lambda values: holds(first(values), second(values))
 
-    def _link(self, op: ast.cmpop, part: ast.expr) -> tuple[Compare, Evaluate]:
-        """Return the comparison for an operator, and the function that computes its right side."""
-        if type(op) in COMPARE:
-            return _order_comparison(COMPARE[type(op)]), self._compile(part)
-        is_in = isinstance(op, ast.In)
-        if is_list(part):
-            choices = ast.literal_eval(part)
-            return _in_comparison(_choice_comparison(choices), is_in), lambda _values: choices
-        return _in_comparison(_contains, is_in), self._compile(part)
+        def chain(values: Sequence[Any]) -> bool:
+            value = first(values)
+            for holds, part in links:
+                following = part(values)
+                if not holds(value, following):
+                    return False
+                value = following
+            return True
+
+        return chain
 
     def _check_depth(self, tree: ast.expr) -> None:
         level, nodes = 0, [tree]
@@ -247,29 +263,6 @@ def format_path(path: PathParts) -> str:
 
 
 # --- what it comes to
-def _join_function(parts: Sequence[Evaluate], *, decides: bool) -> Evaluate:
-    """Return a function that joins conditions, of which the first that `decides` does so for all.
-
-    A false one decides `and`, and a true one `or`.
-    """
-
-    def holds(values: Sequence[Any]) -> bool:
-        for part in parts:  # a generator takes twice as long
-            if bool(part(values)) is decides:
-                return decides
-        return not decides
-
-    return holds
-
-
-def _sign_function(part: Evaluate, is_minus: bool) -> Evaluate:
-    def signed(values: Sequence[Any]) -> Any:
-        number = number_of(part(values))
-        return -number if number is not None and is_minus else number
-
-    return signed
-
-
 def _arithmetic_function(
     reckon: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate
 ) -> Evaluate:
@@ -313,24 +306,6 @@ def _like_function(part: Evaluate, pattern: str) -> Evaluate:
     return is_like
 
 
-def _chain_function(first: Evaluate, links: Sequence[tuple[Compare, Evaluate]]) -> Evaluate:
-    """Return a function that computes a chain such as `1 <= width < 2`.
-
-    It computes each part once, from the left, until a comparison is false.
-    """
-
-    def chain(values: Sequence[Any]) -> bool:
-        one = first(values)
-        for holds, part in links:
-            other = part(values)
-            if not holds(one, other):
-                return False
-            one = other
-        return True
-
-    return chain
-
-
 def _order_comparison(compare: Callable[[Any, Any], Any]) -> Compare:
     """Return a function that compares two values with an operator such as `<` or `==`.
 
@@ -354,29 +329,22 @@ def _order_comparison(compare: Callable[[Any, Any], Any]) -> Compare:
     return holds
 
 
-def _in_comparison(is_there: Compare, is_in: bool) -> Compare:
-    """Return the comparison `in`, or `not in`, of two values.
-
-    `is_there` says whether the first is in the second. Both comparisons are false if one of the
-    values is missing (None).
-    """
+def _in_comparison(is_in: bool) -> Compare:
+    """Return the comparison `in`, or `not in`, of two values; both are false if one is missing."""
 
     def holds(one: Any, other: Any) -> bool:
-        return one is not None and other is not None and is_there(one, other) is is_in
+        if one is None or other is None:
+            return False
+        try:
+            return (one in other) is is_in
+        except (TypeError, RecursionError):
+            return not is_in
 
     return holds
 
 
-def _contains(one: Any, other: Any) -> bool:
-    """Return whether a text or a list contains a value."""
-    try:
-        return one in other
-    except (TypeError, RecursionError):
-        return False
-
-
-def _choice_comparison(choices: Collection[Any]) -> Compare:
-    """Return a comparison that is true for a value equal to one of the choices, as `==` says.
+def _choice_comparison(choices: Collection[Any], is_in: bool) -> Compare:
+    """Return a comparison of whether a value is equal to one of the choices, as `==` says, or none.
 
     It looks in sets, since there may be thousands of choices.
     """
@@ -384,12 +352,12 @@ def _choice_comparison(choices: Collection[Any]) -> Compare:
     numbers = frozenset(choice for choice in choices if isinstance(choice, NUMBER))
     as_numbers = numbers.union(map(number_of, texts)) - {None}
 
-    def is_there(one: Any, _choices: Any) -> bool:
+    def holds(one: Any, _other: Any) -> bool:
         if isinstance(one, str):
-            return one in texts or (bool(numbers) and number_of(one) in numbers)
-        return isinstance(one, NUMBER) and one in as_numbers
+            return (one in texts or (bool(numbers) and number_of(one) in numbers)) is is_in
+        return one is not None and (isinstance(one, NUMBER) and one in as_numbers) is is_in
 
-    return is_there
+    return holds
 
 
 def number_of(one: Any) -> Any:

@@ -152,10 +152,23 @@ def open_or_make(
     with _locked(folder / f"{name}.lock"):
         with _store_errors(path):
             file = _open(path)
-        if file is None:
-            file = _make_file(path, make)
-            with _store_errors(folder):
-                _delete_unused(folder, name)
+        if file is not None:
+            return file
+        begun = path.with_suffix(".begun")  # whoever has the lock is alone with it
+        try:
+            with _open_file("w+b", begun) as unnamed:
+                writer = KeptWriter(unnamed, path)
+                make(writer, path)
+                digest = writer.finish()
+            with _store_errors(path):
+                begun.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                begun.unlink()
+            raise
+        file = _map_again(path, digest)
+        with _store_errors(folder):
+            _delete_unused(folder, name)
         return file
 
 
@@ -252,30 +265,21 @@ def _open_file(mode: str, path: Path) -> Iterator[BinaryIO]:
             file.close()
 
 
-def _make_file(path: Path, make: Callable[[KeptWriter, Path], None]) -> KeptFile:
-    begun = path.with_suffix(".begun")  # whoever has the lock is alone with it
-    try:
-        with _open_file("w+b", begun) as file:
-            writer = KeptWriter(file, path)
-            make(writer, path)
-            digest = writer.finish()
-        with _store_errors(path):
-            begun.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            begun.unlink()
-        raise
-    return _map_again(path, digest)
-
-
 def _open(path: Path, digest: bytes = b"") -> KeptFile | None:
     """Map a cached file and mark it as in use, or return None if it is missing or not whole.
 
     If the digest at its end is known, it is compared with that one, and its other bytes are not
-    read.
+    read. A map holds the file open, and with it the lock. On a disk without locks, such as some
+    network disks, nothing is deleted either.
     """
     with suppress(FileNotFoundError), path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size <= TAIL_NBYTES or not _mark_used(file, path):
+        if os.fstat(file.fileno()).st_size <= TAIL_NBYTES:
+            return None
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH)
+        with suppress(OSError):  # a disk that may only be read
+            os.utime(path)
+        if not _is_there(file, path):  # another process has deleted it just before
             return None
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         is_whole = data[-DIGEST_NBYTES:] == digest
@@ -289,20 +293,6 @@ def _open(path: Path, digest: bytes = b"") -> KeptFile | None:
         with suppress(FormatError):
             return _parse(path, data) if is_whole else None
     return None
-
-
-def _mark_used(file: BinaryIO, path: Path) -> bool:
-    """Mark an open file as used now, and as in use until nothing maps it.
-
-    Return whether it is still at `path`: another process may have deleted it just before. A map
-    holds the file open, and with it the lock. On a disk without locks, such as some network disks,
-    nothing is deleted either.
-    """
-    with suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_SH)
-    with suppress(OSError):  # a disk that may only be read
-        os.utime(path)
-    return _is_there(file, path)
 
 
 Dtype = Annotated[str, matching(r"\|b1|\|S[1-9]\d*|[<|][iuf][1248]", "a dtype")]

@@ -172,8 +172,16 @@ def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt | None:
     if not can_make_table(receipt):
         return None
     columns, positions = table_columns(receipt.dataset, receipt.settings), None
-    if ROW in columns and (positions := _find_positions(store, receipt, tar)) is None:
-        return None
+    if ROW in columns:
+        (shard,) = (shard for shard in receipt.shards if shard.name == tar)
+        positions = plain_positions(shard.samples)
+        if may_have_moved(receipt):
+            with ShardReader(store, shard) as reader:
+                rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
+                moved = positions_from_keys(receipt, [*reader.keys()], rejected)
+            if moved is None:
+                return None
+            positions = moved
     name = table_name(tar)
     data, _ = make_table(store, tar, columns=columns, positions=positions)
     write_bytes(store, name, data)
@@ -192,16 +200,6 @@ def can_make_table(receipt: Receipt) -> bool:
     return not is_scored(receipt.settings) and (
         not may_have_moved(receipt) or keys_may_tell(receipt)
     )
-
-
-def _find_positions(store: Store, receipt: Receipt, tar: str) -> Positions | None:
-    """Return the positions of the samples of a tar, or None if nothing tells them."""
-    (shard,) = (shard for shard in receipt.shards if shard.name == tar)
-    if not may_have_moved(receipt):
-        return plain_positions(shard.samples)
-    with ShardReader(store, shard) as reader:
-        rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
-        return positions_from_keys(receipt, [*reader.keys()], rejected)
 
 
 def is_whole(idx: Entry | None) -> bool:

@@ -181,7 +181,13 @@ class TableWriter:
 
         values: dict[str, Sequence[Any]] = {KEY: self._keys, META: self._metas}
         for number, name in enumerate(self._fields):
-            values[name] = self._find_unfit(name, self._values[number :: len(self._fields)])
+            column, kind = self._values[number :: len(self._fields)], self._columns[name]
+            if column.count(None) < len(column) and not _are_fit(kind, column):
+                for row, value in enumerate(column):  # what it cannot hold goes to the rest
+                    if not _are_fit(kind, [value]):
+                        self._rests[row] = {**(self._rests.get(row) or {}), name: value}
+                        column[row] = None
+            values[name] = column
         rests = (self._rests.get(number, {}) for number in range(len(self._keys)))
         values[REST] = [None if rest == {} else facts_bytes(rest) for rest in rests]
         arrays = [make_array(kind, values[name]) for name, kind in self._columns.items()]
@@ -204,17 +210,6 @@ class TableWriter:
             table = self._table()
             self._open().write_table(table[:GROUP_ROWS])
             self._batches = table[GROUP_ROWS:].to_batches()
-
-    def _find_unfit(self, name: str, values: list[Any]) -> list[Any]:
-        """Return the values of a field that its column can hold; others go to the rest."""
-        kind = self._columns[name]
-        if values.count(None) == len(values) or _are_fit(kind, values):
-            return values
-        for row, value in enumerate(values):
-            if not _are_fit(kind, [value]):
-                self._rests[row] = {**(self._rests.get(row) or {}), name: value}
-                values[row] = None
-        return values
 
     def _table(self) -> "pa.Table":
         import pyarrow as pa

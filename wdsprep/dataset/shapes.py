@@ -157,15 +157,10 @@ def least_side_of(settings: Mapping[str, Any]) -> int:
     return least_to_reach(side, settings.get("upscale", 1))
 
 
+@lru_cache(1 << 10)
 def least_to_reach(side: int, most: float) -> int:
     """Return the least number of pixels that becomes `side` when it is scaled by at most `most`."""
-    return ceil(side / _exact(most))
-
-
-@lru_cache(64)
-def _exact(number: float) -> Fraction:
-    """Return the fraction that a decimal number stands for, such as 11/10 for 1.1."""
-    return Fraction(str(number))
+    return ceil(side / Fraction(str(most)))  # of 1.1 that is 11/10
 
 
 def buckets_encoded(settings: Mapping[str, Any], buckets: Sequence[int]) -> tuple[int, ...]:

@@ -24,7 +24,6 @@ takes the first.
 """
 
 import ast
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -137,7 +136,7 @@ class RowsOfSource:
         if REST not in self._columns:
             return value
         first = self._value_in(REST, path[:1])
-        return _fill(_any(_presence(first), first.odd), self._value_in(REST, path), value)
+        return _fill(_has_value(first), self._value_in(REST, path), value)
 
     def _value_in(self, name: str, path: Sequence[str | int]) -> Values:
         """Return the values at a path in the JSON of a column."""
@@ -176,9 +175,10 @@ class RowsOfSource:
             return {}
         if is_needed is not None:
             document = pc.if_else(is_needed, document, pa.nulls(1, document.type)[0])
-        asked = f"json_extract(document, [{', '.join(map(_quote, known))}])"
+        quoted = ", ".join("'" + path.replace("'", "''") + "'" for path in known)
         rows = self._engine.from_arrow(pa.table({"document": document}))
-        answer = rows.project(f"CAST(TRY({asked}) AS VARCHAR[])").to_arrow_table()
+        asked = f"CAST(TRY(json_extract(document, [{quoted}])) AS VARCHAR[])"
+        answer = rows.project(asked).to_arrow_table()
         json = answer.column(0).combine_chunks().cast(pa.large_list(TEXT))
         is_damaged = pc.and_(document.is_valid(), json.is_null())
         return {
@@ -223,10 +223,6 @@ def _json_path(path: Sequence[str | int]) -> str | None:
 def _is_plain(text: str) -> bool:
     """Return whether a text stands in JSON and in its paths as it is."""
     return bool(text) and text.isprintable() and not set(text) & set('"\\/*')
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 class ColumnCondition:
@@ -331,8 +327,11 @@ class ColumnCondition:
     def path(self, path: PathParts) -> Values:
         """Return the values of a name."""
         if path not in self._values:
-            found = (source.value(path) for source in self._sources)
-            self._values[path] = reduce(_fill_lacking, found, next(found, MISSING))
+            values = (source.value(path) for source in self._sources)
+            value = next(values, MISSING)
+            for other in values:
+                value = _fill(_has_value(value), value, other)
+            self._values[path] = value
         return self._values[path]
 
     def _numbers(self, value: Values) -> tuple[Any, Any]:
@@ -375,7 +374,9 @@ def _constant_values(value: int | float | str | None) -> Values:
         if not _is_unicode(value):
             return Values(odd=TRUE)
         return Values(texts=make_array(TEXTS, [value]).cast(TEXT)[0], constant=value)
-    return Values(make_array(NUMBERS, [_double(value)])[0], constant=value)
+    # Numbers of columns are compared with it as with any that is as large.
+    number = value if isinstance(value, float) else max(-EXACT, min(value, EXACT))
+    return Values(make_array(NUMBERS, [number])[0], constant=value)
 
 
 def _column_values(column: pa.Array, inside: Sequence[str | int]) -> Values:
@@ -400,11 +401,6 @@ def _column_values(column: pa.Array, inside: Sequence[str | int]) -> Values:
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _fill_lacking(value: Values, other: Values) -> Values:
-    """Return values that are the other ones in rows that lack the first."""
-    return _fill(_any(_presence(value), value.odd), value, other)
 
 
 def _fill(is_first: Any, value: Values, other: Values) -> Values:
@@ -440,6 +436,10 @@ def _presence(value: Values) -> Any:
     return _any(FALSE, *(pc.is_valid(part) for part in value[:4] if part is not None))
 
 
+def _has_value(value: Values) -> Any:
+    return _any(_presence(value), value.odd)
+
+
 def _is_full(value: Values) -> Any:
     answers = [] if value.numbers is None else [pc.not_equal(value.numbers, ZERO)]
     if value.texts is not None:
@@ -470,21 +470,16 @@ def _contains(part: Values, whole: Values, *, is_in: bool) -> Any:
         elif texts is whole.texts:
             answers.append(pc.match_substring(texts, text))
         else:
-            answers.append(_have_item(texts, text))
+            is_it = pc.equal(texts.flatten(), make_array(TEXTS, [text])[0])
+            numbers = pc.list_parent_indices(texts).filter(is_it)
+            have = pc.is_in(whole_numbers(np.arange(len(texts))), value_set=numbers)
+            answers.append(pc.if_else(texts.is_valid(), have, UNKNOWN))
     if whole.items is not None:
         odd = pc.and_(pc.is_null(whole.items), odd)
     answer = _coalesce(answers)
     if not is_in:
         answer = pc.and_not(pc.and_(_presence(part), _presence(whole)), answer)
     return _decided(answer, *odds, odd)
-
-
-def _have_item(lists: pa.Array, text: str) -> pa.Array:
-    """Return whether each list has an item; null where there is no list."""
-    is_it = pc.equal(lists.flatten(), make_array(TEXTS, [text])[0])
-    numbers = pc.list_parent_indices(lists).filter(is_it)
-    have = pc.is_in(whole_numbers(np.arange(len(lists))), value_set=numbers)
-    return pc.if_else(lists.is_valid(), have, UNKNOWN)
 
 
 def _is_like(value: Values, pattern: str) -> Any:
@@ -529,14 +524,6 @@ def _any(*masks: Any) -> Any:
 
 def _coalesce(answers: Sequence[Any]) -> Any:
     return pc.coalesce(*answers, FALSE)
-
-
-def _double(value: float) -> float:
-    """Return a number as a double; one that is too large is infinite."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def _is_unicode(text: str) -> bool:

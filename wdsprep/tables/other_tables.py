@@ -6,10 +6,10 @@ the first value that is none. So its cells are kept as texts, and parsed once al
 """
 
 import logging
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from wdsprep.text import plural
 ROWS_AT_ONCE = 1 << 16
 TEXT = pa.large_string()
 SCALARS = {int, float, bool, str}
+SURROGATE = re.compile("[\ud800-\udfff]")
 _log = logging.getLogger("wdsprep")
 
 
@@ -151,7 +152,7 @@ class _TextTable(OtherTable):
     def __init__(self, place: str, table: Table, by: str, wanted: WantedColumns) -> None:
         super().__init__(place, by, wanted)
         self._table = table
-        self._types: dict[str, _ColumnType] = {}
+        self._types: dict[str, str | None] = {}
 
     def _batches(self) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
         unreadable = 0
@@ -176,51 +177,35 @@ class _TextTable(OtherTable):
         for name in dict.fromkeys(name for row in rows for name in row if name != self.by):
             values = [row.get(name) for row in rows]
             types = {*map(type, values)} - {type(None)}
-            if not types <= {str}:
-                values = [None if value is None else _write_cell(value) for value in values]
+            if not types <= {str}:  # as a CSV would have them, and truths as 1 and 0
+                wholes = (int(value) if isinstance(value, bool) else value for value in values)
+                values = [None if value is None else str(value) for value in wholes]
             cells = _text_array(values)
-            kind = self._types.setdefault(name, _ColumnType())
-            kind.note(types, pc.utf8_trim_whitespace(cells))
-            if name in self.wanted.named or (self.wanted.for_batches and kind.is_number):
+            trimmed = pc.utf8_trim_whitespace(cells)
+            dtype = self._types[name] = _widen_type(self._types.get(name, ""), types, trimmed)
+            if name in self.wanted.named or (self.wanted.for_batches and dtype is not None):
                 columns[name] = cells
         return columns
 
     def _decide(self) -> None:
-        kinds = {name: kind.dtype for name, kind in self._types.items()}
-        self.offered = {name: dtype for name, dtype in kinds.items() if dtype}
+        self.offered = {name: dtype for name, dtype in self._types.items() if dtype}
         self.numbers = self.wanted.choose_numbers(self.offered)
-        self.texts = [n for n, dtype in kinds.items() if not dtype and n in self.wanted.named]
+        self.texts = [n for n, dtype in self._types.items() if not dtype and n in self.wanted.named]
 
 
-@dataclass(slots=True)
-class _ColumnType:
-    """The type of a column, as known from the values so far.
+def _widen_type(dtype: str | None, types: AbstractSet[type], cells: pa.Array) -> str | None:
+    """Return the dtype of a column once it has these cells too, by the types of their values.
 
-    Values are numbers and booleans, or cells of a CSV that read as numbers.
+    It is "" before the first value, and None for texts. Values are numbers and booleans, or cells
+    of a CSV that read as numbers.
     """
-
-    has_values: bool = False
-    is_bool: bool = True
-    is_int: bool = True
-    is_number: bool = True
-
-    def note(self, types: AbstractSet[type], cells: pa.Array) -> None:
-        self.has_values = self.has_values or bool(types)
-        self.is_bool = self.is_bool and types <= {bool}
-        self.is_number = self.is_number and types <= SCALARS and _can_cast(cells, pa.float64())
-        self.is_int = self.is_int and self.is_number and _can_cast(cells, pa.int64())
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the column, or "" if it has no numbers."""
-        if not (self.has_values and self.is_number):
-            return ""
-        return "|b1" if self.is_bool else "<i8" if self.is_int else "<f8"
-
-
-def _write_cell(value: Any) -> str:
-    """Return a value as the text that a CSV would have for it; truths are 1 and 0."""
-    return str(int(value) if isinstance(value, bool) else value)
+    if dtype is None or not types:
+        return dtype
+    if types <= {bool} and dtype in ("", "|b1"):
+        return "|b1"
+    if types <= SCALARS and dtype != "<f8" and _can_cast(cells, pa.int64()):
+        return "<i8"
+    return "<f8" if types <= SCALARS and _can_cast(cells, pa.float64()) else None
 
 
 def _can_cast(cells: pa.Array, kind: pa.DataType) -> bool:
@@ -248,11 +233,9 @@ def _text_array(texts: Sequence[str | None]) -> pa.Array:
     try:
         return pa.array(texts, TEXT)
     except UnicodeEncodeError:
-        return pa.array([None if _has_surrogates(text) else text for text in texts], TEXT)
-
-
-def _has_surrogates(text: str | None) -> bool:
-    return text is not None and any("\ud800" <= letter <= "\udfff" for letter in text)
+        return pa.array(
+            [text if text and not SURROGATE.search(text) else None for text in texts], TEXT
+        )
 
 
 def text_bytes(column: pa.Array) -> memoryview:

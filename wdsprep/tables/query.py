@@ -11,6 +11,7 @@ from this one ends as any other.
 import ast
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -135,21 +136,17 @@ class Query:
                 _first_value(f, path) is not None for f in _facts(rows, unknown)
             ):
                 self.unseen.discard(path)
-        if len(left):
-            found[left] = self._decide(rows, left)
-        return found
-
-    def _decide(self, rows: pa.Table, numbers: NDArray[np.int64]) -> Mask:
-        """Return whether these rows meet the condition, by its closures."""
 
         def holds(facts: Sequence[Facts]) -> bool:
-            values = [_first_value(facts, path) for path in self.condition.names]
+            values = [_first_value(facts, path) for path in names]
             if self.unseen:
-                pairs = zip(self.condition.names, values, strict=True)
+                pairs = zip(names, values, strict=True)
                 self.unseen.difference_update(path for path, value in pairs if value is not None)
             return self.condition.holds(values)
 
-        return np.fromiter(map(holds, _facts(rows, numbers)), np.bool_, len(numbers))
+        if len(left):
+            found[left] = np.fromiter(map(holds, _facts(rows, left)), np.bool_, len(left))
+        return found
 
 
 def lacking_names(names: Iterable[PathParts], table: pa.Table) -> list[PathParts]:
@@ -237,7 +234,10 @@ def _facts(rows: pa.Table, numbers: NDArray[np.int64]) -> Iterator[list[Facts]]:
 def _source_facts(row: Facts) -> Facts:
     facts = {name: value for name, value in row.items() if value is not None}
     for name in {META, REST} & facts.keys():
-        facts[name] = _parse(facts[name])
+        if isinstance(text := facts[name], str):
+            facts[name] = None
+            with suppress(ValueError, RecursionError):  # of what is no JSON, nothing is known
+                facts[name] = parse_json(text)
     rest = facts.pop(REST, None)
     return {**rest, **facts} if isinstance(rest, dict) else facts
 
@@ -245,14 +245,6 @@ def _source_facts(row: Facts) -> Facts:
 def _first_value(sources: Iterable[Facts], path: PathParts) -> Any:
     values = (value_at_path(facts, path) for facts in sources)
     return next((value for value in values if value is not None), None)
-
-
-def _parse(text: Any) -> Any:
-    """Return what a JSON text says, or None if it is none; anything but a text as it is."""
-    try:
-        return parse_json(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError):
-        return None
 
 
 class WantedTexts:

@@ -121,24 +121,21 @@ def open_unpacked_tape(
     gzipped is told by its first bytes, whatever its name says.
     """
     with contextlib.closing(Chunks(store, name, watch=watch, expected=expected)) as chunks:
-        if chunks.peek().startswith(GZIP):
-            unpacked = _GzipStream(fileobj=chunks.as_stream())
-            yield ChunkTape(functools.partial(unpacked.read, UNPACKED_NBYTES)).at
-        else:
+        if not chunks.peek().startswith(GZIP):
             yield ChunkTape(chunks.next).at
+            return
+        stream = gzip.GzipFile(fileobj=chunks.as_stream())
 
+        def next_chunk() -> bytes:
+            try:
+                return stream.read(UNPACKED_NBYTES)
+            except EOFError:
+                raise truncated(stream.tell(), "more of the gzipped tar") from None
+            except (gzip.BadGzipFile, zlib.error) as error:
+                message = f"its gzip data is damaged: {error}"
+                raise BadSampleError(message, code="bad_header") from error
 
-class _GzipStream(gzip.GzipFile):
-    """A stream of unpacked gzip data. Damage in it is a BadSampleError, as in a tar."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        try:
-            return super().read(size)
-        except EOFError:
-            raise truncated(self.tell(), "more of the gzipped tar") from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            message = f"its gzip data is damaged: {error}"
-            raise BadSampleError(message, code="bad_header") from error
+        yield ChunkTape(next_chunk).at
 
 
 @contextlib.contextmanager
