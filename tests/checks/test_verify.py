@@ -140,8 +140,8 @@ def test_a_manifest_that_does_not_say_what_the_receipts_say_is_found(images: Pat
     path = images / MANIFEST
     manifest = Manifest.from_bytes(path.read_bytes(), "manifest")
     for changed in (
-        replace(manifest, receipts=manifest.receipts[1:]),
-        replace(manifest, receipts=(replace(manifest.receipts[0], inputs=9),)),
+        replace(manifest, receipts=[*manifest.receipts][1:]),
+        replace(manifest, receipts=(replace(next(iter(manifest.receipts)), inputs=9),)),
     ):
         path.write_bytes(changed.to_bytes())
         assert f"{MANIFEST} manifest" in findings(images, quick=True)

@@ -146,7 +146,7 @@ def test_image_shards_without_latents_are_found(pair: Pair) -> None:
     images, latents, _whole = pair
     path = latents / MANIFEST
     manifest = manifest_of(latents)
-    unit = manifest.receipts[0].unit
+    unit = next(iter(manifest.receipts)).unit
     for name in (
         f"receipts/{unit}.json",
         f"{unit}.tar",
@@ -155,7 +155,7 @@ def test_image_shards_without_latents_are_found(pair: Pair) -> None:
         f"rejects/{unit}.jsonl",
     ):
         (latents / name).unlink(missing_ok=True)
-    path.write_bytes(replace(manifest, receipts=manifest.receipts[1:]).to_bytes())
+    path.write_bytes(replace(manifest, receipts=[*manifest.receipts][1:]).to_bytes())
     assert findings(latents) == []
     found = check(images, latents).findings
     assert [str(finding.what) for finding in found] == [f"nothing was made of {unit}.tar"]
@@ -269,7 +269,7 @@ def test_latents_of_several_shapes_are_sound_and_match_their_images(shaped: Pair
 
 def test_a_receipt_that_counts_other_shapes_is_found(shaped: Pair) -> None:
     _images, latents, _whole = shaped
-    first = manifest_of(latents).receipts[0]
+    first = next(iter(manifest_of(latents).receipts))
     shapes = [name for name in first.counts if "x" in name]
     for counts in (
         {name: count for name, count in first.counts.items() if name != shapes[-1]},

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import chain, pairwise
 from operator import eq, itemgetter
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints, overload
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.file_names import MANIFEST, is_table, latent_unit, table_name
@@ -206,7 +206,7 @@ def _have_names(dataset: str, bodies: Sequence[Mapping[str, Any]]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class Receipts(Sequence[Receipt]):
+class Receipts(Iterable[Receipt]):
     """The receipts of one dataset, in the order given.
 
     They are parsed and checked at each access. A line is what stands between `START` and `END` in
@@ -259,19 +259,8 @@ class Receipts(Sequence[Receipt]):
         for body in chain.from_iterable(self._read()):
             yield Receipt.from_body(body, self.dataset, self.settings)
 
-    @overload
-    def __getitem__(self, index: int) -> Receipt: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Receipts": ...
-
-    def __getitem__(self, index: int | slice) -> "Receipt | Receipts":
-        if isinstance(index, slice):
-            return self.with_lines(self.lines[index])
-        return next(iter(self.with_lines([self.lines[index]])))
-
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
+        if not isinstance(other, Sequence | Receipts):
             return NotImplemented
         return len(self) == len(other) and all(map(eq, self, other))
 
@@ -422,7 +411,7 @@ class Manifest:
 
     dataset: str
     settings: Settings
-    receipts: Sequence[Receipt] = ()
+    receipts: Sequence[Receipt] | Receipts = ()
     generations: tuple[int, ...] = (0,)
     complete: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ who made a unit while that happened makes it again.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, pairwise
 
@@ -198,7 +198,12 @@ class Removed:
         lost: list[int] = []
         last, known = self.successors.get(digest), {digest}
         while last is not None:
-            lost = sorted([*lost, *_numbers_before(lost, last.rows)])
+            before, numbers = 0, list[int]()  # that the samples had before the `lost` ones went
+            for row in last.rows:
+                while before < len(lost) and lost[before] <= row + before:
+                    before += 1
+                numbers.append(row + before)
+            lost = sorted([*lost, *numbers])
             after = self.successors.get(last.digest)
             if after is None or last.digest in known:
                 return ShardSuccessor(digest=last.digest, rows=tuple(lost))
@@ -231,15 +236,6 @@ class Removed:
         successors = {old: make_record(ShardSuccessor, new) for old, new in digests}
         known = {"marks": Marks(marks), "units": units, "successors": successors}
         return make_record(cls, fields | known)
-
-
-def _numbers_before(lost: Sequence[int], rows: Iterable[int]) -> Iterator[int]:
-    """Yield the numbers that samples had before the `lost` ones went. All numbers rise."""
-    before = 0
-    for row in rows:
-        while before < len(lost) and lost[before] <= row + before:
-            before += 1
-        yield row + before
 
 
 NONE_REMOVED = Removed(marks=Marks())

@@ -34,7 +34,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NoReturn,
     TypeVar,
     Union,
     get_args,
@@ -58,6 +57,8 @@ Values = Sequence[Any]
 NOTHING = object()
 LARGEST = 1e300  # so that no sum and no product of two is infinite, or no number
 FEW = 1 << 31
+HALVES = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs, which UTF-8 cannot hold."""
 
 
 # --- what values may be
@@ -123,15 +124,6 @@ def _are_hex(values: Values) -> bool:
     return not joined.translate(None, b"0123456789abcdef") and all(values)
 
 
-def _are_utf8(values: Values) -> bool:
-    """Return whether UTF-8 can hold all texts: none has half of a surrogate pair."""
-    try:
-        "".join(values).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _are_names(values: Values) -> bool:
     """Return whether all texts can be names of files in a store, and none leads out of it."""
     joined = "/" + "/\0/".join(values or "_") + "/"
@@ -139,8 +131,12 @@ def _are_names(values: Values) -> bool:
     return is_inside and joined.count("\0") == max(0, len(values) - 1)
 
 
-TEXT = ValueRule("a text in UTF-8", _are_utf8)
-Text = Annotated[str, TEXT]
+def _are_utf8(values: Values) -> bool:
+    joined = "".join(values)
+    return joined.isascii() or not HALVES.search(joined)
+
+
+Text = Annotated[str, ValueRule("a text in UTF-8", _are_utf8)]
 Name = Annotated[Text, ValueRule("a name in a dataset", _are_names)]
 Count = Annotated[int, between(0, FEW, "a count")]
 """A count of samples: rows have 32 bits for the number of one."""
@@ -162,16 +158,14 @@ def decode_json(data: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
-
-
 def _parse_finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _refuse_constant(brief(text))
+    if not math.isfinite(value):
+        raise ValueError(f"{brief(text)[1:-1]} is not a number")
+    return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite)
+_DECODER = json.JSONDecoder(parse_constant=_parse_finite, parse_float=_parse_finite)
 
 
 def read_record(kind: Any, data: bytes, what: str) -> Any:
@@ -229,10 +223,21 @@ def check_values(kind: Any, values: Values) -> None:
             _check_any(parts, value)
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         _check_types((dict,), values, "an object")
-        _check_mappings(parts, values)
+        check_values(parts[0], list({name for value in values for name in value}))
+        items = [item for value in values for item in value.items()]
+        try:
+            check_values(parts[1], [item for _, item in items])
+        except WrongValueError:
+            for name, item in items:
+                _check_at(brief(name)[1:-1], parts[1], [item])  # which says of which name it is
     elif isinstance(origin, type):
         _check_types((list,), values, "a list")
-        _check_lists(parts, values)
+        if parts[-1] is Ellipsis or len(parts) == 1:
+            check_values(parts[0], list(chain.from_iterable(values)))
+            return
+        ValueRule(f"a list of {len(parts)}", lambda vs: {*map(len, vs)} <= {len(parts)})(values)
+        for number, part in enumerate(parts):
+            check_values(part, [value[number] for value in values])
     else:
         _check_types((dict,), values, "an object")
         _check_objects(kind if isinstance(kind, Fields) else _fields_of_class(kind), values)
@@ -270,26 +275,6 @@ def _check_any(kinds: Sequence[Any], value: Any) -> None:
         except WrongValueError as error:
             errors.append(error)
     raise max(errors, key=lambda error: len(error.path))
-
-
-def _check_lists(kinds: Sequence[Any], values: Values) -> None:
-    """Check lists whose items have one type, or those of a tuple of a fixed length."""
-    if kinds[-1] is Ellipsis or len(kinds) == 1:
-        check_values(kinds[0], list(chain.from_iterable(values)))
-        return
-    ValueRule(f"a list of {len(kinds)}", lambda vs: {*map(len, vs)} <= {len(kinds)})(values)
-    for number, kind in enumerate(kinds):
-        check_values(kind, [value[number] for value in values])
-
-
-def _check_mappings(kinds: Sequence[Any], values: Values) -> None:
-    of_name, of_value = kinds
-    check_values(of_name, list({name for value in values for name in value}))
-    try:
-        check_values(of_value, list(chain.from_iterable(value.values() for value in values)))
-    except WrongValueError:
-        for name, item in chain.from_iterable(value.items() for value in values):
-            _check_at(brief(name)[1:-1], of_value, [item])  # which says of which name it is
 
 
 def _check_objects(kind: Fields, values: Values) -> None:

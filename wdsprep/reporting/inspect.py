@@ -281,7 +281,7 @@ def _read_sample(
         if not lines:
             lost = FormatError(f"the manifest of {store.url} lacks the unit of {shard.name}")
             raise lost.with_next_step(f"run {command('rebuild', store.url)}")
-        counts = manifest.ledger.with_lines(lines)[0].counts
+        counts = next(iter(manifest.ledger.with_lines(lines))).counts
         ranges = shape_ranges(manifest.settings, counts).items()
         shape = next((name for name, numbers in ranges if number in numbers), "")
     return FoundSample(

@@ -208,8 +208,6 @@ def _extension(kind: int, data: bytes, offset: int) -> ExtensionFacts:
 
     Raise an error for a global header that gives any of these to all members.
     """
-    if kind == KIND_PAX:
-        return _pax(data, offset)
     if kind == KIND_LONG_NAME:
         return _text(data), -1, ""
     if kind == KIND_LONG_LINK:

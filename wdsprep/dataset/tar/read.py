@@ -161,10 +161,11 @@ def file_tape(path: str | Path) -> Iterator[Tape]:
                 window, window_start = read(WINDOW_NBYTES, offset), offset
                 if len(window) >= nbytes:
                     return window[:nbytes]
-            data = read(nbytes, offset) if nbytes <= CHUNK_NBYTES else b""
-            if len(data) == nbytes:
-                return data
-            return _gather(read, offset, min(nbytes, end - offset))
+            parts, left = [], min(nbytes, end - offset)
+            while left and (part := read(min(left, CHUNK_NBYTES), offset)):
+                parts.append(part)
+                left, offset = left - len(part), offset + len(part)
+            return b"".join(parts)
 
         yield at
 
@@ -182,19 +183,6 @@ def open_tape(store: Store, name: str, *, expected: int | None = None) -> Iterat
     store.read(name, nbytes=0)  # says in words of ours why a file cannot be read
     with file_tape(store.root / name) as tape:
         yield tape
-
-
-def _gather(read: Callable[[int, int], bytes], offset: int, nbytes: int) -> bytes:
-    """Read so many bytes, or up to the end of the tar, a bounded number at a time."""
-    data = read(min(nbytes, CHUNK_NBYTES), offset)
-    if len(data) == nbytes:
-        return data
-    parts = [data]
-    done = len(data)
-    while parts[-1] and done < nbytes:
-        parts.append(read(min(nbytes - done, CHUNK_NBYTES), offset + done))
-        done += len(parts[-1])
-    return b"".join(parts)
 
 
 @dataclass(slots=True)

@@ -36,8 +36,21 @@ _HEADER = struct.Struct("100s 24s 12s 12s 8s 189s 167s")  # fills each field wit
 
 
 def header(name: str, nbytes: int) -> bytes:
-    """Return the 512 bytes before a member's data."""
-    base, prefix = _split_name(name)
+    """Return the 512 bytes before a member's data.
+
+    They have its name in two fields: a name of over 100 bytes is split at a slash, or refused.
+    """
+    try:
+        base, prefix = name.encode(), b""
+    except UnicodeEncodeError:  # half a surrogate pair, or bytes that are no UTF-8
+        base = b""
+    if not base or b"\0" in base:
+        raise TarError(f"{name!r} cannot be the name of a tar member")
+    if len(base) > 100:
+        slash = base.find(b"/", len(base) - 101)
+        if not 0 < slash <= 155 or slash == len(base) - 1:
+            raise TarError(f"{name!r} is too long for the name of a file in a tar: shorten it")
+        base, prefix = base[slash + 1 :], base[:slash]
     if nbytes > MAX_MEMBER_NBYTES:
         raise TarError(f"{name}: {nbytes:,} bytes are more than a tar can hold (8 GiB): leave out")
     size = b"%011o\0" % nbytes
@@ -46,25 +59,6 @@ def header(name: str, nbytes: int) -> bytes:
     varying = (adler32(base + size + prefix) & 0xFFFF) - 1
     total = b"%06o\0 " % (_FIXED_SUM + varying)
     return _HEADER.pack(base, _BEFORE_SIZE, size, _MTIME, total, _AFTER_SUM, prefix)
-
-
-def _split_name(name: str) -> tuple[bytes, bytes]:
-    """Return the name of a member as two fields of its header: the name and its prefix.
-
-    A name of over 100 bytes is split at a slash, or refused.
-    """
-    try:
-        raw = name.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, or bytes that are no UTF-8
-        raw = b""
-    if not raw or b"\0" in raw:
-        raise TarError(f"{name!r} cannot be the name of a tar member")
-    if len(raw) <= 100:
-        return raw, b""
-    slash = raw.find(b"/", len(raw) - 101)
-    if not 0 < slash <= 155 or slash == len(raw) - 1:
-        raise TarError(f"{name!r} is too long for the name of a file in a tar: shorten it")
-    return raw[slash + 1 :], raw[:slash]
 
 
 def pieces_of(data: Data) -> tuple[Buffer, ...]:
