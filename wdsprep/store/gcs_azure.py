@@ -40,7 +40,6 @@ from wdsprep.store.remote import (
     NOT_SUPPORTED,
     PART_NBYTES,
     PARTS_IN_FLIGHT,
-    Failures,
     PartSink,
     PerProcess,
 )
@@ -102,14 +101,10 @@ def is_beyond(error: BaseException) -> bool:
     return is_said or PAST_ITS_END in str(error)
 
 
-def _is_plain(error: Exception) -> bool:
-    """Return whether an error of one of Python's own classes was raised by the library."""
+def explain(error: Exception, what: str, place: str) -> StoreError | UsageError | None:
     beginnings = {FileNotFoundError: "Object at location", ValueError: "Could not parse path"}
-    return str(error).startswith(beginnings.get(type(error), "\0"))
-
-
-def _explain(error: Exception, what: str, place: str) -> StoreError | UsageError | None:
-    if type(error).__module__.partition(".")[0] != "obstore" and not _is_plain(error):
+    is_plain = str(error).startswith(beginnings.get(type(error), "\0"))  # of a class of Python's
+    if type(error).__module__.partition(".")[0] != "obstore" and not is_plain:
         return None
     kind, code, status = kind_of(error), code_of(error), status_of(error)
     settings, said = SETTINGS[place.partition(":")[0]], f"{status} {code}".rstrip()
@@ -131,17 +126,10 @@ def _explain(error: Exception, what: str, place: str) -> StoreError | UsageError
         return StoreError(f"{what}: the server answered {said}: {settings}")
     if is_of_credentials(error):
         return AccessError(f"{what}: no credentials that work: {settings}")
-    return StoreError(f"{what}: {_cause(error)}: check the network, or {settings}")
-
-
-def _cause(error: Exception) -> str:
-    """Return the last reason on an error's first line, without URLs, or "no answer"."""
     line = str(error).partition("\n")[0]
-    reason = re.split(r", source: ?| - |: ", line)[-1]
-    return re.sub(r"\S+://\S+", "", reason).strip(" .()") or "no answer"
-
-
-FAILURES = Failures(is_transient, status_of, _explain)
+    last_reason = re.split(r", source: ?| - |: ", line)[-1]
+    cause = re.sub(r"\S+://\S+", "", last_reason).strip(" .()") or "no answer"
+    return StoreError(f"{what}: {cause}: check the network, or {settings}")
 
 
 # --- the store
@@ -150,7 +138,9 @@ FAILURES = Failures(is_transient, status_of, _explain)
 class ObjectStore(MarkedStore):
     """A store in a bucket of GCS or a container of Azure, below a prefix."""
 
-    failures = FAILURES
+    is_transient = staticmethod(is_transient)
+    status_of = staticmethod(status_of)
+    explain = staticmethod(explain)
 
     def __init__(
         self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
@@ -276,7 +266,7 @@ class ObjectStore(MarkedStore):
             return str(answer.attributes.get(WRITER, ""))
 
     def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self.key_errors(prefix):
+        with self.store_errors(key=prefix):
             return {entry.name: entry.stamp for entry in self._entries(prefix)}
 
     def read_mark(self, key: str, /) -> Mark:
@@ -286,16 +276,16 @@ class ObjectStore(MarkedStore):
             age = datetime.datetime.now(datetime.timezone.utc) - written
             return data, _tag(answer.meta), age.total_seconds()
 
-        with self.key_errors(key):
+        with self.store_errors(key=key):
             return self._ask(act)
 
     def make_mark(self, key: str, data: bytes, /) -> str:
         create = {"mode": "create", "use_multipart": False}
-        with self.key_errors(key):
+        with self.store_errors(key=key):
             return self._ask(lambda loaded, client: _tag(loaded.put(client, key, data, **create)))
 
     def delete_mark(self, key: str, /) -> None:
-        with self.key_errors(key), contextlib.suppress(FileNotFoundError):
+        with self.store_errors(key=key), contextlib.suppress(FileNotFoundError):
             self._ask(lambda loaded, client: loaded.delete(client, key))
 
     def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:

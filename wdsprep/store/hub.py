@@ -24,7 +24,6 @@ from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreErro
 from wdsprep.store.base import Entry, check_prefix
 from wdsprep.store.remote import (
     FIRST_PAUSE_S,
-    Failures,
     OverNetwork,
     PerProcess,
     Range,
@@ -44,8 +43,75 @@ MOST_HOPS = 5
 WHOLE_NBYTES = 64 << 20  # what the hub keeps in git may come whole; it is 10 MB at most there
 
 
+# --- failures
+class AnswerError(Exception):
+    """The error that a server has answered with a status, and no bytes."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status = status
+
+
+def is_transient(error: Exception) -> bool:
+    return isinstance(error, (ShortReadError, _no_answer_error())) or status_of(error) in BUSY
+
+
+def _no_answer_error() -> type[Exception]:
+    """Return the error class that the hub's library raises if no answer comes.
+
+    It is that of the HTTP library under it, which differs between versions.
+    """
+    from huggingface_hub import get_session
+
+    client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
+    error: type[Exception] = client.TransportError
+    return error
+
+
+def status_of(error: BaseException) -> int:
+    if isinstance(error, AnswerError):
+        return error.status
+    return int(getattr(getattr(error, "response", None), "status_code", 0))
+
+
+def explain(error: Any, what: str, repository: str) -> StoreError | UsageError | None:
+    from huggingface_hub import errors
+
+    status, kind = status_of(error), type(error).__name__
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return AccessError(f"{what}: HF_HUB_OFFLINE is set, which forbids it: unset it")
+    if isinstance(error, errors.GatedRepoError):
+        return AccessError(f"{repository}: the dataset is gated: ask for access on its page")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return NotFoundError(f"{repository}: no such revision: check what is behind the @")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return NotFoundError(
+            f"{repository}: no such dataset, or none that you may see: check the name, or set "
+            "HF_TOKEN"
+        )
+    if isinstance(error, errors.EntryNotFoundError) or status in (404, 410):
+        return NotFoundError(f"{what}: no such file")
+    if status in (401, 403):
+        return AccessError(f"{what}: the hub refuses ({status}): set HF_TOKEN or run hf auth login")
+    if isinstance(error, errors.HFValidationError):
+        return UsageError(f"{repository}: not a name of a dataset: give hf://datasets/OWNER/NAME")
+    if status and is_transient(error):
+        return StoreError(f"{what}: the hub answered {status} again and again: try later")
+    if status:
+        said = str(getattr(error, "server_message", "") or kind)
+        return StoreError(f"{what}: the hub answered {status}: {' '.join(said.split())}")
+    if isinstance(error, _no_answer_error()):
+        return StoreError(f"{what}: {kind}: check the network or HF_ENDPOINT")
+    return None
+
+
+# --- the store
 class HubStore(ReadOnly, OverNetwork):
     """A store in a dataset of the Hugging Face hub, or in a folder of it, which is only read."""
+
+    is_transient = staticmethod(is_transient)
+    status_of = staticmethod(status_of)
+    explain = staticmethod(explain)
 
     def __init__(self, url: str, *, commit: str = "", first_pause_s: float = FIRST_PAUSE_S) -> None:
         from huggingface_hub import HfApi, get_token
@@ -82,28 +148,27 @@ class HubStore(ReadOnly, OverNetwork):
 
     def _files_below(self, folder: str) -> Mapping[str, Entry]:
         """Return all files below a folder in the commit. The folder may be the whole dataset."""
+        from huggingface_hub.errors import EntryNotFoundError
+
+        def list_tree() -> dict[str, Entry]:
+            what = {"recursive": True, "revision": commit, "repo_type": "dataset"}
+            try:
+                return {
+                    file.path: Entry(name=file.path, nbytes=file.size, stamp=file.blob_id)
+                    for file in self._api.list_repo_tree(self._repository, folder or None, **what)
+                    if hasattr(file, "blob_id")
+                }
+            except EntryNotFoundError:
+                return {}
+
         with self._locks.get():
             if folder not in self._listings:
-                files = self.retrying(partial(self._list_tree, folder, self._current_commit()))
+                commit = self._current_commit()
+                files = self.retrying(list_tree)
                 if len(self._listings) >= LISTINGS:
                     self._listings.clear()
                 self._listings[folder] = files
             return self._listings[folder]
-
-    def _list_tree(self, folder: str, commit: str) -> dict[str, Entry]:
-        from huggingface_hub.errors import EntryNotFoundError
-
-        files = self._api.list_repo_tree(
-            self._repository, folder or None, recursive=True, revision=commit, repo_type="dataset"
-        )
-        try:
-            return {
-                file.path: Entry(name=file.path, nbytes=file.size, stamp=file.blob_id)
-                for file in files
-                if hasattr(file, "blob_id")
-            }
-        except EntryNotFoundError:
-            return {}
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         path = self.prefix + check_prefix(prefix)
@@ -194,14 +259,6 @@ os.register_at_fork(before=_leave_session_to_parent)
 # --- ranges of files
 
 
-class AnswerError(Exception):
-    """The error that a server has answered with a status, and no bytes."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"HTTP {status}")
-        self.status = status
-
-
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
@@ -230,62 +287,3 @@ def _read_answer(answer: Any, wanted: Range, what: str) -> bytes:
     if nbytes not in (-1, len(data)):
         raise ShortReadError(f"{what}: {len(data):,} of {nbytes:,} bytes came")
     return data[skipped : None if wanted.nbytes is None else skipped + wanted.nbytes]
-
-
-# --- failures
-
-
-def _is_transient(error: Exception) -> bool:
-    return isinstance(error, (ShortReadError, _no_answer_error())) or _status_of(error) in BUSY
-
-
-def _no_answer_error() -> type[Exception]:
-    """Return the error class that the hub's library raises if no answer comes.
-
-    It is that of the HTTP library under it, which differs between versions.
-    """
-    from huggingface_hub import get_session
-
-    client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
-    error: type[Exception] = client.TransportError
-    return error
-
-
-def _status_of(error: BaseException) -> int:
-    if isinstance(error, AnswerError):
-        return error.status
-    return int(getattr(getattr(error, "response", None), "status_code", 0))
-
-
-def _explain(error: Any, what: str, repository: str) -> StoreError | UsageError | None:
-    from huggingface_hub import errors
-
-    status, kind = _status_of(error), type(error).__name__
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return AccessError(f"{what}: HF_HUB_OFFLINE is set, which forbids it: unset it")
-    if isinstance(error, errors.GatedRepoError):
-        return AccessError(f"{repository}: the dataset is gated: ask for access on its page")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return NotFoundError(f"{repository}: no such revision: check what is behind the @")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return NotFoundError(
-            f"{repository}: no such dataset, or none that you may see: check the name, or set "
-            "HF_TOKEN"
-        )
-    if isinstance(error, errors.EntryNotFoundError) or status in (404, 410):
-        return NotFoundError(f"{what}: no such file")
-    if status in (401, 403):
-        return AccessError(f"{what}: the hub refuses ({status}): set HF_TOKEN or run hf auth login")
-    if isinstance(error, errors.HFValidationError):
-        return UsageError(f"{repository}: not a name of a dataset: give hf://datasets/OWNER/NAME")
-    if status and _is_transient(error):
-        return StoreError(f"{what}: the hub answered {status} again and again: try later")
-    if status:
-        said = str(getattr(error, "server_message", "") or kind)
-        return StoreError(f"{what}: the hub answered {status}: {' '.join(said.split())}")
-    if isinstance(error, _no_answer_error()):
-        return StoreError(f"{what}: {kind}: check the network or HF_ENDPOINT")
-    return None
-
-
-HubStore.failures = Failures(_is_transient, _status_of, _explain)

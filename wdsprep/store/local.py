@@ -85,7 +85,11 @@ class LocalStore:
         try:
             there = max(0, whole - start)
             wanted = there if nbytes is None else min(nbytes, there)
-            data = _read_fully(fd, start, wanted)
+            data = os.pread(fd, wanted, start)
+            while len(data) < wanted and (
+                more := os.pread(fd, wanted - len(data), start + len(data))
+            ):
+                data += more  # rarely: one call nearly always brings everything
         except OSError as error:
             raise _store_error(error, path) from error
         finally:
@@ -134,9 +138,13 @@ class LocalStore:
             for name in names:
                 if match := TEMPORARY.fullmatch(name):
                     path = Path(folder) / name
-                    is_removed = remove_if_dead(path, host=match[1])
-                    removed += is_removed
-                    unfinished += not is_removed and _is_fresh(path, host=match[1])
+                    if remove_if_dead(path, host=match[1]):
+                        removed += 1
+                        continue
+                    # One of this host is locked by its writer. Of another one the date tells.
+                    with contextlib.suppress(OSError):
+                        is_ours = match[1] == HOST
+                        unfinished += path.exists() and (is_ours or _age_s(path) < FRESH_S)
         return removed, unfinished
 
     @contextlib.contextmanager
@@ -223,9 +231,9 @@ def _walk(
     if (here.st_dev, here.st_ino) in above:
         return
     above |= {(here.st_dev, here.st_ino)}
-    if start:
-        names = [name for name in names if name.startswith(start)]
     for name in sorted(names):
+        if not name.startswith(start):
+            continue
         if name[-1] == "/":
             yield from _walk(folder / name[:-1], path + name, "", above)
         elif not (name[0] == "." and TEMPORARY.fullmatch(name)):
@@ -274,16 +282,6 @@ def open_file(path: Path | str) -> tuple[int, int]:
     raise _not_a_file(path, "is a folder" if is_folder else "is a device or a pipe")
 
 
-def _read_fully(fd: int, start: int, nbytes: int) -> bytes:
-    data = os.pread(fd, nbytes, start)
-    while len(data) < nbytes:  # rarely: one call nearly always brings everything
-        more = os.pread(fd, nbytes - len(data), start + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
 def _name_once(temporary: Path, path: Path) -> None:
     """Give a temporary file its name, unless the name is taken.
 
@@ -317,12 +315,20 @@ def _wait_for_lock(path: Path, root: Path) -> int:
     """Wait until this process has locked the file at a path, and return its descriptor."""
     wait, began = Wait(str(path), HOLD_WAIT_S), time.monotonic()
     while True:
-        fd, is_ours = _open_to_lock(path)
         try:
-            is_locked = _try_lock(fd)
-        except BaseException:
-            os.close(fd)
-            raise
+            fd, is_ours = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666), True
+        except PermissionError:  # a file of another user can be locked too
+            fd, is_ours = os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        except BlockingIOError:
+            is_locked = False
+        except OSError as error:
+            is_locked = error.errno in NOT_THERE
+            if not is_locked:
+                os.close(fd)
+                raise
         there = os.fstat(fd)
         if is_locked and there.st_nlink and not there.st_size and is_ours:
             return fd
@@ -335,32 +341,19 @@ def _wait_for_lock(path: Path, root: Path) -> int:
             wait.pause()
 
 
-def _open_to_lock(path: Path) -> tuple[int, bool]:
-    """Open a file to lock it. Return its descriptor, and whether it may be written to.
-
-    A file of another user can be locked too.
-    """
-    try:
-        return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666), True
-    except PermissionError:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
-
-
 def _take_files_away(fd: int, path: Path, root: Path) -> None:
     """Delete the files that a process was to give names, the last one first.
 
     After that it can give no name to any of them.
     """
     *files, rest = os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0)).split("\0")
-    if not files or rest or not all(map(_is_temporary, files)):
+    parts = [file.split("/") for file in files]
+    are_temporary = all(TEMPORARY.fullmatch(names[-1]) and ".." not in names for names in parts)
+    if not files or rest or not are_temporary:
         return
     for file in reversed(files):
         (root / file).unlink(missing_ok=True)
     _unlink_same(path, fd)
-
-
-def _is_temporary(name: str) -> bool:
-    return bool(TEMPORARY.fullmatch(name.rpartition("/")[2])) and ".." not in name.split("/")
 
 
 def _unlink_same(path: Path, fd: int) -> None:
@@ -368,18 +361,6 @@ def _unlink_same(path: Path, fd: int) -> None:
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(fd), path.stat()):
             path.unlink()
-
-
-def _try_lock(fd: int) -> bool:
-    """Lock a file, and return whether nobody else has locked it."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in NOT_THERE:
-            raise
-    return True
 
 
 def remove_if_dead(path: Path, *, host: str = HOST) -> bool:
@@ -398,16 +379,6 @@ def remove_if_dead(path: Path, *, host: str = HOST) -> bool:
             return True
         finally:
             os.close(fd)
-    return False
-
-
-def _is_fresh(path: Path, *, host: str) -> bool:
-    """Return whether a temporary file is there that its writer seems to write now.
-
-    One of this host is locked by its writer. Of another host the date of the last write tells.
-    """
-    with contextlib.suppress(OSError):
-        return path.exists() and (host == HOST or _age_s(path) < FRESH_S)
     return False
 
 

@@ -34,7 +34,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -222,10 +222,6 @@ class MarkedStore(OverNetwork):
 
     def delete(self, name: str, /) -> None:
         self.delete_mark(self.key(name))
-
-    def key_errors(self, key: str) -> AbstractContextManager[None]:
-        """Explain the errors of the block, which are about the object of this key."""
-        return self.failures.explained(f"{self.place}/{key}", self.place)
 
     @abstractmethod
     def mark_tags(self, prefix: str, /) -> Mapping[str, str]:

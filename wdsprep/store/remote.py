@@ -1,7 +1,7 @@
 """What stores over a network share: their failures, ranges of files, and uploads in parts.
 
-Each library behind a store has errors of its own. What they mean is a `Failures` beside the store.
-How often and how long one tries again is the same for all of them.
+Each library behind a store has errors of its own, of which the store knows what they mean
+(`OverNetwork`). How often and how long one tries again is the same for all of them.
 
 A `Range` of a file is what a server is asked for, and checks what it says that it serves. A proxy
 that drops the request's range, or serves another one, answers with bytes that look as good as the
@@ -18,10 +18,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from wdsprep.errors import StoreError, UsageError
 from wdsprep.store.base import CONTENT_TYPES, READERS, Ours, check_name, none_of_ours
@@ -33,50 +33,6 @@ PART_NBYTES = 8 << 20  # GCS takes 10,000 parts: 80 GB
 PARTS_IN_FLIGHT = 3
 NOT_SUPPORTED = (400, 501)  # statuses of a server that does not know what a header asks for
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """The meaning of the errors of one library that stores use.
-
-    `explain` gets an error, the URL of the file, and that of its bucket or repository. It returns
-    an error that says what a user can do, or None for an error that is not the library's.
-    """
-
-    is_transient: Callable[[Exception], bool]
-    status_of: Callable[[BaseException], int]
-    explain: Callable[[Exception, str, str], StoreError | UsageError | None]
-
-    def retrying(self, act: Callable[[], T], *, pause_s: float = FIRST_PAUSE_S) -> T:
-        """Return the result of `act`, which is called again after each error that is transient.
-
-        There are at most ATTEMPTS calls, with pauses that grow from `pause_s`. The error of the
-        last one is raised, and so is any error that is not transient.
-        """
-        for attempt in range(ATTEMPTS - 1):
-            try:
-                return act()
-            except Exception as error:
-                if not self.is_transient(error):
-                    raise
-            pause = min(LONGEST_PAUSE_S, pause_s * 2**attempt)
-            time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 (jitter, not a secret)
-        return act()
-
-    @contextmanager
-    def explained(self, what: str, place: str) -> Iterator[None]:
-        """Turn the library's errors in the block into errors of wdsprep."""
-        try:
-            yield
-        except (StoreError, UsageError):
-            raise
-        except Exception as error:
-            explained = self.explain(error, what, place)
-            if explained is None:
-                raise
-            if isinstance(explained, StoreError):
-                explained.status = self.status_of(error)
-            raise explained from None  # its own words may have a signed URL
 
 
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE | re.ASCII)
@@ -187,20 +143,18 @@ class PartSink(ABC):
             self.write(piece)
 
     def write(self, data: bytes | memoryview, /) -> None:
+        view = memoryview(data)
         try:
-            self._collect(memoryview(data))
+            while view:
+                nbytes = self.part_nbytes()
+                self.pending.append(bytes(view[: nbytes - self._pending_nbytes]))
+                self._pending_nbytes += len(self.pending[-1])
+                view = view[len(self.pending[-1]) :]
+                if self._pending_nbytes == nbytes:
+                    self.send_part()
         except BaseException as error:
             self._failure = error
             raise
-
-    def _collect(self, view: memoryview) -> None:
-        while view:
-            nbytes = self.part_nbytes()
-            self.pending.append(bytes(view[: nbytes - self._pending_nbytes]))
-            self._pending_nbytes += len(self.pending[-1])
-            view = view[len(self.pending[-1]) :]
-            if self._pending_nbytes == nbytes:
-                self.send_part()
 
     def take_pending(self) -> bytes:
         data = b"".join(self.pending)
@@ -224,15 +178,10 @@ class PerProcess(Generic[T]):
         self._make, self._made = make, dict[int, T]()
         self._locks: dict[int, threading.RLock] = {}
 
-    @property
-    def lock(self) -> "threading.RLock":
-        """Return the lock of this process. Many threads want the same value at the start."""
-        return self._locks.setdefault(os.getpid(), threading.RLock())
-
     def get(self) -> T:
         process = os.getpid()
-        if process not in self._made:
-            with self.lock:
+        if process not in self._made:  # many threads want the same value at the start
+            with self._locks.setdefault(process, threading.RLock()):
                 if process not in self._made:
                     self._made[process] = self._make()
         return self._made[process]
@@ -247,7 +196,6 @@ class OverNetwork(ABC):
 
     root: Path | None = None
     readers = READERS
-    failures: ClassVar[Failures]
 
     def __init__(self, place: str, folder: str, first_pause_s: float) -> None:
         folder = folder.strip("/")
@@ -273,12 +221,57 @@ class OverNetwork(ABC):
     def key(self, name: str) -> str:
         return self.prefix + check_name(name)
 
-    def retrying(self, act: Callable[[], T]) -> T:
-        return self.failures.retrying(act, pause_s=self.first_pause_s)
+    @staticmethod
+    @abstractmethod
+    def is_transient(error: Exception, /) -> bool:
+        """Return whether another attempt may succeed after an error of the store's library."""
 
-    def store_errors(self, name: str = "") -> AbstractContextManager[None]:
-        """Explain the errors of the block, which are about the file of this name, or about all."""
-        return self.failures.explained(f"{self.url}/{name}" if name else self.url, self.place)
+    @staticmethod
+    @abstractmethod
+    def status_of(error: BaseException, /) -> int: ...
+
+    @staticmethod
+    @abstractmethod
+    def explain(error: Exception, what: str, place: str, /) -> StoreError | UsageError | None:
+        """Return an error that says what a user can do, or None if it is none of the library's.
+
+        `what` is the URL of the file, and `place` that of its bucket or repository.
+        """
+
+    def retrying(self, act: Callable[[], T]) -> T:
+        """Return the result of `act`, which is called again after each error that is transient.
+
+        There are at most ATTEMPTS calls, with pauses that grow. The error of the last one is
+        raised, and so is any error that is not transient.
+        """
+        for attempt in range(ATTEMPTS - 1):
+            try:
+                return act()
+            except Exception as error:
+                if not self.is_transient(error):
+                    raise
+            pause = min(LONGEST_PAUSE_S, self.first_pause_s * 2**attempt)
+            time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 (jitter, not a secret)
+        return act()
+
+    @contextmanager
+    def store_errors(self, name: str = "", *, key: str = "") -> Iterator[None]:
+        """Explain the library's errors in the block.
+
+        They are about the file of this name, about the object of this `key`, or about all.
+        """
+        try:
+            yield
+        except (StoreError, UsageError):
+            raise
+        except Exception as error:
+            what = f"{self.url}/{name}" if name else f"{self.place}/{key}" if key else self.url
+            explained = self.explain(error, what, self.place)
+            if explained is None:
+                raise
+            if isinstance(explained, StoreError):
+                explained.status = self.status_of(error)
+            raise explained from None  # its own words may have a signed URL
 
 
 class ReadOnly(ABC):

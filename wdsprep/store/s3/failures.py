@@ -16,7 +16,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.remote import NOT_SUPPORTED, Failures
+from wdsprep.store.remote import NOT_SUPPORTED
 
 BUSY = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
 FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}
@@ -53,11 +53,22 @@ def status_of(error: Any) -> int:
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-def _explain(error: Any, what: str, bucket: str) -> StoreError | UsageError | None:
-    from botocore.exceptions import BotoCoreError, ClientError
+def explain(error: Any, what: str, bucket: str) -> StoreError | UsageError | None:
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        NoCredentialsError,
+        ParamValidationError,
+    )
 
+    if isinstance(error, ParamValidationError):
+        return UsageError(f"{what}: {_one_line(error)}")
+    if isinstance(error, NoCredentialsError):
+        return AccessError(f"{what}: no credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE")
+    if isinstance(error, BotoCoreError) and is_transient(error):
+        return StoreError(f"{what}: {_one_line(error)}: check the network or AWS_ENDPOINT_URL")
     if isinstance(error, BotoCoreError):
-        return _no_answer_error(error, what)
+        return settings_error(error, what)
     if not isinstance(error, ClientError):
         return None
     code, status = code_of(error), status_of(error)
@@ -79,18 +90,6 @@ def _explain(error: Any, what: str, bucket: str) -> StoreError | UsageError | No
     return StoreError(f"{what}: the server answered {status} {code}: {said}")
 
 
-def _no_answer_error(error: Exception, what: str) -> StoreError | UsageError:
-    from botocore.exceptions import NoCredentialsError, ParamValidationError
-
-    if isinstance(error, ParamValidationError):
-        return UsageError(f"{what}: {_one_line(error)}")
-    if isinstance(error, NoCredentialsError):
-        return AccessError(f"{what}: no credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE")
-    if is_transient(error):
-        return StoreError(f"{what}: {_one_line(error)}: check the network or AWS_ENDPOINT_URL")
-    return settings_error(error, what)
-
-
 def settings_error(error: Exception, what: str) -> AccessError:
     """Return the error for a missing profile, a bad endpoint URL, or half a pair of keys."""
     return AccessError(f"{what}: {_one_line(error)}: check the AWS settings")
@@ -98,6 +97,3 @@ def settings_error(error: Exception, what: str) -> AccessError:
 
 def _one_line(error: object) -> str:
     return " ".join(str(error).split()).rstrip(".")
-
-
-FAILURES = Failures(is_transient, status_of, _explain)

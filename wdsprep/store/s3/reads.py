@@ -41,7 +41,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from http.client import HTTPException
 from io import BytesIO
 from typing import Any, NamedTuple, TypeVar
@@ -216,14 +215,28 @@ class Reads:
 
     def get(self, key: str, wanted: Range) -> bytes:
         """Return a range of an object, which is empty if it starts at the end or after."""
-        return self._take(key, wanted, _read)
+
+        def read(body: Any, nbytes: int) -> bytes:
+            data: bytes = body.read(nbytes)
+            if len(data) != nbytes:
+                raise EOFError
+            return data
+
+        return self._take(key, wanted, read)
 
     def get_into(self, key: str, wanted: Range, buffer: memoryview) -> int:
         """Read a range of an object into a buffer, and return how many bytes came.
 
         None come if the range starts at the end or after.
         """
-        return self._take(key, wanted, partial(_read_into, buffer))
+
+        def read(body: Any, nbytes: int) -> int:
+            is_fitting = 0 <= nbytes <= len(buffer)
+            if not is_fitting or (nbytes and body.readinto(buffer[:nbytes]) != nbytes):
+                raise EOFError
+            return nbytes
+
+        return self._take(key, wanted, read)
 
     def _take(self, key: str, wanted: Range, take: Take[T]) -> T:
         from botocore.exceptions import ClientError
@@ -236,7 +249,17 @@ class Reads:
                 return self._take_by_url(wire, key, wanted, take)
             except _RefusedError as error:
                 taken = self._take_with_boto3(key, wanted, take)
-                self._forget(key, error)
+                with self._lock:  # the server takes the request, and not its URL
+                    self._urls.pop(key, None)
+                    self._refusals += 1
+                    is_last = self._refusals == MOST_REFUSALS
+                if is_last:
+                    _log.warning(
+                        "s3://%s refuses signed URLs (%s): every read is signed by itself from now "
+                        "on, which is slower",
+                        self._bucket,
+                        error,
+                    )
                 return taken
         except ClientError as error:
             if status_of(error) == 416:
@@ -249,6 +272,8 @@ class Reads:
         return f"s3://{self._bucket}/{key}"
 
     def _take_by_url(self, wire: Wire, key: str, wanted: Range, take: Take[T]) -> T:
+        from botocore.exceptions import ClientError
+
         url = self._url(key)
         try:
             answer = wire.get(url, {"Range": wanted.header})
@@ -268,7 +293,16 @@ class Reads:
             said = answer.body.read(min(length, MOST_SAID) if length >= 0 else MOST_SAID)
             if len(said) == length:
                 answer.keep()
-        raise _error(answer, said)
+        match = re.search(rb"<Code>(\w+)</Code>", said)
+        code = match[1].decode() if match else str(status)
+        if status < 500 and status not in (404, 416, 429):
+            raise _RefusedError(f"{status} {code}")
+        headers = {"content-range": answer.range}
+        facts: Any = {
+            "Error": {"Code": code},
+            "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
+        }
+        raise ClientError(facts, "GetObject")  # as boto3 raises it
 
     def _take_with_boto3(self, key: str, wanted: Range, take: Take[T]) -> T:
         answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=wanted.header)
@@ -288,22 +322,6 @@ class Reads:
                     self._urls.clear()
                 self._urls[key] = now, url
         return url
-
-    def _forget(self, key: str, error: _RefusedError) -> None:
-        """Forget a signed URL that the server has refused, while it took a signed request.
-
-        After many of these in a row, use URLs no more.
-        """
-        with self._lock:
-            self._urls.pop(key, None)
-            self._refusals += 1
-            if self._refusals == MOST_REFUSALS:
-                _log.warning(
-                    "s3://%s refuses signed URLs (%s): every read is signed by itself from now on, "
-                    "which is slower",
-                    self._bucket,
-                    error,
-                )
 
 
 def _is_all(wanted: Range, status: int, length: int) -> bool:
@@ -339,19 +357,6 @@ def _newest_signature(signature_version: str, **_: object) -> "str | None":
     return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
 
 
-def _read(body: Any, nbytes: int) -> bytes:
-    data: bytes = body.read(nbytes)
-    if len(data) != nbytes:
-        raise EOFError
-    return data
-
-
-def _read_into(buffer: memoryview, body: Any, nbytes: int) -> int:
-    if not 0 <= nbytes <= len(buffer) or (nbytes and body.readinto(buffer[:nbytes]) != nbytes):
-        raise EOFError
-    return nbytes
-
-
 @contextlib.contextmanager
 def _short_read_errors(what: str) -> Iterator[None]:
     """Turn all errors by which an answer ends too early into a ShortReadError."""
@@ -363,23 +368,3 @@ def _short_read_errors(what: str) -> Iterator[None]:
         yield
     except lost as error:
         raise ShortReadError(f"{what}: {BROKE_OFF}") from error
-
-
-def _error(answer: S3Answer, body: bytes) -> Exception:
-    """Return the error that boto3 would raise for an answer, or a _RefusedError.
-
-    It is a _RefusedError for a status below 500 other than 404, 416 and 429.
-    """
-    from botocore.exceptions import ClientError
-
-    status, match = answer.status, re.search(rb"<Code>(\w+)</Code>", body)
-    code = match[1].decode() if match else str(status)
-    if status < 500 and status not in (404, 416, 429):
-        return _RefusedError(f"{status} {code}")
-    headers = {"content-range": answer.range}
-    said: Any = {
-        "Error": {"Code": code},
-        "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
-    }
-    error: Exception = ClientError(said, "GetObject")
-    return error

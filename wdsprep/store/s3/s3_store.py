@@ -20,7 +20,7 @@ from wdsprep.errors import ShortReadError
 from wdsprep.store.base import Entry, Ours, check_prefix, none_of_ours
 from wdsprep.store.object_locks import Mark, MarkedStore
 from wdsprep.store.remote import FIRST_PAUSE_S, PART_NBYTES, PerProcess, Range
-from wdsprep.store.s3.failures import FAILURES, settings_error
+from wdsprep.store.s3.failures import explain, is_transient, settings_error, status_of
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.reads import BROKE_OFF, Reads
 from wdsprep.store.s3.uploads import (
@@ -43,7 +43,9 @@ ANSWERS = {  # boto3 takes a body that never came for an empty answer
 class S3Store(MarkedStore):
     """A store in a bucket of S3, or of a server that speaks like it, below a prefix."""
 
-    failures = FAILURES
+    is_transient = staticmethod(is_transient)
+    status_of = staticmethod(status_of)
+    explain = staticmethod(explain)
 
     def __init__(
         self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
@@ -143,7 +145,7 @@ class S3Store(MarkedStore):
         return S3Sink(ask, f"{self.bucket}/{key}", part_nbytes, condition)
 
     def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self.key_errors(prefix):
+        with self.store_errors(key=prefix):
             answer = self._ask("list_objects_v2", Prefix=prefix)
         return {entry["Key"]: _tag(entry) for entry in answer.get("Contents", ())}
 
@@ -152,18 +154,18 @@ class S3Store(MarkedStore):
             answer = self._ask("get_object", Key=key)
             return answer["Body"].read(), answer
 
-        with self.key_errors(key):
-            data, answer = FAILURES.retrying(read)
+        with self.store_errors(key=key):
+            data, answer = self.retrying(read)
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         age_s = (now - answer["LastModified"]).total_seconds()
         return data, _tag(answer), age_s
 
     def make_mark(self, key: str, data: bytes, /) -> str:
-        with self.key_errors(key):
+        with self.store_errors(key=key):
             return _tag(self._ask("put_object", Key=key, Body=data, IfNoneMatch="*"))
 
     def delete_mark(self, key: str, /) -> None:
-        with self.key_errors(key):
+        with self.store_errors(key=key):
             self._ask("delete_object", Key=key)
 
     def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
