@@ -160,7 +160,7 @@ def test_a_dataset_that_is_still_packed_is_sound_so_far(tmp_path: Path) -> None:
 def test_members_that_lie_across_what_is_read_at_once_are_checked_alike(
     images: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
-    monkeypatch.setattr("wdsprep.store.base.LOCAL_CHUNK_NBYTES", nbytes)
+    monkeypatch.setattr("wdsprep.dataset.chunks.LOCAL_CHUNK_NBYTES", nbytes)
     assert findings(images) == []
     flip(images / "64/000002.tar", 8 * 3_000)
     assert findings(images) == ["64/000002.tar damaged"]

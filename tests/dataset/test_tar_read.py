@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kit.packs import tape_of
+from wdsprep.dataset.chunks import LOCAL_CHUNK_NBYTES
 from wdsprep.dataset.tar.members import (
     MAX_EXTENSION_NBYTES,
     MAX_PADDING_NBYTES,
@@ -31,7 +32,6 @@ from wdsprep.dataset.tar.read import (
     scan,
 )
 from wdsprep.dataset.tar.write import TarWriter, header
-from wdsprep.store.base import LOCAL_CHUNK_NBYTES
 from wdsprep.store.local import LocalStore
 
 CODES = {"truncated", "bad_header", "repeated_key", "scattered", "repeated_field"}

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch.nn.functional import avg_pool2d
 
+from wdsprep.dataset.chunks import Chunks
 from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.models.base import Encoded, Part, Tokens
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
-from wdsprep.store import base as store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Making:
 
     def __call__(self, model: Model, recipe: Recipe, device: str) -> "Plain":
         if self.chunk_nbytes:
-            assert store.Chunks.__init__.__kwdefaults__
-            store.Chunks.__init__.__kwdefaults__["chunk_nbytes"] = self.chunk_nbytes
+            assert Chunks.__init__.__kwdefaults__
+            Chunks.__init__.__kwdefaults__["chunk_nbytes"] = self.chunk_nbytes
         if self.log:
             Path(self.log, str(os.getpid())).touch()
         if self.fails_at == 0 and self.is_bad:

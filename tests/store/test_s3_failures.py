@@ -10,8 +10,9 @@ from tests.kit.faultproxy import Delay, DelayBody, Drop, DropAfter, Fault, Statu
 from tests.kit.s3 import S3Server
 from tests.kit.stores import BIG, one_line, uploads
 from tests.store.conftest import Through
+from wdsprep.dataset.chunks import Chunks
 from wdsprep.errors import ExistsError, ShortReadError, StoreError
-from wdsprep.store.base import Chunks, write_bytes
+from wdsprep.store.base import write_bytes
 from wdsprep.store.remote import ATTEMPTS
 from wdsprep.store.s3.s3_store import S3Store
 

@@ -17,12 +17,13 @@ from tests.kit.faultproxy import Status, first
 from tests.kit.latent_sets import write_latents
 from tests.kit.stores import BIG, MIB, begin_uploads, one_line, opened, uploads
 from tests.store.conftest import Through
+from wdsprep.dataset.chunks import Chunks
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import StoreError
 from wdsprep.runners.run import sweep
 from wdsprep.store import open_store
-from wdsprep.store.base import Chunks, write_bytes
+from wdsprep.store.base import write_bytes
 from wdsprep.store.remote import ATTEMPTS
 from wdsprep.store.s3 import uploads as s3_uploads
 from wdsprep.store.s3.s3_store import S3Store

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.stores import break_off, names, one_line
+from wdsprep.dataset.chunks import Chunks
 from wdsprep.errors import ExistsError, NotFoundError, UsageError
 from wdsprep.store import open_store, split_url
-from wdsprep.store.base import Chunks, Store, write_bytes
+from wdsprep.store.base import Store, write_bytes
 
 NAMES = [
     "a",

@@ -15,8 +15,8 @@ from tests.kit.webserver import (
     response,
     status,
 )
+from wdsprep.dataset.chunks import Chunks
 from wdsprep.errors import AccessError, ShortReadError, StoreError
-from wdsprep.store.base import Chunks
 from wdsprep.store.web import WebStore
 
 TEN = b"0123456789"

@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar
 
+from wdsprep.dataset.chunks import Chunks
 from wdsprep.errors import UsageError
 from wdsprep.images.options import role_image
 from wdsprep.options import Place, about, as_places, option_field
@@ -26,7 +27,7 @@ from wdsprep.runners.options import (
     overwrite,
 )
 from wdsprep.store import did_you_mean_place, split_url
-from wdsprep.store.base import Chunks, local_path
+from wdsprep.store.base import local_path
 from wdsprep.text import brief, check_texts
 
 SAMPLES, COMPARISON = "Samples", "Comparison"

@@ -35,6 +35,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from wdsprep.dataset.aio import address_of, read_all
+from wdsprep.dataset.chunks import Chunks
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import index_name, is_table, table_name
 from wdsprep.dataset.manifest import Shard
@@ -55,7 +56,7 @@ from wdsprep.dataset.tar.members import (
 from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, open_tape, scan
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, ShortReadError
-from wdsprep.store.base import Chunks, Store, check_name
+from wdsprep.store.base import Store, check_name
 from wdsprep.store.local import open_file
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from wdsprep.dataset.chunks import Chunks
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import SourceError, UsageError
@@ -33,7 +34,7 @@ from wdsprep.sources.patterns import (
 )
 from wdsprep.sources.tars import TarsSource
 from wdsprep.store import did_you_mean_place, open_store, shared_store, split_url
-from wdsprep.store.base import Chunks, Entry, absolute, expand_home, is_hidden, is_web, lies_in
+from wdsprep.store.base import Entry, absolute, expand_home, is_hidden, is_web, lies_in
 from wdsprep.store.schemes import ANY_PLACE, KEYED
 from wdsprep.text import command, examples
 

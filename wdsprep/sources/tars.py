@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wdsprep.dataset.chunks import OnBytes
 from wdsprep.dataset.file_names import is_foreign_table, is_index
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
@@ -47,7 +48,7 @@ from wdsprep.sources.captions import (
 from wdsprep.sources.folder import NOT_OF_A_SAMPLE, check_nbytes
 from wdsprep.sources.patterns import ALL_TARS, Pattern, kind_of, tar_stem
 from wdsprep.store import shared_store
-from wdsprep.store.base import Entry, OnBytes, is_hidden
+from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import shown
 
 UNREADABLE = ""

@@ -1,12 +1,8 @@
 """What every store is: its calls, its entries, and how names and places are written."""
 
-import io
-import math
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -14,13 +10,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from wdsprep.errors import UsageError
 from wdsprep.store.schemes import SCHEMES
 
-CHUNK_NBYTES = 8 << 20
-LOCAL_CHUNK_NBYTES = 1 << 20  # what the processor's cache holds until it is hashed
 READERS = 32
 LOCAL_READERS = 8  # a folder of this machine may be a mounted network folder, where reads wait
-AHEAD = 4  # chunks of a stream on their way at once
-WATCHED_BEHIND = 2  # chunks that wait to be watched, at most
-OnBytes = Callable[[bytes], object]
 CONTENT_TYPES = {  # what a browser shows; all else is bytes
     "html": "text/html; charset=utf-8",
     "json": "application/json",
@@ -279,142 +270,6 @@ def check_prefix(prefix: str) -> str:
 def write_bytes(store: Store, name: str, data: bytes, /, *, exclusive: bool = False) -> None:
     with store.write(name, exclusive=exclusive) as sink:
         sink.write(data)
-
-
-class Chunks(io.RawIOBase):
-    """A file of a store that is read chunk after chunk, or as a stream over these.
-
-    Each chunk is one ranged read, checked and retried alone. Who asks for a second one will want
-    them all, so from then on `ahead` of them are on their way at once: one after the other, they
-    would wait for each other's first byte. What `watch` makes of a chunk, a hash as a rule, is made
-    in a thread of its own meanwhile.
-
-    A disk of this machine has read ahead itself, and to hand 1 MB to another thread takes as long
-    as BLAKE3 of it. So there, all is done in the caller's thread: with all cores, `verify` takes
-    0.8 of the time.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        *,
-        start: int = 0,
-        chunk_nbytes: int = 0,
-        watch: OnBytes | None = None,
-        ahead: int | None = None,
-        expected: int | None = None,
-    ) -> None:
-        """Prepare to read a file in chunks, from `start` on.
-
-        If `chunk_nbytes` is 0, chunks have the size that suits the store. `expected` is the
-        length of the file, if it is known: no chunk is read ahead beyond it.
-        """
-        super().__init__()
-        is_local = store.root is not None
-        self._store, self._name = store, name
-        self._chunk_nbytes = chunk_nbytes or (LOCAL_CHUNK_NBYTES if is_local else CHUNK_NBYTES)
-        self._expected = math.inf if expected is None else expected
-        self._watch = watch
-        self._start = self._next = start  # the begin of the file, and of the next chunk
-        self._ended = False
-        self._peeked = b""
-        self._ahead = (0 if is_local else AHEAD) if ahead is None else ahead
-        self._coming: deque[Future[bytes]] = deque()
-        self._watched: deque[Future[object]] = deque()
-        self._readers: ThreadPoolExecutor | None = None
-        self._watcher: ThreadPoolExecutor | None = None
-        self._left = memoryview(b"")  # of a chunk, where it is read as a stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object, /) -> int:
-        target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        self._left = self._left or memoryview(self.next())
-        count = min(len(target), len(self._left))
-        target[:count] = self._left[:count]
-        self._left = self._left[count:]
-        return count
-
-    def peek(self) -> bytes:
-        """Return the next chunk without taking it: `next` returns it again."""
-        self._peeked = self._peeked or self.next()
-        return self._peeked
-
-    def next(self) -> bytes:
-        """Return the next chunk. It is shorter, or empty, only if the file ends."""
-        if self._peeked:
-            chunk, self._peeked = self._peeked, b""
-            return chunk
-        if self._ended:
-            return b""
-        is_alone = self._next == self._start or not self._ahead
-        data = self._read(self._next) if is_alone else self._next_ahead()
-        self._ended = len(data) < self._chunk_nbytes
-        self._show(data)
-        self._next += len(data)
-        return data
-
-    def _read(self, start: int) -> bytes:
-        return self._store.read(self._name, start=start, nbytes=self._chunk_nbytes)
-
-    def _next_ahead(self) -> bytes:
-        """Wait for the next chunk and return it, while those after it are being read in threads.
-
-        If reading it fails, the chunks ahead are given up, and the next call asks for all of them
-        again.
-        """
-        if self._readers is None:
-            self._readers = ThreadPoolExecutor(self._ahead, "read-ahead")
-        for n in range(len(self._coming), self._ahead):
-            start = self._next + n * self._chunk_nbytes
-            if n and start >= self._expected:
-                break
-            self._coming.append(self._readers.submit(self._read, start))
-        try:
-            return self._coming.popleft().result()
-        except BaseException:
-            for later in self._coming:
-                later.cancel()
-            self._coming.clear()
-            raise
-
-    def _show(self, data: bytes) -> None:
-        """Pass a chunk to `watch`, in another thread if chunks are read ahead.
-
-        A file of one chunk needs no thread. Wait while WATCHED_BEHIND chunks have not been
-        watched. An error of `watch` in its thread is raised by a later call, or by `close`.
-        """
-        if self._watch is None or not data:
-            return
-        if not self._ahead or (self._ended and self._next == self._start):
-            self._watch(data)
-            return
-        if self._watcher is None:
-            self._watcher = ThreadPoolExecutor(1, "watch")
-        while len(self._watched) >= WATCHED_BEHIND:
-            self._watched.popleft().result()
-        self._watched.append(self._watcher.submit(self._watch, data))
-
-    def as_stream(self) -> io.BufferedReader:
-        """Return the file as a stream, which takes bounded memory.
-
-        When the stream is closed, `watch` has seen each chunk that was read, in order.
-        """
-        return io.BufferedReader(self, 1 << 16)
-
-    def close(self) -> None:
-        """Stop reading ahead, and wait until `watch` has been given each chunk that was read."""
-        try:
-            if self._readers is not None:
-                self._readers.shutdown(cancel_futures=True)
-            while self._watched:
-                self._watched.popleft().result()
-            if self._watcher is not None:
-                self._watcher.shutdown()
-        finally:
-            super().close()
 
 
 def is_hidden(name: str) -> bool:

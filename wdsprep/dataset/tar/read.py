@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wdsprep.dataset.chunks import Chunks, OnBytes
 from wdsprep.dataset.tar import padded
 from wdsprep.dataset.tar.members import (
     GZIP,
@@ -24,7 +25,7 @@ from wdsprep.dataset.tar.members import (
     split_member,
     truncated,
 )
-from wdsprep.store.base import Chunks, OnBytes, Store
+from wdsprep.store.base import Store
 
 CHUNK_NBYTES = 16 << 20  # read at once: a header may claim more bytes than there are
 UNPACKED_NBYTES = 1 << 20

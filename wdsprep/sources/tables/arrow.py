@@ -15,12 +15,13 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from wdsprep.dataset.chunks import CHUNK_NBYTES, Chunks
 from wdsprep.errors import SourceError
 from wdsprep.sources.base import Told, ignore_left_out
 from wdsprep.sources.parsing import check_columns, check_rows, check_unpacked, parsing_file
 from wdsprep.sources.patterns import ABOUT_ARROW, ARROW, ARROW_STATE, kind_of
 from wdsprep.store import shared_store
-from wdsprep.store.base import CHUNK_NBYTES, Chunks, Entry, is_hidden
+from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import shortened
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from wdsprep.dataset.chunks import Chunks
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import parse_json
@@ -27,7 +28,7 @@ from wdsprep.sources.parsing import check_columns
 from wdsprep.sources.patterns import table_kind
 from wdsprep.sources.tables import TableRow
 from wdsprep.store import shared_store
-from wdsprep.store.base import Chunks, Store
+from wdsprep.store.base import Store
 
 if TYPE_CHECKING:
     from wdsprep.sources.tables.parquet import ParquetTable

@@ -1,9 +1,7 @@
-"""Streams read several chunks ahead; what waits is on a disk unless the user says otherwise."""
+"""Files are read in chunks, several ahead, and watched in order."""
 
 import io
-import os
 import random
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from wdsprep.dataset.chunks import AHEAD, WATCHED_BEHIND, Chunks
 from wdsprep.errors import ShortReadError
-from wdsprep.store import spool
-from wdsprep.store.base import AHEAD, WATCHED_BEHIND, Chunks, write_bytes
+from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
-from wdsprep.store.spool import Spool, is_in_memory, spool_folder
 
 CHUNK = 1000
 DATA = random.Random(0).randbytes(20 * CHUNK + 7)
@@ -106,14 +103,17 @@ def test_what_goes_wrong_in_watching_is_raised(tmp_path: Path) -> None:
 
 def stream_threads() -> set[threading.Thread]:
     """Those of streams alone: what other tests started may end at any time."""
-    return {t for t in threading.enumerate() if t.name.startswith(("read-ahead", "watch"))}
+    return {t for t in threading.enumerate() if t.name.startswith(("wdsprep-ahead", "watch"))}
 
 
 def test_a_stream_that_is_left_early_leaves_no_thread(tmp_path: Path) -> None:
     before = stream_threads()
     with Seen(tmp_path).stream(watch=len) as file:
         file.read(3 * CHUNK)
-        assert {t.name.split("_")[0] for t in stream_threads() - before} == {"read-ahead", "watch"}
+        assert {t.name.split("_")[0] for t in stream_threads() - before} == {
+            "wdsprep-ahead",
+            "watch",
+        }
     assert not stream_threads() - before
 
 
@@ -123,56 +123,3 @@ def test_a_file_of_one_chunk_takes_no_thread(tmp_path: Path) -> None:
         assert file.read() == DATA
         assert seen == [DATA]
         assert not stream_threads() - before
-
-
-@pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /tmp in memory, and two other folders: the first in memory too, the second on a disk."""
-    for name in spool.ASKED_BY:
-        monkeypatch.delenv(name, raising=False)
-    spool._warn_of_memory.cache_clear()
-    memory = str(tmp_path / "memory")
-    monkeypatch.setattr(spool, "is_in_memory", lambda folder: folder.startswith(memory))
-    monkeypatch.setattr(tempfile, "tempdir", memory)
-    monkeypatch.setattr(spool, "ON_DISK", (memory, str(tmp_path)))
-    return tmp_path
-
-
-def test_a_folder_in_memory_is_told_from_one_on_a_disk(tmp_path: Path) -> None:
-    assert not is_in_memory(str(Path(__file__).parent))
-    assert not is_in_memory("/proc")
-    assert is_in_memory("/dev/shm") or not Path("/dev/shm").is_dir()
-    assert tmp_path.is_dir()
-
-
-def test_mounts_whose_names_are_not_utf_8_are_told_apart_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = tmp_path.stat().st_dev
-    mount = f"1 1 {os.major(device)}:{os.minor(device)} / /caf\xe9 rw - tmpfs none rw\n"
-    (tmp_path / "mounts").write_bytes(mount.encode("latin-1"))
-    monkeypatch.setattr(spool, "MOUNTS", tmp_path / "mounts")
-    assert is_in_memory(str(tmp_path))
-
-
-def test_bytes_do_not_wait_in_memory_unasked(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert spool_folder() == str(folders)
-    waiting = Spool()
-    place = waiting.put(b"some bytes")
-    assert waiting.get(place) == b"some bytes"
-    waiting.close()
-    monkeypatch.setenv("TMPDIR", tempfile.gettempdir())
-    assert spool_folder() == tempfile.gettempdir()
-
-
-@pytest.mark.usefixtures("folders")
-def test_if_there_is_no_disk_the_user_hears_of_it_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    memory = tempfile.gettempdir()
-    monkeypatch.setattr(spool, "ON_DISK", (memory, "/nowhere"))
-    assert spool_folder() == spool_folder() == memory
-    (line,) = caplog.messages
-    assert line == f"what waits on disk waits in memory, where {memory} lies: set TMPDIR to a disk"
