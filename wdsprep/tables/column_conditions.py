@@ -24,7 +24,7 @@ takes the first.
 """
 
 import ast
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -142,14 +142,15 @@ class RowsOfSource:
         """Return the values at a path in the JSON of a column."""
         if (document := self._columns.get(name)) is None:
             return MISSING
-        found = self._parsed[name].get(_json_path(path) or "")
-        return Values(odd=document.is_valid()) if found is None else found
+        value = self._parsed[name].get(_json_path(path) or "")
+        return Values(odd=document.is_valid()) if value is None else value
 
     @cached_property
     def _parsed(self) -> Mapping[str, Mapping[str, Values]]:
         """The values at the paths of all names, by path, in each column of JSON.
 
-        Rows with a value in the columns of all names are not parsed.
+        Rows with a value in the columns of all names are not parsed. There are no values if there
+        are more than `MOST_PATHS`, or if the column has no texts.
         """
         paths = [path for path in self._names if path[0] != META]
         in_meta = [path[1:] for path in self._names if path[0] == META]
@@ -158,33 +159,24 @@ class RowsOfSource:
         if not in_meta and len(columns) == len(paths):
             is_needed = _any(*(column.is_null() for column in columns if column.null_count))
         wanted = {META: [*paths, *in_meta], REST: [*paths, *(path[:1] for path in paths)]}
-        return {
-            name: self._parse(self._columns[name], map(_json_path, wanted[name]), is_needed)
-            for name in wanted.keys() & self._columns.keys()
-        }
-
-    def _parse(
-        self, document: pa.Array, paths: Iterable[str | None], is_needed: pa.Array | None
-    ) -> dict[str, Values]:
-        """Return the values at paths in the texts of a column, in the rows that are needed.
-
-        Return none if there are more than `MOST_PATHS`, or if the column has no texts.
-        """
-        known = sorted({path for path in paths if path})
-        if not 0 < len(known) <= MOST_PATHS or not _is_text(document.type):
-            return {}
-        if is_needed is not None:
-            document = pc.if_else(is_needed, document, pa.nulls(1, document.type)[0])
-        quoted = ", ".join("'" + path.replace("'", "''") + "'" for path in known)
-        rows = self._engine.from_arrow(pa.table({"document": document}))
-        asked = f"CAST(TRY(json_extract(document, [{quoted}])) AS VARCHAR[])"
-        answer = rows.project(asked).to_arrow_table()
-        json = answer.column(0).combine_chunks().cast(pa.large_list(TEXT))
-        is_damaged = pc.and_(document.is_valid(), json.is_null())
-        return {
-            path: _json_values(pc.list_element(json, place), is_damaged)
-            for place, path in zip(make_array(WHOLE, range(len(known))), known, strict=True)
-        }
+        parsed: dict[str, dict[str, Values]] = {name: {} for name in wanted}
+        for name in wanted.keys() & self._columns.keys():
+            document = self._columns[name]
+            known = sorted({path for path in map(_json_path, wanted[name]) if path})
+            if not 0 < len(known) <= MOST_PATHS or not _is_text(document.type):
+                continue
+            if is_needed is not None:
+                document = pc.if_else(is_needed, document, pa.nulls(1, document.type)[0])
+            quoted = ", ".join("'" + path.replace("'", "''") + "'" for path in known)
+            rows = self._engine.from_arrow(pa.table({"document": document}))
+            asked = f"CAST(TRY(json_extract(document, [{quoted}])) AS VARCHAR[])"
+            answer = rows.project(asked).to_arrow_table()
+            json = answer.column(0).combine_chunks().cast(pa.large_list(TEXT))
+            is_damaged = pc.and_(document.is_valid(), json.is_null())
+            for place, path in zip(make_array(WHOLE, range(len(known))), known, strict=True):
+                element = pc.list_element(json, place)
+                parsed[name][path] = _json_values(element, is_damaged)
+        return parsed
 
 
 def _json_values(json: pa.Array, is_damaged: pa.Array) -> Values:
@@ -533,14 +525,15 @@ def _is_unicode(text: str) -> bool:
 # `pa.array` and `to_numpy` would import pandas, which takes 0.3 s and 40 MB.
 def mask_of(truths: pa.Array | pa.ChunkedArray) -> Mask:
     """Return truths without nulls as an array of NumPy."""
-    wholes = truths.cast(pa.uint8())
-    if isinstance(wholes, pa.ChunkedArray):
-        wholes = wholes.combine_chunks()
-    return numbers_of(wholes, np.uint8).astype(np.bool_)
+    if isinstance(truths, pa.ChunkedArray):
+        truths = truths.combine_chunks()
+    return numbers_of(truths, np.bool_).copy()
 
 
 def numbers_of(column: pa.Array, dtype: DTypeLike = np.int64) -> NDArray[Any]:
-    """Return the numbers in an array of Arrow without nulls, whose type has this dtype."""
+    """Return the numbers or truths in an array of Arrow without nulls, of this dtype."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
     start = column.offset * np.dtype(dtype).itemsize
     return np.frombuffer(column.buffers()[1] or b"", dtype, len(column), start)
 

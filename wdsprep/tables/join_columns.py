@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,6 +77,14 @@ def lay_out_table(
     wanted = wanted._replace(named={*wanted.named} & {*columns} - {by})
     what = f"{store.url}/{name}", entry.stamp, str(entry.nbytes), *wanted.cache_key
 
+    def number_names() -> Iterator[pa.RecordBatch]:
+        first = 0
+        for column in samples.read_names(by):
+            for names in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+                numbers = whole_numbers(np.arange(first, first + len(names)))
+                yield pa.record_batch([names, numbers], names=[NAME, SAMPLE])
+                first += len(names)
+
     def make(writer: KeptWriter, path: Path) -> None:
         told = "%s: reading the table; its columns, in the order of %s, are kept in %s"
         _log.info(told, place, samples.url, path)
@@ -93,7 +100,7 @@ def lay_out_table(
                     _log.warning("%s: left out %s %s", place, plural(count, "row"), why)
             if not join.names:
                 raise UsageError(f"{place} has no row with a {by} and numbers")
-            numbered = _number_names(samples.read_names(by))
+            numbered = number_names()
             if rows.texts:
                 join.match(numbered)
 
@@ -105,15 +112,6 @@ def lay_out_table(
             writer.facts |= {"digest": rows.digest, "offered": sorted(rows.offered)}
 
     return _open(place, samples, cache, what, make, has_texts=bool(wanted.named))
-
-
-def _number_names(names: Iterable[pa.Array | pa.ChunkedArray]) -> Iterator[pa.RecordBatch]:
-    first = 0
-    for column in names:
-        for some in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-            numbers = whole_numbers(np.arange(first, first + len(some)))
-            yield pa.record_batch([some, numbers], names=[NAME, SAMPLE])
-            first += len(some)
 
 
 def lay_out_scores(
@@ -196,7 +194,10 @@ def _write(
     for places, columns in read([*numbers]):
         has_row[places] = True
         for name, dtype in numbers.items():
-            values[name][places] = _numbers_in(columns[name], dtype)
+            column = columns[name]
+            if column.type == TEXT:
+                column = pc.utf8_trim_whitespace(column)
+            values[name][places] = numbers_of(column.cast(pa.from_numpy_dtype(dtype)), dtype)
         for array in (has_row, *values.values()) if in_order else ():
             release_pages(array)
     for name in texts:
@@ -206,14 +207,6 @@ def _write(
             ends[start] += ends[start - 1]
             np.cumsum(ends[start : start + BLOCK], out=ends[start : start + BLOCK])
     writer.facts |= {"numbers": numbers, "texts": texts}
-
-
-def _numbers_in(column: pa.Array, dtype: str) -> NDArray[Any]:
-    """Return the numbers in a column without nulls, which may hold them as texts."""
-    numbers = pc.utf8_trim_whitespace(column) if column.type == TEXT else column
-    if dtype == "|b1":
-        return mask_of(numbers.cast(pa.bool_()))
-    return numbers_of(numbers.cast(pa.from_numpy_dtype(dtype)), dtype)
 
 
 def _text_parts(name: str, rows: Iterable[JoinedRows], ends: Ints) -> Iterator[NDArray[np.uint8]]:

@@ -256,9 +256,7 @@ def _parts(column: pa.Array) -> "Iterator[tuple[str, NDArray[np.uint8]]]":
         yield "texts", np.frombuffer(text_bytes(filled), np.uint8)
     else:
         filled = column.fill_null(pa.scalar(0, pa.int8()).cast(column.type))
-        is_bool = pa.types.is_boolean(filled.type)
-        values = mask_of(filled) if is_bool else numbers_of(filled, filled.type.to_pandas_dtype())
-        yield "numbers", values.view(np.uint8)
+        yield "numbers", numbers_of(filled, filled.type.to_pandas_dtype()).view(np.uint8)
 
 
 def _as_texts(by: str) -> str:

@@ -97,9 +97,19 @@ class ShardTables:
         return self._store.url
 
     def field_names(self) -> set[str]:
-        """Return the names of all that the first rows have a value for."""
+        """Return the names of the columns and of the fields in JSON that the first rows fill."""
+
+        def find_names(file: OpenParquet) -> set[str]:
+            batch = next(file.batches(NAMED_ROWS))
+            columns = zip(batch.schema.names, batch.columns, strict=True)
+            names = {name for name, column in columns if column.null_count < len(batch)}
+            for column in names & {META, REST}:
+                objects = map(parse_object, batch.column(column).drop_null().to_pylist())
+                names.update(*(facts or {} for facts in objects))
+            return names - {REST, ROW}
+
         first = islice((shard for shard in self.shards if shard.samples), 1)
-        return set[str]().union(*self.read(_find_names, first))
+        return set[str]().union(*self.read(find_names, first))
 
     def _open(
         self, read: Callable[[OpenParquet], Read], shard: Shard, name: str, data: bytes | None
@@ -167,22 +177,14 @@ class StoredTables(ShardTables):
         name, data = table_name(shard.name), None
         if self._files[name].nbytes <= WHOLE_NBYTES:
             data = self._store.read(name)
-            if not self._is_stated(shard, hex_digest(data)):
+            digest, (unit, stated) = hex_digest(data), self._units[shard.name]
+            if digest != stated:  # the table may have been made again since
+                with suppress(NotFoundError):
+                    receipt = read_receipt(self._store, unit)
+                    stated = receipt.table_digest(shard) if shard in receipt.shards else ""
+            if digest != stated:
                 raise DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
         yield from self._open(read, shard, name, data)
-
-    def _is_stated(self, shard: Shard, digest: str) -> bool:
-        """Return whether a receipt states this digest of the table of a shard.
-
-        The manifest may be older than the receipt of a table that was made again.
-        """
-        unit, stated = self._units[shard.name]
-        if digest == stated:
-            return True
-        with suppress(NotFoundError):
-            receipt = read_receipt(self._store, unit)
-            return shard in receipt.shards and digest == receipt.table_digest(shard)
-        return False
 
 
 def read_sound_columns(
@@ -203,18 +205,6 @@ def read_sound_columns(
         columns = {column: kind for column, kind in columns.items() if column != ROW}
         data, _ = make_table(store, shard.name, columns=columns)
     return read_table(data, columns, what=place, rows=shard.samples, names=names)
-
-
-def _find_names(file: OpenParquet) -> set[str]:
-    """Return the names of the columns and of the fields in JSON that the first rows fill."""
-    batch = next(file.batches(NAMED_ROWS))
-    names = {
-        field.name for field in batch.schema if batch.column(field.name).null_count < len(batch)
-    }
-    for column in names & {META, REST}:
-        objects = map(parse_object, batch.column(column).drop_null().to_pylist())
-        names.update(*(found or {} for found in objects))
-    return names - {REST, ROW}
 
 
 # --- one column of the table of one shard, without a listing
