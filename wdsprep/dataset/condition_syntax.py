@@ -151,8 +151,7 @@ class Condition:
         if (path := path_of(node)) is not None:
             return operator.itemgetter(self._places.setdefault(path, len(self._places)))
         if _is_constant(node):
-            constant = ast.literal_eval(node)
-            return lambda _values: constant
+            return _constant_function(ast.literal_eval(node))
         raise self._refusal(node)
 
     def _comparison(self, node: ast.Compare) -> Evaluate:
@@ -164,8 +163,9 @@ class Condition:
             if type(op) in COMPARE:
                 links.append((_order_comparison(COMPARE[type(op)]), self._compile(part)))
             elif is_list(part):
-                comparison = _choice_comparison(ast.literal_eval(part), isinstance(op, ast.In))
-                links.append((comparison, lambda _values: None))
+                choices = ast.literal_eval(part)
+                comparison = _choice_comparison(choices, isinstance(op, ast.In))
+                links.append((comparison, _constant_function(choices)))
             else:
                 links.append((_in_comparison(isinstance(op, ast.In)), self._compile(part)))
         if len(links) == 1:
@@ -263,6 +263,10 @@ def format_path(path: PathParts) -> str:
 
 
 # --- what it comes to
+def _constant_function(value: Any) -> Evaluate:
+    return lambda _values: value
+
+
 def _arithmetic_function(
     reckon: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate
 ) -> Evaluate:

@@ -527,7 +527,8 @@ def mask_of(truths: pa.Array | pa.ChunkedArray) -> Mask:
     """Return truths without nulls as an array of NumPy."""
     if isinstance(truths, pa.ChunkedArray):
         truths = truths.combine_chunks()
-    return numbers_of(truths, np.bool_).copy()
+    mask: Mask = numbers_of(truths, np.bool_).copy()
+    return mask
 
 
 def numbers_of(column: pa.Array, dtype: DTypeLike = np.int64) -> NDArray[Any]:

@@ -100,15 +100,12 @@ def lay_out_table(
                     _log.warning("%s: left out %s %s", place, plural(count, "row"), why)
             if not join.names:
                 raise UsageError(f"{place} has no row with a {by} and numbers")
-            numbered = number_names()
-            if rows.texts:
-                join.match(numbered)
+            join.match(number_names())
 
             def read(names: Sequence[str]) -> Iterator[JoinedRows]:
-                matches = join.read(names) if rows.texts else join.find(numbered, names)
-                return ((places, columns) for places, _, columns in matches)
+                return ((places, columns) for places, _, columns in join.read(names))
 
-            _write(writer, samples.sizes, rows.numbers, rows.texts, read, in_order=False)
+            _write(writer, samples.sizes, rows.numbers, rows.texts, read)
             writer.facts |= {"digest": rows.digest, "offered": sorted(rows.offered)}
 
     return _open(place, samples, cache, what, make, has_texts=bool(wanted.named))
@@ -146,7 +143,7 @@ def lay_out_scores(
 
     def make(writer: KeptWriter, path: Path) -> None:
         _log.info("%s: reading scores; their columns are kept in %s", url, path)
-        _write(writer, samples.sizes, numbers, texts, read_columns, in_order=True)
+        _write(writer, samples.sizes, numbers, texts, read_columns)
         writer.facts |= {"digest": f"{key_of(*what):016x}", "offered": sorted(offered)}
 
     return _open(url, samples, cache, what, make, has_texts=bool(texts))
@@ -177,13 +174,10 @@ def _write(
     numbers: Mapping[str, str],
     texts: Sequence[str],
     read: Callable[[Sequence[str]], Iterable[JoinedRows]],
-    *,
-    in_order: bool,
 ) -> None:
     """Write columns of numbers, given their dtypes, and of texts, for samples in shards of `sizes`.
 
-    `read` yields some columns of the samples that have a row, texts in the order of the samples.
-    If numbers come `in_order` too, those that are written take no more memory.
+    `read` yields some columns of the samples that have a row, in the order of the samples.
     """
     samples = int(sizes.sum())
     writer.reserve(STARTS, "<i8", len(sizes) + 1)[1:] = np.cumsum(sizes)
@@ -198,7 +192,7 @@ def _write(
             if column.type == TEXT:
                 column = pc.utf8_trim_whitespace(column)
             values[name][places] = numbers_of(column.cast(pa.from_numpy_dtype(dtype)), dtype)
-        for array in (has_row, *values.values()) if in_order else ():
+        for array in (has_row, *values.values()):  # which are written, and take no more memory
             release_pages(array)
     for name in texts:
         ends = writer.reserve(f"ends {name}", "<i8", samples + 1)

@@ -116,10 +116,9 @@ class KeyJoin:
     """The rows of a table by name, which may be joined with samples.
 
     First `add` gets all rows, then `find_first` decides which of them count, then `match` finds
-    those of samples, and `read` their columns; `find` does both at once. `rows` counts the rows,
-    and `unnamed` those of them without a name. From `find_first` on, `lacking` counts the others
-    that lack a number, `names` the different names, and `repeated` the rows with a name that an
-    earlier row has.
+    those of samples, and `read` their columns. `rows` counts the rows, and `unnamed` those of them
+    without a name. From `find_first` on, `lacking` counts the others that lack a number, `names`
+    the different names, and `repeated` the rows with a name that an earlier row has.
     """
 
     def __init__(self, engine: duckdb.DuckDBPyConnection) -> None:
@@ -128,7 +127,6 @@ class KeyJoin:
         self._pairs: _Parts | None = None
         self._needs: Collection[str] = ()
         self._has_all = False  # that each row is known to be a first one
-        self._samples = 0
         self.rows = self.unnamed = self.lacking = self.names = self.repeated = 0
 
     def add(self, names: pa.Array, columns: Mapping[str, pa.Array]) -> None:
@@ -186,31 +184,19 @@ class KeyJoin:
         self._close_pairs()
         fields = [field for field in self._rows.schema if field.name != NAME]
         schema = pa.schema([SAMPLES.field(SAMPLE), *fields])
-        self._pairs = pairs = _Parts(schema, self._divide_by_samples)
-        for matched in self._match(samples):
-            pairs.put(matched)
+        is_divided, last = self._rows.count > 1, 0
 
-    def find(
-        self, samples: Iterable[pa.RecordBatch], columns: Collection[str] = ()
-    ) -> Iterator[Matches]:
-        """Yield the samples that have a row, in any order, with columns of the rows.
+        def divide_by_samples(rows: pa.Table) -> NDArray[np.uint8]:  # in their order
+            return (_numbers(rows, SAMPLE) * PARTS // (last + 1)).astype(np.uint8)
 
-        Samples have a `name` and a number (`sample`), and no choices.
-        """
-        for matched in self._match(samples):
-            yield _matches(matched, columns)
-
-    def _match(self, samples: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield samples beside the rows that have their names, both without these."""
-        is_divided = self._rows.count > 1
+        self._pairs = pairs = _Parts(schema, divide_by_samples)
         divide = self._divide_by_names if is_divided else _leave_whole
         with closing(_Parts(SAMPLES, divide)) as waiting:
-            self._samples = 0
             for batch in samples:
                 names = batch[NAME].cast(NAMES)
                 others = {name: batch[name] for name in batch.schema.names if name != NAME}
                 waiting.put(_named(pa.table({NAME: names, **others})))
-                self._samples = max(self._samples, 1 + (pc.max(batch[SAMPLE]).as_py() or 0))
+                last = max(last, pc.max(batch[SAMPLE]).as_py() or 0)
             if is_divided:
                 waiting.write()
             for part, (firsts, _) in enumerate(self._firsts()):
@@ -218,15 +204,9 @@ class KeyJoin:
                 for rows in waiting.read(part):
                     places = pc.index_in(rows[NAME], value_set=names)
                     matched = rows.drop_columns(NAME).filter(places.is_valid())
-                    for column, field in zip(
-                        columns.take(places.drop_null()).columns, columns.schema, strict=True
-                    ):
-                        matched = matched.append_column(field, column)
-                    yield matched
-
-    def _divide_by_samples(self, rows: pa.Table) -> NDArray[np.uint8]:
-        """Return the parts of rows such that parts have the samples in their order."""
-        return (_numbers(rows, SAMPLE) * PARTS // self._samples).astype(np.uint8)
+                    beside = columns.take(places.drop_null())
+                    both = [*matched.column_names, *beside.column_names]
+                    pairs.put(pa.table([*matched.columns, *beside.columns], names=both))
 
     def read(self, columns: Collection[str] = ()) -> Iterator[Matches]:
         """Yield the samples that have a row, by number, with columns of the rows."""
@@ -239,7 +219,9 @@ class KeyJoin:
                 order = order[np.diff(samples[order], prepend=-1) > 0]
             else:
                 order = np.argsort(samples)
-            yield _matches(pairs.take(whole_numbers(order)), columns)
+            pairs = pairs.take(whole_numbers(order))
+            values = {name: pairs[_column(name)].combine_chunks() for name in columns}
+            yield _numbers(pairs, SAMPLE), _numbers(pairs, NUMBER), values
 
     def digest(self, column: str) -> str:
         """Return a digest of all names, each with the text that its first row has in a column.
@@ -306,11 +288,6 @@ def _column(name: str) -> str:
 
 def _numbers(rows: pa.Table, name: str) -> Ints:
     return numbers_of(rows[name].combine_chunks())
-
-
-def _matches(pairs: pa.Table, columns: Collection[str]) -> Matches:
-    values = {name: pairs[_column(name)].combine_chunks() for name in columns}
-    return _numbers(pairs, SAMPLE), _numbers(pairs, NUMBER), values
 
 
 def _where(rows: pa.Table, mask: Mask) -> pa.Table:

@@ -203,9 +203,9 @@ def _widen_type(dtype: str | None, types: AbstractSet[type], cells: pa.Array) ->
         return dtype
     if types <= {bool} and dtype in ("", "|b1"):
         return "|b1"
-    if types <= SCALARS and dtype != "<f8" and _can_cast(cells, pa.int64()):
-        return "<i8"
-    return "<f8" if types <= SCALARS and _can_cast(cells, pa.float64()) else None
+    if not types <= SCALARS or not _can_cast(cells, pa.float64()):  # Arrow takes 0x1F as whole
+        return None
+    return "<i8" if dtype != "<f8" and _can_cast(cells, pa.int64()) else "<f8"
 
 
 def _can_cast(cells: pa.Array, kind: pa.DataType) -> bool:
