@@ -82,7 +82,7 @@ def test_no_part_of_it_tells_a_secret() -> None:
 
 def test_a_code_that_a_stranger_made_up_is_one_line() -> None:
     with pytest.raises(FormatError, match="'eaten' is the code of no reject: verify the dataset"):
-        Code.named("eaten")
+        Code("eaten")
 
 
 # What commands say.

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from wdsprep.dataset.random_numbers import key_of
 from wdsprep.dataset.sealed_json import Fields, Nbytes, matching, read_record
-from wdsprep.errors import DamageError, FormatError, StoreError, UsageError
+from wdsprep.errors import FormatError, StoreError, UsageError
 
 VERSION = 1
 ALIGNED = 64
@@ -290,8 +290,20 @@ def _open(path: Path, digest: bytes = b"") -> KeptFile | None:
                     whole.update(view[at : min(at + CHUNK_NBYTES, end)])
                     data.madvise(mmap.MADV_DONTNEED, at, CHUNK_NBYTES)
             is_whole = whole.digest() == data[end:]
+        if not is_whole:
+            return None
+        end = len(data) - TAIL_NBYTES
+        start = end - int.from_bytes(data[end : end + 8], "little")
         with suppress(FormatError):
-            return _parse(path, data) if is_whole else None
+            body = read_record(_BODY, data[max(0, start) : end], str(path))
+            arrays = body["arrays"].items()
+            if all(at + nbytes <= start for _, (at, nbytes, _) in arrays):
+                views = {
+                    name: np.frombuffer(data, dtype, nbytes // np.dtype(dtype).itemsize, at)
+                    for name, (at, nbytes, dtype) in arrays
+                }
+                digest = data[-DIGEST_NBYTES:]
+                return KeptFile(path=path, arrays=views, facts=body["facts"], digest=digest)
     return None
 
 
@@ -299,19 +311,6 @@ Dtype = Annotated[str, matching(r"\|b1|\|S[1-9]\d*|[<|][iuf][1248]", "a dtype")]
 
 
 _BODY = Fields({"arrays": dict[str, tuple[Nbytes, Nbytes, Dtype]], "facts": dict[str, Any]})
-
-
-def _parse(path: Path, data: mmap.mmap) -> KeptFile:
-    end = len(data) - TAIL_NBYTES
-    start = end - int.from_bytes(data[end : end + 8], "little")
-    body = read_record(_BODY, data[max(0, start) : end], str(path))
-    if any(at + nbytes > start for at, nbytes, _ in body["arrays"].values()):
-        raise DamageError(str(path), "its arrays lead out of it")
-    arrays = {
-        name: np.frombuffer(data, dtype, nbytes // np.dtype(dtype).itemsize, at)
-        for name, (at, nbytes, dtype) in body["arrays"].items()
-    }
-    return KeptFile(path=path, arrays=arrays, facts=body["facts"], digest=data[-DIGEST_NBYTES:])
 
 
 def _pickle_for_process(file: KeptFile) -> Any:

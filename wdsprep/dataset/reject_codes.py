@@ -7,6 +7,7 @@ they can be counted over years of runs, and each belongs to one stage of the way
 from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
+from typing import NoReturn
 
 from wdsprep.errors import FormatError
 from wdsprep.text import brief
@@ -17,7 +18,7 @@ class Code(str, Enum):
 
     stage: str
 
-    def __new__(cls, value: str, stage: str) -> "Code":
+    def __new__(cls, value: str, stage: str = "") -> "Code":
         code = str.__new__(cls, value)
         code._value_ = value
         code.stage = stage
@@ -27,11 +28,8 @@ class Code(str, Enum):
         return str(self.value)
 
     @classmethod
-    def named(cls, value: str) -> "Code":
-        """Return the code of this name; raise FormatError if a stranger's file made it up."""
-        if (code := _BY_VALUE.get(value)) is None:
-            raise FormatError(f"{brief(value)} is the code of no reject: verify the dataset")
-        return code
+    def _missing_(cls, value: object) -> NoReturn:  # a stranger's file made it up
+        raise FormatError(f"{brief(value)} is the code of no reject: verify the dataset")
 
     VANISHED = ("vanished", "read")  # listed, then gone
     UNREADABLE = ("unreadable", "read")
@@ -85,7 +83,6 @@ class Code(str, Enum):
     NOT_FINITE = ("not_finite", "encode")  # neither in the models' dtype nor in fp32
 
 
-_BY_VALUE = {code.value: code for code in Code}
 ENDS_A_TAR = (Code.TAR_TRUNCATED, Code.TAR_BAD_HEADER, Code.TAR_VANISHED)
 """After these nothing more of a tar is read: nobody knows how many samples that costs."""
 
@@ -94,5 +91,5 @@ def by_stage(counts: Mapping[str, int]) -> Counter[str]:
     """Return how many were rejected at each stage, from the counts by code that receipts have."""
     stages: Counter[str] = Counter()
     for code, count in counts.items():
-        stages[Code.named(code).stage] += count
+        stages[Code(code).stage] += count
     return stages

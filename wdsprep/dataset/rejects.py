@@ -145,7 +145,7 @@ def rejects_file(rejects: Iterable[Reject]) -> tuple[bytes, RejectsFile]:
 def read_rejects(data: bytes, what: str) -> list[Reject]:
     """Parse a file of rejects. Raise an error that names `what` if a line is none."""
     lines = read_lines(_LINE, data, what)
-    return [make_record(Reject, {**line, "code": Code.named(line["code"])}) for line in lines]
+    return [make_record(Reject, {**line, "code": Code(line["code"])}) for line in lines]
 
 
 def rejects_in(store: Store, unit: str) -> list[Reject]:

@@ -234,7 +234,7 @@ def _member_values(sample: TarSample | BadSampleError, wanted: Sequence[str]) ->
     Raise RejectedError if the sample is damaged, or if a wanted member is too large.
     """
     if isinstance(sample, BadSampleError):
-        raise RejectedError(Code.named(f"tar_{sample.code}"), str(sample))
+        raise RejectedError(Code(f"tar_{sample.code}"), str(sample))
     for name, nbytes in (sample.unread or {}).items():
         if name in wanted and isinstance(nbytes, int):
             check_nbytes(name, nbytes, _most_nbytes(name))

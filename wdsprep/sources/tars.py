@@ -143,7 +143,7 @@ class TarsSource(Source):
         self, found: TarSample | BadSampleError, source: str, tar: str, table: str, left_out: Told
     ) -> Sample | None:
         if isinstance(found, BadSampleError):
-            raise RejectedError(Code.named(f"tar_{found.code}"), str(found))
+            raise RejectedError(Code(f"tar_{found.code}"), str(found))
         if found.unread:
             found = self._follow_links(found, tar)
         fields, unread, texts = found.fields, found.unread or {}, self.columns.texts

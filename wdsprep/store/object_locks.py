@@ -35,7 +35,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,45 +91,41 @@ class Wait:
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
-    """A process that holds a lock, described so that others can tell whether it is alive.
+Holder = Mapping[str, Any]
+"""A process that holds a lock, described so that others can tell whether it is alive.
 
-    A pid means something in its own namespace alone, and is given to other processes later. The
-    time of a process's start is not.
-    """
-
-    machine: str
-    host: str
-    pid: int
-    started: str
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
-
-    def to_bytes(self) -> bytes:
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps(fields, sort_keys=True).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Holder":
-        return cls(**json.loads(data))
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
-
-    @property
-    def is_known_dead(self) -> bool:
-        """Return whether the process ran on this machine and has ended.
-
-        It is False for a process of another machine, of which nothing is known here.
-        """
-        if not self.machine or self.machine != _machine() or self.started == _start(self.pid):
-            return False
-        return bool(_start(self.pid)) or not _may_live(self.pid)
+A pid means something in its own namespace alone, and is given to other processes later. The time of
+a process's start is not."""
 
 
 def this_process() -> Holder:
-    pid = os.getpid()
-    return Holder(machine=_machine(), host=socket.gethostname(), pid=pid, started=_start(pid))
+    return {
+        "machine": _machine(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": _start(os.getpid()),
+        "token": secrets.token_hex(8),
+    }
+
+
+def is_known_dead(holder: Holder) -> bool:
+    """Return whether the process ran on this machine and has ended.
+
+    It is False for a process of another machine, of which nothing is known here. Some machines
+    hide the processes of other users in /proc.
+    """
+    pid, start = holder["pid"], _start(holder["pid"])
+    if not holder["machine"] or holder["machine"] != _machine() or holder["started"] == start:
+        return False
+    if start:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return Path(f"/proc/{pid}").exists()
 
 
 @functools.cache
@@ -149,20 +144,6 @@ def boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def _may_live(pid: int) -> bool:
-    """Return whether a process may be alive although `_start` found no start of it.
-
-    Some machines hide the processes of other users in /proc.
-    """
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not Path(f"/proc/{pid}").exists()
 
 
 def _start(pid: int) -> str:
@@ -287,7 +268,7 @@ class _Lock:
         self._marks: Marks = {}  # while it is held, the last one is ours
         self._made_at = read_clocks()
         self._is_checked = self._is_renewed = False
-        self._first_seen_dead: dict[str, float] = {}
+        self._first_seen_dead: dict[bytes, float] = {}
 
     def begin(self) -> None:
         wait = Wait(self._shown, LONGEST_WAIT_S)
@@ -358,11 +339,16 @@ class _Lock:
             return "another run"
         if age_s > DEAD_S:
             return ""
-        holder = _holder_of(data)
-        if holder is not None and holder.is_known_dead:
-            since = self._first_seen_dead.setdefault(holder.token, time.monotonic())
-            return str(holder) if time.monotonic() - since < IN_FLIGHT_S else ""
-        return str(holder or "another run")
+        try:
+            holder = json.loads(data)
+            shown, is_dead = f"process {holder['pid']} on {holder['host']}", is_known_dead(holder)
+        except (ValueError, TypeError, KeyError, OverflowError):  # no such mark of ours
+            return "another run"
+        if is_dead:
+            since = self._first_seen_dead.setdefault(data, time.monotonic())
+            if time.monotonic() - since >= IN_FLIGHT_S:
+                return ""
+        return shown
 
     def _add(self, marks: Marks) -> bool:
         """Create a further mark. Return whether that gives us the lock.
@@ -390,26 +376,19 @@ class _Lock:
 
         Return "" if another process has made it already, or it cannot be read.
         """
-        me = this_process()
+        data = json.dumps(this_process(), sort_keys=True).encode()
         try:
-            return self._store.make_mark(self._name(number), me.to_bytes())
+            return self._store.make_mark(self._name(number), data)
         except ExistsError:
             # A request whose answer was lost is sent again, and then finds the mark that it made.
             with suppress(StoreError):
-                data, tag, _ = self._store.read_mark(self._name(number))
-                return tag if _holder_of(data) == me else ""
+                content, tag, _ = self._store.read_mark(self._name(number))
+                return tag if content == data else ""
         return ""
 
     def _delete(self, marks: Marks) -> None:
         for number in sorted(marks):
             self._store.delete_mark(self._name(number))
-
-
-def _holder_of(data: bytes) -> Holder | None:
-    """Return the process that made the mark with this content, or None if it cannot be read."""
-    with suppress(ValueError, TypeError):
-        return Holder.from_bytes(data)
-    return None
 
 
 Moment = tuple[float, float]

@@ -222,21 +222,22 @@ class OverNetwork(ABC):
         return self.prefix + check_name(name)
 
     @staticmethod
-    @abstractmethod
-    def is_transient(error: Exception, /) -> bool:
+    def is_transient(_error: Exception, /) -> bool:
         """Return whether another attempt may succeed after an error of the store's library."""
+        return False
 
     @staticmethod
-    @abstractmethod
-    def status_of(error: BaseException, /) -> int: ...
+    def status_of(_error: BaseException, /) -> int:
+        """Return the HTTP status of an error of the store's library, or 0."""
+        return 0
 
     @staticmethod
-    @abstractmethod
-    def explain(error: Exception, what: str, place: str, /) -> StoreError | UsageError | None:
+    def explain(_error: Exception, _what: str, _place: str, /) -> StoreError | UsageError | None:
         """Return an error that says what a user can do, or None if it is none of the library's.
 
-        `what` is the URL of the file, and `place` that of its bucket or repository.
+        It gets the URL of the file, and that of its bucket or repository.
         """
+        return None
 
     def retrying(self, act: Callable[[], T]) -> T:
         """Return the result of `act`, which is called again after each error that is transient.

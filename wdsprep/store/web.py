@@ -117,7 +117,19 @@ class WebStore(ReadOnly):
                 total = known.nbytes
             stamp = known.stamp if known else ""
         else:
-            self._check(answer.status)
+            if answer.status in (404, 410):
+                why = f"does not exist (HTTP {answer.status}): check the URL"
+                raise NotFoundError(f"{self._shown} {why}")
+            if answer.status in (401, 403):
+                raise AccessError(
+                    f"{self._shown}: the server refuses it (HTTP {answer.status}): download the "
+                    "file and name it here"
+                )
+            if answer.status >= 400:
+                why = f"cannot be read (HTTP {answer.status}): run the same again later"
+                raise StoreError(f"{self._shown} {why}")
+            if answer.status != 206:
+                raise self._no_ranges_error()
             nbytes, total = wanted.check_answer(said, self._shown)
             if total is not None:
                 data = answer.read(nbytes + 1)  # one more, to see the end
@@ -127,21 +139,6 @@ class WebStore(ReadOnly):
         if total is None:
             raise self._no_ranges_error()
         return data, Entry(name=self.name, nbytes=total, stamp=stamp.strip('"'))
-
-    def _check(self, status: int) -> None:
-        if status in (404, 410):
-            raise NotFoundError(f"{self._shown} does not exist (HTTP {status}): check the URL")
-        if status in (401, 403):
-            raise AccessError(
-                f"{self._shown}: the server refuses it (HTTP {status}): download the file and name "
-                "it here"
-            )
-        if status >= 400:
-            raise StoreError(
-                f"{self._shown} cannot be read (HTTP {status}): run the same again later"
-            )
-        if status != 206:
-            raise self._no_ranges_error()
 
     def _no_ranges_error(self) -> AccessError:
         return AccessError(

@@ -228,9 +228,7 @@ def many_rejects_lines(
     Samples that could not be fetched, or that were left out by the user's own wish, do not count.
     `samples` is the number of those that were kept.
     """
-    unwished = {
-        code: count for code, count in rejects.items() if Code.named(code).stage not in WISHED
-    }
+    unwished = {code: count for code, count in rejects.items() if Code(code).stage not in WISHED}
     count, of = sum(unwished.values()), samples + sum(unwished.values())
     if count * 10 <= of:
         return []

@@ -177,12 +177,18 @@ class S3Store(MarkedStore):
         uploads are removed too.
         """
         with self.store_errors():
-            are_alive = Counter[bool | None]()
-            for upload in self._uploads():
-                is_alive = self._is_alive(upload, ours)
-                if is_alive is False:
-                    abort_upload(self._ask, {"Key": upload["Key"], "UploadId": upload["UploadId"]})
-                are_alive[is_alive] += 1
+            are_alive, ask, is_last = Counter[bool | None](), {"Prefix": self.prefix}, False
+            while not is_last:
+                page = self._ask("list_multipart_uploads", **ask)
+                for upload in page.get("Uploads", ()):
+                    is_alive = self._is_alive(upload, ours)
+                    if is_alive is False:
+                        what = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                        abort_upload(self._ask, what)
+                    are_alive[is_alive] += 1
+                if not (is_last := not page["IsTruncated"]):
+                    ask["KeyMarker"] = page["NextKeyMarker"]
+                    ask["UploadIdMarker"] = page["NextUploadIdMarker"]
         remove_old_notes()
         return are_alive[False], are_alive[True]
 
@@ -198,16 +204,6 @@ class S3Store(MarkedStore):
         if age > ABANDONED_UPLOAD:
             return False
         return True if age < FRESH_UPLOAD else None
-
-    def _uploads(self) -> Iterator[dict[str, Any]]:
-        ask = {"Prefix": self.prefix}
-        while True:
-            page = self._ask("list_multipart_uploads", **ask)
-            yield from page.get("Uploads", ())
-            if not page["IsTruncated"]:
-                return
-            ask["KeyMarker"] = page["NextKeyMarker"]
-            ask["UploadIdMarker"] = page["NextUploadIdMarker"]
 
 
 def _tag(answer: Any) -> str:
