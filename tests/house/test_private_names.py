@@ -34,7 +34,7 @@ from wdsprep.images import formats
 from wdsprep.runners.ray import cluster
 from wdsprep.runners.ray.runner import death_reason
 from wdsprep.runners.stuck_workers import FEWER
-from wdsprep.store import obstore_library as library
+from wdsprep.store import gcs_azure as library
 from wdsprep.store.base import write_bytes
 from wdsprep.store.gcs_azure import kind_of
 from wdsprep.store.s3.s3_store import S3Store
@@ -307,7 +307,7 @@ def test_pillow_says_what_it_does_not_support() -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_obstore_has_what_the_store_takes_from_within_it(copy: bool) -> None:
-    """Else nothing on gs:// and az:// can be read: mend store/obstore_library.py."""
+    """Else nothing on gs:// and az:// can be read: mend store/gcs_azure.py."""
     first = importlib.import_module(library.NAME)
     loaded = library._load() if copy else first
     assert {"GCSStore", "AzureStore"} <= set(dir(loaded._store))

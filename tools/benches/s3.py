@@ -86,7 +86,7 @@ def make_keys(count: int) -> None:
 
 def obstore_client(prefix: str = "") -> tuple[object, object]:
     """The library as this process may use it, and a client of the bucket."""
-    from wdsprep.store.obstore_library import own_library
+    from wdsprep.store.gcs_azure import own_library
 
     library = own_library()
     options = {

@@ -6,7 +6,7 @@ A name in a store is relative, with `/` between its parts. A write becomes visib
 only when it is complete; a read that brings fewer bytes than the store holds is an error.
 
 `base` says what every store does, and `schemes` which scheme is which store: `local`, `s3`,
-`gcs_azure` (by `obstore_library`), `hub` and `web`. `remote` has what those over a network share:
+`gcs_azure`, `hub` and `web`. `remote` has what those over a network share:
 what is tried again, how other failures are explained, and how a file is read in ranges and uploaded
 in parts. Runs take turns by locks (`Store.hold`): `object_locks` makes them of objects where a
 store has no locks of its own, and says who has one and how others wait. `spool` is a local file

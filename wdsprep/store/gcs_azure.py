@@ -10,15 +10,30 @@ after a week, and GCS where the bucket has a rule for that.
 obstore says what went wrong in the class of its error, or else in the error's text, of which the
 status is taken and what the server gave as its code. The text itself is not shown: it has URLs, and
 is many lines long.
+
+The runtime of obstore has threads and an epoll instance. A forked child has none of the threads, so
+a call hangs there; and the epoll instance is its parent's, where what the child registers has
+crashed the parent. So a process uses only what it has loaded itself (`own_library`). Where somebody
+else may have used the library before, be it this process's parent, the extension module is loaded a
+second time from a copy, which has a runtime of its own: 40 ms, 15 MB. A DataLoader that forks its
+workers is the case that matters. `_obstore` and its `_store` are private names of obstore; its
+public modules only pass them on.
 """
 
 import contextlib
 import datetime
+import importlib
+import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
 from queue import Full, Queue
+from types import ModuleType
 from typing import Any, TypeVar
 
 from wdsprep.errors import (
@@ -32,7 +47,6 @@ from wdsprep.errors import (
 )
 from wdsprep.store.base import Entry, Ours, check_name, check_prefix, none_of_ours
 from wdsprep.store.object_locks import Mark, MarkedStore
-from wdsprep.store.obstore_library import own_library
 from wdsprep.store.remote import (
     ATTEMPTS,
     FIRST_PAUSE_S,
@@ -45,6 +59,7 @@ from wdsprep.store.remote import (
 )
 from wdsprep.store.schemes import place_scheme
 
+NAME = "obstore._obstore"
 WRITER = "wdsprepwriter"  # Azure takes no dashes there, and Ceph gives no underscores back
 STORES = {"gs": "GCSStore", "az": "AzureStore"}
 HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}
@@ -130,6 +145,40 @@ def explain(error: Exception, what: str, place: str) -> StoreError | UsageError 
     last_reason = re.split(r", source: ?| - |: ", line)[-1]
     cause = re.sub(r"\S+://\S+", "", last_reason).strip(" .()") or "no answer"
     return StoreError(f"{what}: {cause}: check the network, or {settings}")
+
+
+# --- the library, as each process may use it
+def _load() -> Any:
+    """Load the extension module, or where it has been loaded before a copy of it.
+
+    The system loads a file once in a process, so the copy is a file in memory: the folder for
+    temporary files may forbid programs. Names that it sets in `sys.modules` are given back to their
+    modules.
+    """
+    if NAME not in sys.modules:
+        return importlib.import_module(NAME)
+    before = _modules()
+    with os.fdopen(os.memfd_create("obstore"), "wb") as file:
+        file.write(Path(str(before[NAME].__file__)).read_bytes())
+        file.flush()
+        path = f"/proc/self/fd/{file.fileno()}"
+        loader = ExtensionFileLoader(NAME, path)
+        try:
+            module = module_from_spec(ModuleSpec(NAME, loader, origin=path))
+            loader.exec_module(module)
+        finally:
+            for name in _modules():
+                del sys.modules[name]
+            sys.modules.update(before)
+    return module
+
+
+def _modules() -> Mapping[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.startswith("obstore")}
+
+
+own_library = PerProcess(_load).get
+"""Returns the extension module of obstore, loaded for this process alone."""
 
 
 # --- the store
