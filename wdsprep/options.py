@@ -181,8 +181,11 @@ class Option:
         if isinstance(given, int) and abs(given) > MOST and not self.is_number:
             # too large for every reader
             raise UsageError(f"{self.spelled} {brief(given)}: give {MOST} or less")
-        if self.default in ("", ()) and self._is_nothing(given):
-            return given
+        if self.default in ("", ()):
+            takes_lists = self.default == () or re.search("Iterable|Sequence", self.annotation)
+            kinds: tuple[type, ...] = (str, tuple, list) if takes_lists else (str,)
+            if isinstance(given, kinds) and not given:
+                return given
         if given is None and ("None" in self.annotation or self.default is None):
             return None
         if self.about.is_many:
@@ -206,15 +209,6 @@ class Option:
         else:
             check = KINDS.get(self.kind)
             value = given if check is None else check(self.spelled, given)
-        self._check(value)
-        return value
-
-    def _is_nothing(self, given: Any) -> bool:
-        takes_lists = self.default == () or re.search("Iterable|Sequence", self.annotation)
-        kinds: tuple[type, ...] = (str, tuple, list) if takes_lists else (str,)
-        return isinstance(given, kinds) and not given
-
-    def _check(self, value: Any) -> None:
         about = self.about
         if about.choices and value not in (*about.choices, *about.inner):
             raise UsageError(
@@ -231,6 +225,7 @@ class Option:
             raise UsageError(f"{self.spelled} {shown}: give {most} or less")
         if isinstance(value, float) and not isfinite(value):
             raise UsageError(f"{self.spelled} {shown}: give a number")
+        return value
 
     def read_text(self, text: str) -> Any:
         """Return the value of the option for a word of a command line."""

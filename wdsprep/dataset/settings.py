@@ -287,10 +287,9 @@ def say_changes(changes: Changes, between: str = ", now ") -> str:
         changes = {"source": changes["source"]}
     texts = []
     for name, old, new in _flat(changes):
-        old, new = _names_of(old), _names_of(new)
-        values = f": {_say_value(old)}{between}{_say_value(new)}"
-        is_shown = old != new and _is_plain(old) and _is_plain(new)
-        texts.append(SAID.get(name, name.replace("_", "-")) + (values if is_shown else OTHER))
+        before, now = _say_value(old), _say_value(new)
+        values = f": {before}{between}{now}" if before and now and before != now else OTHER
+        texts.append(SAID.get(name, name.replace("_", "-")) + values)
     texts.sort(key=lambda text: text.endswith(OTHER))
     more = len(texts) - MOST_SHOWN
     return "; ".join([*texts[:MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
@@ -306,25 +305,19 @@ def _flat(changes: Changes) -> Iterator[tuple[str, Any, Any]]:
             yield name, old, new
 
 
-def _names_of(value: Any) -> Any:
-    """Return the names of a list of objects that have one each, or another value as it is."""
-    is_named = isinstance(value, list) and all(
-        isinstance(v, Mapping) and "name" in v for v in value
-    )
-    return [item["name"] for item in value] if is_named else value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, str | int | float) for item in value)
-    return not isinstance(value, Mapping) and not DIGEST.fullmatch(str(value))
-
-
 def _say_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return "none" if value is None else shlex.quote(text)
+    """Return a value as people read it, or "" if it says nothing to them.
+
+    That holds for digests, mappings, and lists of others than texts, numbers and what has a name.
+    """
+    if isinstance(value, list):
+        items = [item.get("name") if isinstance(item, Mapping) else item for item in value]
+        is_plain = all(isinstance(item, str | int | float) for item in items)
+        return shlex.quote(",".join(map(str, items))) if is_plain else ""
+    if isinstance(value, bool | None):
+        return {True: "yes", False: "no", None: "none"}[value]
+    is_plain = not isinstance(value, Mapping) and not DIGEST.fullmatch(str(value))
+    return shlex.quote(str(value)) if is_plain else ""
 
 
 def loosened(old: Settings, new: Settings) -> tuple[str, ...]:
