@@ -348,7 +348,7 @@ def _in_comparison(is_in: bool) -> Compare:
 
 
 def _choice_comparison(choices: Collection[Any], is_in: bool) -> Compare:
-    """Return a comparison of whether a value is equal to one of the choices, as `==` says, or none.
+    """Return the comparison `in`, or `not in`, of a value with choices, which `==` compares.
 
     It looks in sets, since there may be thousands of choices.
     """

@@ -220,37 +220,30 @@ class ShardReader:
             if comes_whole:
                 reached = np.searchsorted(offsets, offsets[first] + PIECE_NBYTES, side="right") - 1
                 stop = max(first + 1, min(stop, int(reached)))
-            yield from self._json_of(offsets[first : stop + 1], comes_whole=comes_whole)
-            first = stop
+            part, first = offsets[first : stop + 1], stop
+            sizes = np.diff(part)
+            is_sound = (sizes > 0) & (part[:-1] % BLOCK == 0) & (part[1:] % BLOCK == 0)
+            if self.store.root and not self._is_foreign:  # what that lacks is an error where read
+                is_sound &= part[1:] <= self._file[1]
+            sizes[~is_sound] = 0
+            if comes_whole and sizes.all():
+                whole = self._read_all(int(part[0]), int(part[-1] - part[0]))
+                ends = [whole[a:b] for a, b in pairwise((part - part[0]).tolist())]
+            else:
+                ends = self._read_ends(part[1:], sizes)
+            for start, nbytes, data in zip(part.tolist(), sizes.tolist(), ends, strict=False):
+                facts = None if self._is_foreign else parse_sample_end(data)
+                if facts is None and nbytes:  # by its headers
+                    tape = self._tape(nbytes, [(nbytes - len(data), data)], start=start)
+                    sample = next(scan(tape, wants=lambda name, *_: name == "json"), None)
+                    if isinstance(sample, TarSample):
+                        facts = sample.key, sample.fields.get("json", b"")
+                yield facts or ("", None)
 
-    def _json_of(
-        self, offsets: Offsets, *, comes_whole: bool
-    ) -> Iterator[tuple[str, bytes | None]]:
-        sizes = np.diff(offsets)
-        is_sound = (sizes > 0) & (offsets[:-1] % BLOCK == 0) & (offsets[1:] % BLOCK == 0)
-        if self.store.root and not self._is_foreign:  # what that lacks is an error where it is read
-            is_sound &= offsets[1:] <= self._file[1]
-        sizes[~is_sound] = 0
-        ends = self._ends(offsets, sizes, comes_whole=comes_whole)
-        for start, nbytes, data in zip(offsets.tolist(), sizes.tolist(), ends, strict=False):
-            facts = None if self._is_foreign else parse_sample_end(data)
-            if facts is None and nbytes:  # by its headers
-                tape = self._tape(nbytes, [(nbytes - len(data), data)], start=start)
-                sample = next(scan(tape, wants=lambda name, *_: name == "json"), None)
-                if isinstance(sample, TarSample):
-                    facts = sample.key, sample.fields.get("json", b"")
-            yield facts or ("", None)
-
-    def _ends(self, offsets: Offsets, sizes: Offsets, *, comes_whole: bool) -> list[bytes]:
-        """Return the last bytes of each sample, or with `comes_whole` all bytes of each.
-
-        If one of the sizes is 0, as where the index is damaged, only the last bytes are returned.
-        """
-        if comes_whole and sizes.all():
-            whole = self._read_all(int(offsets[0]), int(offsets[-1] - offsets[0]))
-            return [whole[a:b] for a, b in pairwise((offsets - offsets[0]).tolist())]
+    def _read_ends(self, stops: Offsets, sizes: Offsets) -> list[bytes]:
+        """Return the last bytes of samples, given where they end and how large they are."""
         lengths = np.minimum(sizes, END_NBYTES)
-        starts = offsets[1:] - lengths
+        starts = stops - lengths
         if self.store.root is None:
             return [*map(self._read_all, starts.tolist(), lengths.tolist())]
         rows = np.zeros((len(sizes), END_NBYTES), np.uint8)
