@@ -12,7 +12,7 @@ from wdsprep.dataset.samples import is_mask
 from wdsprep.dataset.settings import as_json
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import has_bf16, has_tf32
-from wdsprep.encoding.models.find_model import Model, rule_of
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_options import (
     ALIGNED,
@@ -124,7 +124,8 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     included if they are not the defaults. A recipe for text alone has no settings that concern
     only images.
     """
-    of_images = {"crop": "centre", DECODE: recipe.decode, "seed": recipe.seed, **rule_of(model)}
+    of_images = {"crop": "centre", DECODE: recipe.decode, "seed": recipe.seed}
+    of_images |= model.latent_settings
     if recipe.images_in_roles:
         lists = recipe.shape_lists
         sizes = {role: SHAPES if role in lists else rule for role, rule in recipe.rules.items()}

@@ -41,7 +41,7 @@ from wdsprep.encoding.models.base import (
     peak_nbytes,
 )
 from wdsprep.encoding.models.families import dtype_of_tower
-from wdsprep.encoding.models.find_model import Model, rule_of
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import (
     check_compiler,
     compile_network,
@@ -81,7 +81,7 @@ class LatentEncoder:
         }
         self._text_precision = precision_of(recipe.dtype)
         self._kept, self._is_sampled = recipe.latents, model.is_sampled
-        self._rule = rule_of(model)
+        self._rule = model.latent_settings
         dtype = recipe.dtype.rpartition("+")[2]  # that of the VAE, if there is one
         dtype = "fp16" if dtype == HALF else dtype
         self._image_precision = precision_of(dtype)

@@ -216,16 +216,6 @@ def _read_clip(what: str, folder: Path, text: str) -> tuple[int, int]:
     return length, config.whole("hidden_size", 512, most=MOST_WIDTH)  # as CLIPTextConfig has it
 
 
-def rule_of(model: Model) -> dict[str, Any]:
-    """Return the settings by which the output of the VAE becomes the stored latent."""
-    patch = {"patch": model.patch} if model.patch > 1 else {}
-    lists = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in (("scale", model.scale), ("shift", model.shift))
-    }
-    return patch | lists
-
-
 def check_weights(model: Model) -> Model:
     """Return the driver's model as it lies on this node, or raise WorkError."""
     there = replace(model, folder=str(TINY)) if model.name == "tiny" else model

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from wdsprep.dataset.npy_arrays import denormalise
-from wdsprep.encoding.models.find_model import Model, rule_of
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import load_vae, silence_libraries
 from wdsprep.encoding.models.vae_rules import VIDEO_KINDS, WITH_ALPHA
 
@@ -88,7 +88,9 @@ class Decoder:
         The latent is as a trainer gets it, shifted and scaled.
         """
         stored = torch.as_tensor(latent, dtype=torch.float32).cpu().numpy()
-        output = torch.as_tensor(denormalise(stored, rule_of(self._model)), dtype=torch.float32)
+        output = torch.as_tensor(
+            denormalise(stored, self._model.latent_settings), dtype=torch.float32
+        )
         values = output[None].to(self._device)
         is_video = self._model.vae_kind in VIDEO_KINDS
         with torch.inference_mode():

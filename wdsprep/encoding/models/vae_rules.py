@@ -73,6 +73,13 @@ class VaeRule:
         """Return how many pixels of a side become one of the VAE's output, before patchifying."""
         return self.factor // self.patch
 
+    @property
+    def latent_settings(self) -> dict[str, Any]:
+        """Return the settings by which the output of the VAE becomes the stored latent."""
+        numbers = {"scale": self.scale, "shift": self.shift}
+        lists = {name: [*n] if isinstance(n, tuple) else n for name, n in numbers.items()}
+        return ({"patch": self.patch} if self.patch > 1 else {}) | lists
+
 
 NO_VAE = VaeRule(vae_kind="", channels=0, factor=1, is_sampled=False)
 """The rule if no VAE is wanted."""
