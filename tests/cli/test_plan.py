@@ -1,7 +1,6 @@
 """A plan is arithmetic on counts and what a trial measured; its sizes are those of the format."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ from tests.kit.command_lines import CommandLine
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import jpeg, manifest_of, pack, packing_here, write_files
 from wdsprep.dataset.npy_arrays import Field
-from wdsprep.dataset.tar import END
+from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.write import TarWriter
-from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
+from wdsprep.encoding.models.presets import PRESETS, TIME_IDS
+from wdsprep.encoding.sample_sizes import sample_nbytes
 
 COUNTS = ("plan", "--counts", "256=490M,512=300M")
 
@@ -24,7 +23,6 @@ COUNTS = ("plan", "--counts", "256=490M,512=300M")
 @pytest.mark.parametrize("text", ["emb", "tokens", "none"])
 @pytest.mark.parametrize("flip", [False, True])
 def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str, flip: bool) -> None:
-    choice = Choice(latents=latents, flip=flip, text=text)
     shape = (8 if latents == "moments" else 4, 32, 32)
     names = ("latent.npy", "latent_flipped.npy") if flip else ("latent.npy",)
     fields = [Field(name=name, dtype="<f2", shape=shape) for name in names]
@@ -35,7 +33,12 @@ def test_a_sample_takes_what_it_takes_in_a_tar(latents: str, text: str, flip: bo
     tar = TarWriter(io.BytesIO())
     arrays = [(field.name, field.header + bytes(field.array_nbytes)) for field in fields]
     tar.add("000000000001", [*arrays, ("json", b"{}"), ("txt", b"a caption")])
-    assert tar.nbytes == sample_nbytes(256, choice)
+    assert tar.nbytes == sample_nbytes(256, latents=latents, flip=flip, text=text)
+
+
+def test_sizes_of_images_that_a_denoiser_takes_are_stored_without_text_too() -> None:
+    with_sizes, without = (sample_nbytes(512, name, text="none") for name in ("sdxl", "sd1"))
+    assert with_sizes - without == BLOCK + padded(TIME_IDS.nbytes)
 
 
 @pytest.mark.parametrize("flip", [False, True])
@@ -55,12 +58,12 @@ def test_a_sample_takes_what_encode_stores_of_its_images_in_roles(
         )
     encode_here(images, tmp_path / "out", roles=roles, flip=flip, text="none")
     manifest = manifest_of(tmp_path / "out")
-    choice = Choice(model="tiny", roles=roles, flip=flip, text="none")
-    assert manifest.nbytes == sample_nbytes(64, choice) + len(END)
+    nbytes = sample_nbytes(64, "tiny", roles=roles, flip=flip, text="none")
+    assert manifest.nbytes == nbytes + len(END)
     words = ("plan", images, "--roles", ",".join(roles), "--text", "none", "--resolution", 64)
     words += ("--flip",) * flip
     (phase,) = command(*words, "--json").facts["phases"]
-    assert phase["nbytes_written"] == sample_nbytes(64, replace(choice, model="sd2"))
+    assert phase["nbytes_written"] == sample_nbytes(64, roles=roles, flip=flip, text="none")
     assert f"--roles {','.join(roles)} --limit" in command(*words).lines[-1]
     told = "has no images in the role control: its roles are target, source, mask"
     assert told in command("plan", images, "--roles", "target,control", code=2).err
@@ -177,7 +180,6 @@ def test_text_takes_what_its_shapes_say(model: str, full: float, at_60: float) -
     """In MB; headers and padding are a few kB."""
     for tokens, wanted in ((10**6, full), (60, at_60)):
         each, none = (
-            sample_nbytes(512, Choice(model=model, text=text, tokens=tokens))
-            for text in ("emb", "none")
+            sample_nbytes(512, model, text=text, tokens=tokens) for text in ("emb", "none")
         )
         assert (each - none) / 1e6 == pytest.approx(wanted, rel=0.02)

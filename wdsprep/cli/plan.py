@@ -14,10 +14,10 @@ from typing import Any
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.encoding import LATENTS, MODELS, TEXTS
-from wdsprep.encoding.models.presets import DC, TOKENS
+from wdsprep.encoding.models.presets import DC, PRESETS, TOKENS
 from wdsprep.encoding.options import check_resolutions, parse_resolutions, resolutions_of
 from wdsprep.encoding.recipe_options import check_roles, check_roles_option
-from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
+from wdsprep.encoding.sample_sizes import sample_nbytes
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, option_field, takes_options
 from wdsprep.reporting.overview import images_from
@@ -145,9 +145,8 @@ Trial = tuple[float, float, str]
 def plan_lines(options: PlanOptions) -> str:
     """Return the text that `wdsprep plan` prints."""
     trials = dict(map(read_trial, options.trials))
-    choice = options.part(Choice)
-    if choice.latents == "moments" and choice.preset.vae == DC:
-        raise UsageError(f"--latents moments: the VAE of {choice.model} gives no distribution")
+    if options.latents == "moments" and PRESETS[options.model].vae == DC:
+        raise UsageError(f"--latents moments: the VAE of {options.model} gives no distribution")
     if options.resolution is not None:
         resolutions = resolutions_of(options.resolution)
     elif trials:
@@ -159,7 +158,7 @@ def plan_lines(options: PlanOptions) -> str:
         raise UsageError(f"no --trial was made at {missing[0]}: {how}, or leave {missing[0]} out")
     counts = images_at(options, resolutions)
     phases = [
-        phase(side, counts[side], trials.get(side), choice, options)
+        phase(side, counts[side], trials.get(side), options)
         for side in resolutions
         if counts[side][0]
     ]
@@ -170,7 +169,7 @@ def plan_lines(options: PlanOptions) -> str:
         )
     if options.as_json:
         return json.dumps({"phases": phases}, sort_keys=True)
-    return join_lines(_lines(phases, choice, options, has_trials=bool(trials)))
+    return join_lines(_lines(phases, options, has_trials=bool(trials)))
 
 
 def read_trial(url: str) -> tuple[int, Trial]:
@@ -215,15 +214,20 @@ def images_at(options: PlanOptions, resolutions: Sequence[int]) -> dict[int, tup
 
 
 def phase(
-    resolution: int,
-    images: tuple[int, int, int],
-    trial: Trial | None,
-    choice: Choice,
-    options: PlanOptions,
+    resolution: int, images: tuple[int, int, int], trial: Trial | None, options: PlanOptions
 ) -> dict[str, Any]:
     """Return what encoding at a resolution takes; hours and dollars are None if not known."""
     samples, shards, nbytes = images
-    rate, nbytes_each, source = trial or (None, sample_nbytes(resolution, choice), "")
+    nbytes_of_sample = sample_nbytes(
+        resolution,
+        options.model,
+        latents=options.latents,
+        flip=options.flip,
+        roles=options.roles,
+        text=options.text,
+        tokens=options.tokens,
+    )
+    rate, nbytes_each, source = trial or (None, nbytes_of_sample, "")
     hours = samples / rate / 3600 if rate else None
     return {
         "resolution": resolution,
@@ -240,10 +244,10 @@ def phase(
 
 
 def _lines(
-    phases: Sequence[Mapping[str, Any]], choice: Choice, options: PlanOptions, *, has_trials: bool
+    phases: Sequence[Mapping[str, Any]], options: PlanOptions, *, has_trials: bool
 ) -> Iterator[str]:
     for plan in phases:
-        is_text = choice.is_of_text and not has_trials
+        is_text = options.latents == "none" and not has_trials
         of = "text" if is_text else f"resolution {plan['resolution']}"
         yield f"{of}: {plural(plan['samples'], 'image')}"
         if plan["rate"]:
@@ -258,13 +262,13 @@ def _lines(
         yield (
             f"  bytes     {read}{human_bytes(written)} written in "
             f"{plural(plan['shards'], 'shard')}: {human_bytes(written / plan['samples'])} "
-            f"a sample{'' if has_trials else f' of {choice.model}'}"
+            f"a sample{'' if has_trials else f' of {options.model}'}"
         )
         yield ""
     if has_trials:
         return
-    if choice.preset.is_trimmed and choice.text == "emb":
-        yield f"captions have {choice.tokens} tokens here (--tokens)"
+    if PRESETS[options.model].is_trimmed and options.text == "emb":
+        yield f"captions have {options.tokens} tokens here (--tokens)"
     yield PUBLISHED
     resolution, samples = phases[0]["resolution"], phases[0]["samples"]
     how = _how_to_try(options, resolution, count=min(TRIED, samples))

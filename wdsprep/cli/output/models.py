@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.encoding.models.presets import PRESETS, TOKENS, Preset
-from wdsprep.encoding.sample_sizes import Choice, sample_nbytes
+from wdsprep.encoding.sample_sizes import sample_nbytes
 from wdsprep.text import human_bytes, join_lines
 
 SIDES = (512, 1024)
@@ -47,7 +47,7 @@ def facts(name: str) -> dict[str, Any]:
 
 
 def _by_side(name: str, tokens: int) -> dict[int, int]:
-    return {side: sample_nbytes(side, Choice(model=name, tokens=tokens)) for side in SIDES}
+    return {side: sample_nbytes(side, name, tokens=tokens) for side in SIDES}
 
 
 def _lines() -> Iterator[str]:
