@@ -289,7 +289,7 @@ def test_a_pipeline_that_cannot_make_embeddings_is_one_line(
     assert said in refusal(changed(family(name), tmp_path / "model", **values))
 
 
-@pytest.mark.parametrize("text", ["emb", "tokens"])
+@pytest.mark.parametrize("text", ["emb", pytest.param("tokens", marks=pytest.mark.system)])
 @pytest.mark.parametrize(
     ("name", "file", "values"),
     [

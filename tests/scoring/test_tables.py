@@ -54,6 +54,13 @@ def once(
     return root, tree(root), score
 
 
+KINDS_OF_CUTS = pytest.mark.parametrize(
+    "once", ["tables", pytest.param("embeddings", marks=pytest.mark.system)],
+    indirect=True, scope="module",
+)  # fmt: skip
+"""For tests that score or remove again and again."""
+
+
 @pytest.fixture
 def root(once: tuple[Path, dict[str, bytes], Score]) -> Path:
     restore(once[0], once[1])
@@ -232,6 +239,7 @@ def test_scores_where_images_are_asked_for_are_called_scores(
 
 
 # --- kills, and samples that go
+@KINDS_OF_CUTS
 def test_cut_off_at_any_write_the_next_run_gives_the_same_bytes(
     score: Score, tmp_path: Path
 ) -> None:
@@ -287,6 +295,7 @@ def test_no_row_of_a_removed_sample_is_left_and_the_others_stay(
         assert score(scores).samples == 0
 
 
+@KINDS_OF_CUTS
 def test_a_removal_that_is_cut_off_at_any_write_ends_with_the_same_files(
     once: tuple[Path, dict[str, bytes], Score], root: Path
 ) -> None:
