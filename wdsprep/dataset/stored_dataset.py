@@ -334,17 +334,24 @@ def rewritten_error(store: Store, name: str) -> FingerprintError:
     )
 
 
-def read_shard(store: Store, shard: Shard, samples: Iterator[Found]) -> Iterator[Found]:
-    """Yield what an iterator reads of a shard; its errors name the commands that mend the dataset.
+@contextlib.contextmanager
+def reading_shard(store: Store, shard: Shard) -> Iterator[None]:
+    """Name the commands that mend the dataset in errors of the block, which reads a shard.
 
     Raise FingerprintError in place of an error if the shard was written anew meanwhile.
     """
     try:
         with naming_repair(store):
-            yield from samples
+            yield
     except (FormatError, StoreError, TarError):
         check_not_rewritten(store, shard.name, shard.digest)
         raise
+
+
+def read_shard(store: Store, shard: Shard, samples: Iterator[Found]) -> Iterator[Found]:
+    """Yield what an iterator reads of a shard, as `reading_shard` has its errors."""
+    with reading_shard(store, shard):
+        yield from samples
 
 
 def find_receipt(store: Store, unit: str, input_digest: str, settings: Settings) -> Receipt | None:

@@ -11,7 +11,7 @@ table, so it may be newer than the manifest. A position is the place of a sample
 in the column `row`; it is not read where the receipt tells that no sample moved.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from itertools import chain, islice
@@ -41,7 +41,7 @@ from wdsprep.dataset.sample_table import (
 from wdsprep.dataset.samples import META, parse_object
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, is_scored
-from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, read_shard
+from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, reading_shard
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError, SourceError, UsageError
 from wdsprep.sources.tables.parquet import OpenParquet
@@ -111,10 +111,10 @@ class ShardTables:
         first = islice((shard for shard in self.shards if shard.samples), 1)
         return set[str]().union(*self.read(find_names, first))
 
-    def _open(
+    def _read_file(
         self, read: Callable[[OpenParquet], Read], shard: Shard, name: str, data: bytes | None
-    ) -> Iterator[Read]:
-        """Yield what `read` returns for a table, given its bytes if they are known, and close it.
+    ) -> Read:
+        """Return what `read` returns for a table, given its bytes if they are known.
 
         Raise DamageError if it is no table of the samples of the shard.
         """
@@ -125,7 +125,7 @@ class ShardTables:
                 if file.rows != shard.samples:
                     rows = f"it has {file.rows:,} rows, and its shard {shard.samples:,} samples"
                     raise DamageError(place, rows)
-                yield read(file)
+                return read(file)
         except SourceError as error:
             raise DamageError(place, "it is no sound Parquet file") from error
 
@@ -142,8 +142,7 @@ class ForeignTables(ShardTables):
         with naming_next_step(f"delete it and run {index}"):
             if entry and not data and entry.nbytes <= WHOLE_NBYTES:
                 data = self._store.read(name)
-            (value,) = self._open(read, shard, name, data)
-        return value
+            return self._read_file(read, shard, name, data)
 
 
 class StoredTables(ShardTables):
@@ -170,21 +169,18 @@ class StoredTables(ShardTables):
         }
 
     def read_shard(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
-        (value,) = read_shard(self._store, shard, self._open_stated(read, shard))
-        return value
-
-    def _open_stated(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Iterator[Read]:
         name, data = table_name(shard.name), None
-        if self._files[name].nbytes <= WHOLE_NBYTES:
-            data = self._store.read(name)
-            digest, (unit, stated) = hex_digest(data), self._units[shard.name]
-            if digest != stated:  # the table may have been made again since
-                with suppress(NotFoundError):
-                    receipt = read_receipt(self._store, unit)
-                    stated = receipt.table_digest(shard) if shard in receipt.shards else ""
-            if digest != stated:
-                raise DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
-        yield from self._open(read, shard, name, data)
+        with reading_shard(self._store, shard):
+            if self._files[name].nbytes <= WHOLE_NBYTES:
+                data = self._store.read(name)
+                digest, (unit, stated) = hex_digest(data), self._units[shard.name]
+                if digest != stated:  # the table may have been made again since
+                    with suppress(NotFoundError):
+                        receipt = read_receipt(self._store, unit)
+                        stated = receipt.table_digest(shard) if shard in receipt.shards else ""
+                if digest != stated:
+                    raise DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
+            return self._read_file(read, shard, name, data)
 
 
 def read_sound_columns(
