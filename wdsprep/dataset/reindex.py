@@ -171,17 +171,17 @@ def write_table(store: Store, receipt: Receipt, tar: str) -> Receipt | None:
     """
     if not can_make_table(receipt):
         return None
-    columns, positions = table_columns(receipt.dataset, receipt.settings), None
+    columns = table_columns(receipt.dataset, receipt.settings)
+    positions: Positions | None = None
     if ROW in columns:
         (shard,) = (shard for shard in receipt.shards if shard.name == tar)
         positions = plain_positions(shard.samples)
         if may_have_moved(receipt):
             with ShardReader(store, shard) as reader:
                 rejected = [reject.key for reject in rejects_in(store, receipt.unit)]
-                moved = positions_from_keys(receipt, [*reader.keys()], rejected)
-            if moved is None:
-                return None
-            positions = moved
+                positions = positions_from_keys(receipt, [*reader.keys()], rejected)
+        if positions is None:
+            return None
     name = table_name(tar)
     data, _ = make_table(store, tar, columns=columns, positions=positions)
     write_bytes(store, name, data)
