@@ -156,6 +156,11 @@ def do_plan(
         for line in dataset.removals:
             listener.on_message(line)
     listener.on_begin(plan)
+    places = ",".join(dataset.place for dataset in plan.datasets)
+    runner = None
+    if plan.units:
+        by = plan.worker_options
+        runner = runner_of(by, plan.worker_plan, units=plan.units, phase=places, name=name)
     runs = [
         Run(
             edition,
@@ -168,11 +173,6 @@ def do_plan(
         )
         for dataset, edition in planned
     ]
-    places = ",".join(dataset.place for dataset in plan.datasets)
-    runner = None
-    if plan.units:
-        by = plan.worker_options
-        runner = runner_of(by, plan.worker_plan, units=plan.units, phase=places, name=name)
     return do_runs(
         runs,
         runner,

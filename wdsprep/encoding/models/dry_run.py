@@ -210,8 +210,8 @@ class DryRun:
         def load(part: Component, kind: Any) -> Any:
             if not part.has_weights:
                 return self._watch_tokenizer(part.name, load_tokenizer(model, kind, part.name))
-            part_dtype = DTYPES[dtype_of_tower(dtype, self.call.name, part.kind)]
             config = load_config(model, kind, part.name)
+            part_dtype = DTYPES[dtype_of_tower(dtype, self.call.name, part.kind)]
             tower = EmptyEncoder(part, config, part_dtype, self._note_input, width)
             self._towers[part.name] = tower
             return tower
