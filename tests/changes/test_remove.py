@@ -726,12 +726,13 @@ def test_marks_of_latents_alone_are_dropped_where_no_removal_follows(pair: Pair,
 def test_what_is_damaged_while_it_goes_on_is_repaired_and_it_ends(
     pair: Pair, once: Once, dataset: str, with_shard: list[str]
 ) -> None:
-    """A file that no longer is what a cut removal left can be repaired, whenever it was cut."""
+    """A file that no longer is what a cut removal left can be repaired, whenever it was cut: of
+    the images after every other step, of the latents after those between."""
     root, images, latents = pair
     harmed = {"images": images, "latents": latents}[dataset]
     steps = count_steps(with_shard, images, latents)
     after, said = contents_but_history(images, latents), []
-    for step in range(1, steps - 1):
+    for step in range(1 + (dataset == "latents"), steps - 1, 2):
         cut_off(once, step, with_shard, images, latents)
         listed = {unit.unit for unit in removed_from(open_store(str(harmed))).units}
         harmable = [
@@ -755,7 +756,7 @@ def test_what_is_damaged_while_it_goes_on_is_repaired_and_it_ends(
         encode_here(images, latents, redo_changed=True)
         assert check(images, latents).findings == ()
         assert contents_but_history(images, latents) == after, step
-    assert len(said) > 5
+    assert len(said) > 2
     assert all("wdsprep repair" in line for line in said)
 
 

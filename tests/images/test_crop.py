@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
 from math import inf, log10
 
@@ -43,6 +43,7 @@ def smooth(size: tuple[int, int]) -> Image.Image:
     return noise((7, 5)).resize(size, Image.Resampling.BICUBIC)
 
 
+@cache
 def photo(size: tuple[int, int]) -> Image.Image:
     rough = noise(size).filter(ImageFilter.GaussianBlur(2))
     return Image.blend(smooth(size), Image.blend(rough, noise(size, 1), 0.1), 0.3)
@@ -99,10 +100,9 @@ def test_square_is_what_pillow_makes(kind: str, size: tuple[int, int]):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("resolution", [256, 512])
-def test_photo_of_each_format_is_what_pillow_makes(kind: str, mode: str, resolution: int):
-    data = corpus.saved(photo((900, 700)).convert(mode), kind)
-    assert psnr(crop(data, resolution), by_pillow(Image.open(BytesIO(data)), resolution)) > 65
+def test_photo_of_each_format_is_what_pillow_makes(kind: str, mode: str):
+    data = corpus.saved(photo((640, 480)).convert(mode), kind)
+    assert psnr(crop(data, 256), by_pillow(Image.open(BytesIO(data)), 256)) > 65
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -233,7 +233,7 @@ def fast(data: bytes, side: int) -> Crop:
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("size", [(1024, 1024), (1023, 769), (517, 2001), (1601, 1207)])
+@pytest.mark.parametrize("size", [(1024, 1024), (1023, 769), (517, 2001)])
 def test_large_jpeg_is_nearly_the_same_at_a_reduced_scale(
     mode: str, progressive: bool, size: tuple[int, int]
 ):

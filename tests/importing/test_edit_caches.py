@@ -307,7 +307,8 @@ def test_workers_and_a_limit_make_the_same_bytes(
     import_here(cache, out)
     if has_workers:
         monkeypatch.setattr("wdsprep.runners.make_runner.HERE_NBYTES", 0)
-    wdsprep.import_(cache, there, resolution=64, workers=2, runner="local")
+    count = 2 if of == "musubi" else 1
+    wdsprep.import_(cache, there, resolution=64, workers=count, runner="local")
     assert tree(out) == tree(there)
 
 

@@ -12,14 +12,12 @@ import botocore.session
 import pytest
 from botocore.credentials import RefreshableCredentials
 
-import wdsprep
-from tests.kit.batches import assert_same
 from tests.kit.latent_sets import write_latents
 from tests.kit.s3 import OTHER_SETTINGS
 from tests.kit.webserver import Connection, Request, WebServer, ranges_of, status
 from wdsprep.store import open_store
 
-BATCH, LASTS_S = 32, 3600
+LASTS_S = 3600
 SIGNED_BY = re.compile(r"Credential=(key-\d+)")
 REFUSAL = b"<Error><Code>ExpiredToken</Code><Message>The token has expired</Message></Error>"
 
@@ -112,9 +110,9 @@ def test_new_credentials_are_taken_before_the_old_ones_end(
 ) -> None:
     """Four hours, in which no request is refused: each key signs for most of its hour."""
     with closing(open_store("s3://bucket/latents")) as store:
-        for number in range(4 * 3600 // 50):
+        for number in range(4 * 3600 // 150):
             read(store, tmp_path, number)
-            clock.now += 50
+            clock.now += 150
     assert server.refused == 0
     assert clock.last >= 4
     assert set(server.signed) == set(clock.ends)
@@ -133,10 +131,3 @@ def test_credentials_that_ended_while_the_machine_slept_are_renewed(
     assert server.refused == 3 * 5  # the URL of each shard, once after each sleep
     assert len(server.signed) == 4 * 20
     assert clock.last == 3
-
-
-def test_a_loader_reads_with_credentials_that_end(server: Bucket, tmp_path: Path) -> None:
-    options = {"global_batch": BATCH, "rank": 0, "world_size": 1}
-    there = wdsprep.load("s3://bucket/latents", **options)
-    assert_same(there, wdsprep.load(str(tmp_path / "latents"), **options))
-    assert set(server.signed) == {"key-0"}

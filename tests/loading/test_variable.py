@@ -30,7 +30,7 @@ FIELDS = (
     EMB,
 )
 USUAL = ("latent", "time_ids", "pooled", "emb", "emb_mask", "key")
-ALL = (*USUAL, "txt", "json")
+ALL = (*USUAL, "txt", "json", "caption")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,8 @@ def test_batches_hold_what_numpy_reads_from_the_tar(
                 assert np.array_equal(batch[name][row].numpy(), wanted)
             assert npy(array_of(key, EMB)) == stored[f"{key}.emb.npy"]
             if names:
-                assert batch["txt"][row] == stored[f"{key}.txt"].decode()
+                text = stored[f"{key}.txt"].decode()
+                assert batch["txt"][row] == batch["caption"][row] == text
                 assert batch["json"][row] == {"key": key}
 
 

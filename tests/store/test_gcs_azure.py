@@ -101,7 +101,7 @@ def read_in_a_child(store: ObjectStore) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("kind", ["gs", "az"])
+@pytest.mark.parametrize("kind", ["gs", pytest.param("az", marks=pytest.mark.system)])
 def test_a_forked_child_and_its_parent_both_read_on(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
