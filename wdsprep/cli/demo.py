@@ -84,27 +84,20 @@ def write_pictures(
     for name in FOLDERS:
         (folder / name).mkdir()
     for number in range(count):
-        image, caption = draw(f"demo {number}", _size(random, sides))
+        side, shape = random.choice(sides), random.choice(SHAPES)
+        size = (round(side * shape), side) if shape >= 1 else (side, round(side / shape))
+        image, caption = draw(f"demo {number}", size)
         kind = list(KINDS)[number % len(KINDS)] if number % 2 else "jpg"
         stem = folder / FOLDERS[number % len(FOLDERS)] / f"{number:04}-{kind}"
         suffix, encode = KINDS[kind]
         stem.with_suffix(suffix).write_bytes(encode(image))
-        _write_caption(stem, number, caption)
+        # captions come mostly as text, sometimes as json or not at all
+        if number % 20 == 7:
+            facts = {"caption": caption, "artist": "wdsprep", "number": number}
+            stem.with_suffix(".json").write_text(json.dumps(facts))
+        elif number % 40 != 13:
+            stem.with_suffix(".txt").write_text(f"{caption}\n", encoding="utf-8")
     return count, _write_broken(folder / "web")
-
-
-def _size(random: Random, sides: Sequence[int]) -> PictureSize:
-    side, shape = random.choice(sides), random.choice(SHAPES)
-    return (round(side * shape), side) if shape >= 1 else (side, round(side / shape))
-
-
-def _write_caption(stem: Path, number: int, caption: str) -> None:
-    """Write the caption beside the picture: mostly as text, sometimes as json or not at all."""
-    if number % 20 == 7:
-        facts = {"caption": caption, "artist": "wdsprep", "number": number}
-        stem.with_suffix(".json").write_text(json.dumps(facts))
-    elif number % 40 != 13:
-        stem.with_suffix(".txt").write_text(f"{caption}\n", encoding="utf-8")
 
 
 # --- one picture in each of the ways that pictures come

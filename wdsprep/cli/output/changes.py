@@ -150,8 +150,13 @@ class DuplicatesOutput(CommandOutput[Duplicates]):
         if not result.complete:
             yield "pack has not finished these datasets: run this again after it has"
         yield from result.table
-        if result.equal + result.near:
-            yield from _removing_lines(result)
+        if not result.equal + result.near:
+            return
+        for dataset, keys in zip(result.datasets, result.output, strict=False):
+            yield f"next: {command_line('remove', dataset, '--keys', keys, '--keep-copies')}"
+        if not result.output and not result.table:
+            step = "run the same with -o FILE to write the keys of the copies, for wdsprep remove"
+            yield f"next: {step}"
 
 
 def _group(group: DuplicateGroup, is_of_several: bool) -> str:
@@ -165,11 +170,3 @@ def _group(group: DuplicateGroup, is_of_several: bool) -> str:
     ]
     more = [f"{group.count - SHOWN_COPIES:,} more"] * (group.count > SHOWN_COPIES)
     return f"{shown(group.stays)} stays: {'; '.join([*copies, *more])}"
-
-
-def _removing_lines(result: Duplicates) -> Iterator[str]:
-    """Yield the next commands, which remove the copies."""
-    for dataset, keys in zip(result.datasets, result.output, strict=False):
-        yield f"next: {command_line('remove', dataset, '--keys', keys, '--keep-copies')}"
-    if not result.output and not result.table:
-        yield "next: run the same with -o FILE to write the keys of the copies, for wdsprep remove"

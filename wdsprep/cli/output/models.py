@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.encoding.models.presets import PRESETS, TOKENS, Preset
+from wdsprep.encoding.models.presets import PRESETS, TOKENS
 from wdsprep.encoding.sample_sizes import sample_nbytes
 from wdsprep.text import human_bytes, join_lines
 
@@ -56,20 +56,15 @@ def _lines() -> Iterator[str]:
     sides = " ".join(f"{f'at {side}':>9}" for side in SIDES)
     yield f"{'model':13} {'towers':>9} {sides} {sides}  repository"
     for name, preset in PRESETS.items():
-        yield _row(name, preset)
+        row = facts(name)
+        longest = " ".join(f"{human_bytes(nbytes):>9}" for nbytes in row["sample_nbytes"].values())
+        trimmed = row[f"sample_nbytes_at_{TOKENS}_tokens"].values()
+        short = " ".join(f"{human_bytes(n) if preset.is_trimmed else '':>9}" for n in trimmed)
+        place = f"{preset.repo or 'in the package'}{' (login)' * preset.needs_login}"
+        yield f"{name:13} {human_bytes(preset.tower_nbytes):>9} {longest} {short}  {place}"
     yield ""
     yield "login: accept the terms on https://huggingface.co/REPOSITORY, then run `hf auth login`"
     for name, preset in PRESETS.items():
         if preset.note:
             yield f"{name}: {preset.note}"
     yield "any other text-to-image pipeline of diffusers: --model OWNER/NAME, or its folder"
-
-
-def _row(name: str, preset: Preset) -> str:
-    row = facts(name)
-    longest = " ".join(f"{human_bytes(nbytes):>9}" for nbytes in row["sample_nbytes"].values())
-    trimmed = row[f"sample_nbytes_at_{TOKENS}_tokens"].values()
-    short = " ".join(f"{human_bytes(nbytes) if preset.is_trimmed else '':>9}" for nbytes in trimmed)
-    login = " (login)" if preset.needs_login else ""
-    towers = human_bytes(preset.tower_nbytes)
-    return f"{name:13} {towers:>9} {longest} {short}  {preset.repo or 'in the package'}{login}"

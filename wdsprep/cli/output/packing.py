@@ -111,7 +111,11 @@ class PackOutput(CommandOutput[Outcome]):
         yield from self.failed_units(packed)
         yield from broken_tars_lines(packed.broken_tars, images)
         yield from captionless_lines(packed) if packed.has_captions else [_captionless(manifest)]
-        yield from _repeats_lines(manifest.counts)
+        named = ((name.partition(REPEATS)[2], count) for name, count in manifest.counts.items())
+        repeats = sorted((int(n), count) for n, count in named if n.isdecimal() and len(n) < 20)
+        if repeats:
+            parts = [f"{plural(count, 'image')} x {times}" for times, count in repeats]
+            yield f"repeats: {', '.join(parts)}"
         if roles := roles_of(manifest.settings):
             counts = {role: manifest.counts.get(f"{IN_ROLE}{role}", 0) for role in roles}
             parts = [f"{plural(count, 'sample')} with {role}" for role, count in counts.items()]
@@ -180,8 +184,13 @@ def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
     manifest = packed.manifest
     share = _fetched_share(manifest.samples, manifest.rejects)
     yield f"{share:.1%} of the images could be fetched"
-    if packed.failed_hosts:
-        yield f"worst hosts: {_worst_hosts(packed.failed_hosts)}"
+    codes: dict[str, Counter[str]] = {}
+    for name, count in packed.failed_hosts.items():  # such as "example.org (timeout)"
+        host, _, failure = name.rpartition(" (")
+        codes.setdefault(host, Counter())[failure.rstrip(")")] += count
+    if worst := sorted(codes, key=lambda host: (-codes[host].total(), host)):
+        hosts = [f"{host} ({human_counts(codes[host])})" for host in worst[:WORST_HOSTS]]
+        yield f"worst hosts: {', '.join([*hosts, *['...'] * (len(worst) > WORST_HOSTS)])}"
     if count := retryable(manifest):
         yield f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
     for code, names in ALLOWING.items():
@@ -197,17 +206,6 @@ def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
             )
         elif count and not allowed_by and code is Code.TOO_MANY_BYTES:
             yield f"{code} {count:,}: --retry-rejected with a larger --max-bytes fetches them"
-
-
-def _worst_hosts(failed: Mapping[str, int]) -> str:
-    """List the hosts with the most failures, with codes: `example.org (dns 12, timeout 3)`."""
-    codes: dict[str, Counter[str]] = {}
-    for name, count in failed.items():
-        host, _, code = name.rpartition(" (")
-        codes.setdefault(host, Counter())[code.rstrip(")")] += count
-    worst = sorted(codes, key=lambda host: (-codes[host].total(), host))
-    more = ", ..." if len(worst) > WORST_HOSTS else ""
-    return ", ".join(f"{host} ({human_counts(codes[host])})" for host in worst[:WORST_HOSTS]) + more
 
 
 def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
@@ -239,16 +237,6 @@ def _table(manifest: Manifest) -> Iterator[str]:
         sides = sorted({*buckets, *usual})
         parts = [f"{images_from(manifest, side):,} at {side}" for side in sides]
         yield f"images large enough to encode: {', '.join(parts)}"
-
-
-def _repeats_lines(counts: Mapping[str, int]) -> list[str]:
-    """Return the line on how many images come how often; none without --repeats-from-folders."""
-    by_name = {
-        name.removeprefix(REPEATS): n for name, n in counts.items() if name.startswith(REPEATS)
-    }
-    repeats = {int(name): n for name, n in by_name.items() if name.isdecimal() and len(name) < 20}
-    parts = [f"{plural(n, 'image')} x {times}" for times, n in sorted(repeats.items())]
-    return [f"repeats: {', '.join(parts)}"] if parts else []
 
 
 def _captionless(manifest: Manifest) -> KeptLine:

@@ -130,12 +130,11 @@ def _screen(url: str, facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["counts"]:
         yield human_counts(facts["counts"], 8)
     for what, ranges in facts["quantiles"].items():
-        parts = (f"{float(s):.0%} {_range(*ends)}" for s, ends in ranges.items())
+        parts = [
+            f"{float(s):.0%} {least:,}" + ("" if least == most else f"-{most:,}")
+            for s, (least, most) in ranges.items()
+        ]
         yield f"{DESCRIBED[what]}, as ranges: {', '.join(parts)}"
-
-
-def _range(least: int, most: int) -> str:
-    return f"{least:,}" if least == most else f"{least:,}-{most:,}"
 
 
 MOST_LISTED = 8
@@ -157,8 +156,12 @@ def settings_lines(settings: Settings, extra: Mapping[str, Any]) -> Iterator[str
 def _setting(name: str, value: Any) -> str:
     if name == SCORES:
         return ", ".join(f"{column} ({holds})" for column, holds in value["columns"].items())
-    if name == "trial" and isinstance(value, Mapping) and "each" in value:
-        return _trial(value)
+    if name == "trial" and isinstance(value, Mapping) and "each" in value:  # of a --limit
+        parts = [f"{value['each']:,.1f} samples/s on one {value.get('device', 'worker')}"]
+        parts += [f"device busy {value['busy']:.0%} of the time"] if "busy" in value else []
+        parts += [f"{value['text']:.0%} of that with text"] if "text" in value else []
+        parts += [f"launching {value['launching']:.0%}"] if "launching" in value else []
+        return ", ".join(parts)
     if isinstance(value, Mapping):
         if all(isinstance(part, str) for part in value.values()):
             return ", ".join(f"{part} {text}" for part, text in value.items())
@@ -171,15 +174,6 @@ def _setting(name: str, value: Any) -> str:
     if name in ("max_shard_size", "max_bytes"):
         return human_bytes(value)
     return str(value)[:12] if name == "weights" else str(value)
-
-
-def _trial(trial: Mapping[str, Any]) -> str:
-    """Return in words the speed that a run with --limit has measured; `plan` calculates with it."""
-    parts = [f"{trial['each']:,.1f} samples/s on one {trial.get('device', 'worker')}"]
-    parts += [f"device busy {trial['busy']:.0%} of the time"] if "busy" in trial else []
-    parts += [f"{trial['text']:.0%} of that with text"] if "text" in trial else []
-    parts += [f"launching {trial['launching']:.0%}"] if "launching" in trial else []
-    return ", ".join(parts)
 
 
 def _wrap_parts(parts: list[str], width: int = 98) -> Iterator[str]:
