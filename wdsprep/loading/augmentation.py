@@ -25,26 +25,6 @@ from wdsprep.text import brief, real_number
 
 def finish(plan: LoadPlan, batch: Batch, rows: range) -> None:
     """Make the random changes to these rows of a batch; write table columns and masks."""
-    _put_columns(plan, batch, rows)
-    if plan.flip:
-        hit = torch.tensor(plan.mirrored_rows(batch, rows), dtype=torch.int64)
-        for name, flipped in batch.flipped.items():
-            has_moments = name == batch_name(LATENT) and batch.moments is not None
-            straight = batch.moments if has_moments else batch.out[name]
-            straight[hit] = flipped[hit]  # type: ignore[index]
-        for item in plan.datasets[batch.stream[0]].served:
-            is_turned = item.role and not item.holds_latents
-            if is_turned and (name := batch_name(item.name)) in batch.out:
-                batch.out[name][hit] = batch.out[name][hit].flip(-1)
-    if batch.moments is not None:
-        _sample(plan, batch, batch.moments, rows)
-    if plan.drop_text:
-        _drop(plan, batch, rows)
-    batch.mask(rows)
-
-
-def _put_columns(plan: LoadPlan, batch: Batch, rows: range) -> None:
-    """Write the values that joined tables have for these rows into the batch."""
     for number, here in batch.by_stream(rows):
         for table in plan.datasets[number].tables:
             shards, indices = np.array(batch.shard)[here], np.array(batch.index)[here]
@@ -55,6 +35,20 @@ def _put_columns(plan: LoadPlan, batch: Batch, rows: range) -> None:
                         sample[name] = value
                 elif name in batch.out:
                     batch.out[name][here] = torch.from_numpy(values)
+    if plan.flip:
+        hit = torch.tensor(plan.mirrored_rows(batch, rows), dtype=torch.int64)
+        for name, flipped in batch.flipped.items():
+            has_moments = name == batch_name(LATENT) and batch.moments is not None
+            straight = batch.moments if has_moments else batch.out[name]
+            straight[hit] = flipped[hit]  # type: ignore[index]
+        for name, item in plan.datasets[batch.stream[0]].served.items():
+            if item.role and not item.holds_latents and name in batch.out:
+                batch.out[name][hit] = batch.out[name][hit].flip(-1)
+    if batch.moments is not None:
+        _sample(plan, batch, batch.moments, rows)
+    if plan.drop_text:
+        _drop(plan, batch, rows)
+    batch.mask(rows)
 
 
 def _sample(plan: LoadPlan, batch: Batch, moments: torch.Tensor, rows: range) -> None:

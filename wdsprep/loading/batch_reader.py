@@ -25,7 +25,7 @@ import torch
 
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.damage import verify_step
-from wdsprep.dataset.npy_arrays import LATENT, MASK, Field, patched_shape
+from wdsprep.dataset.npy_arrays import LATENT, MASK, patched_shape
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import MIRRORED, facts_bytes, is_mask, parse_json, role_of
 from wdsprep.dataset.tar import END
@@ -108,9 +108,8 @@ class Reader:
             batch.out["samples"] = [None] * count
             return batch
         dataset = self.datasets[batch.stream[0]]
-        for item in dataset.variable_fields(self.names):
-            batch.variable = name = batch_name(item.name)
-            batch.lengths = np.zeros(count, np.int64)
+        for name, item in dataset.variable_fields(self.names).items():
+            batch.variable, batch.lengths = name, np.zeros(count, np.int64)
             if name in self.names:
                 memory, batch.padded = self._memory.take_padded(count, item)
                 batch.views[name] = batch.padded.rows
@@ -132,29 +131,25 @@ class Reader:
             batch.moments, batch.out[latent] = batch.out[latent], batch.out[SAMPLED]
         if SHAPE in self.names:
             batch.out[SHAPE] = dataset.shape
-        batch.flipped = {
-            batch_name(item.mirrors): batch.out[batch_name(item.name)]
-            for item in dataset.served
-            if self._is_for_flip(item)
-        }
+        batch.flipped = {n: batch.out[name] for n, name in self._flipped_names(dataset).items()}
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
 
     def _tensors_of(self, dataset: Dataset) -> TensorKinds:
         """Return the tensors of a batch of a dataset, but for an array of variable length."""
         names = {*self.names}
+        arrays = {*names, *self._flipped_names(dataset).values()}
         tensors: TensorKinds = {
             name: (TENSORS[item.dtype], item.shape)
-            for item in dataset.served
-            if not item.is_variable
-            and ((name := batch_name(item.name)) in names or self._is_for_flip(item))
+            for name, item in dataset.served.items()
+            if name in arrays and not item.is_variable
         }
         latent = batch_name(LATENT)
         if dataset.has_moments and latent in names:
             dtype, (channels, height, width) = tensors[latent]
             tensors[SAMPLED] = dtype, patched_shape((channels // 2, height, width), dataset.patch)
         others: TensorKinds = {n: (COLUMNS[kind], ()) for n, kind in dataset.columns.items()}
-        for item in dataset.variable_fields(self.names):
+        for item in dataset.variable_fields(names).values():
             others[batch_name(MASK)] = torch.bool, item.shape[:1]
         if self.plan.pixels:
             width, height = dataset.size or (self.plan.pixels,) * 2
@@ -170,9 +165,13 @@ class Reader:
         roles = groupby(dataset.images_in_roles, lambda name: role_of(name)[0])
         return {presence_name(role): (torch.bool, (len([*images]),)) for role, images in roles}
 
-    def _is_for_flip(self, item: Field) -> bool:
-        """Return whether some rows take this array of mirror images in the place of another."""
-        return self.plan.flip > 0 and item.mirrors != "" and batch_name(item.mirrors) in self.names
+    def _flipped_names(self, dataset: Dataset) -> dict[str, str]:
+        """Return the arrays in whose place some rows take those of mirror images, with the latter.
+
+        All are named as in a batch.
+        """
+        flipped = dataset.mirrored if self.plan.flip else {}
+        return {n: batch_name(item.name) for n, item in flipped.items() if n in self.names}
 
     def _locate_joined(self, batch: Batch, rows: range) -> None:
         """Find the samples that are joined to these rows, and set their `joined_places`."""
@@ -205,11 +204,11 @@ class Reader:
             if instead is not None and faults:
                 self._replace(batch, faults, instead)
                 continue
-            for row, fault in faults.items():
+            for row, (reason, tar, number) in faults.items():
                 raise FormatError(
-                    f"{fault.tar}: sample {fault.number}, which is joined to {batch.keys[row]}, "
-                    f"cannot be served ({fault.reason}), and its image has been encoded by now"
-                ).with_next_step(verify_step(fault.tar.rpartition("/")[0].rpartition("/")[0]))
+                    f"{tar}: sample {number}, which is joined to {batch.keys[row]}, cannot be "
+                    f"served ({reason}), and its image has been encoded by now"
+                ).with_next_step(verify_step(tar.rpartition("/")[0].rpartition("/")[0]))
 
     def _read(self, batch: Batch, run: range, *, first: int = 0) -> dict[int, Fault]:
         """Read rows from the datasets of slot `first` and later; return the faults by row.
@@ -228,7 +227,9 @@ class Reader:
                 reads.leave_out(faults)
             if reads.batch_rows:
                 layout = reads.layout
-                faults |= self._put_arrays(reads, layout) if layout else self._put_whole(reads)
+                reasons = self._put_arrays(reads, layout) if layout else self._put_whole(reads)
+                for row, reason in reasons.items():
+                    faults[row] = reason, *self._place(batch, row, reads.slot)
         return faults
 
     def _plan_reads(
@@ -305,7 +306,7 @@ class Reader:
             for row, fault in faults.items():
                 choice = batch.stream[row], self._choice(batch, row)
                 self.substitutes.warn(choice, batch.shard[row], fault)
-                damaged[row] += fault.reason != MISSING
+                damaged[row] += fault[0] != MISSING
                 if damaged[row] == ATTEMPTS:
                     raise self.substitutes.make_error(batch.stream[row], fault)
                 drawn[row], place = self.substitutes.next(choice, wanted[row], drawn[row])
@@ -342,8 +343,8 @@ class Reader:
             raise error
         return MISSING
 
-    def _put_whole(self, reads: RowReads) -> dict[int, Fault]:
-        """Put samples that were read whole into the batch, and return the faults by row.
+    def _put_whole(self, reads: RowReads) -> dict[int, str]:
+        """Put samples that were read whole into the batch, and return their faults by row.
 
         Samples with a fault are added to the batch's `refused`.
         """
@@ -356,7 +357,7 @@ class Reader:
             else:
                 fault = self._put_sample(reads, row, sample)
             if fault:
-                faults[row] = Fault(fault, *self._place(batch, row, reads.slot))
+                faults[row] = fault
                 batch.refused.setdefault((batch.shard[row], batch.index[row]), None)
         return faults
 
@@ -365,20 +366,13 @@ class Reader:
 
         Raise FormatError if a joined sample has another key than the row.
         """
-        batch, arrays = reads.batch, reads.arrays
+        batch = reads.batch
         if not reads.slot:
             batch.keys[row] = sample.key
         elif sample.key != batch.keys[row]:
             raise self._wrong_key_error(batch, reads.slot, row, sample.key)
-        elif self.plan.raw:
-            return self._merge_raw(batch.out["samples"][row], arrays, sample)
         if self.plan.raw:
-            names = {field.name for field in arrays.fields}
-            others = {name for name in names if batch_name(name) not in arrays.names}
-            fields = {name: data for name, data in sample.fields.items() if name not in others}
-            url = self._place(batch, row)[0]
-            batch.out["samples"][row] = {"__key__": sample.key, "__url__": url, **fields}
-            return ""
+            return self._put_raw(reads, row, sample)
         if "made" in self.names:
             return self._prepare(batch, row, sample)
         dataset = self.datasets[batch.stream[row]].with_joined[reads.slot]
@@ -435,11 +429,20 @@ class Reader:
                 batch.out[name][row] = pixels
         return ""
 
-    def _merge_raw(self, members: dict[str, Any], arrays: WantedArrays, sample: TarSample) -> str:
-        """Add the wanted members of a joined sample to those of the first one.
+    def _put_raw(self, reads: RowReads, row: int, sample: TarSample) -> str:
+        """Put the members of a sample into its row; return its fault, or "" if it has none.
 
-        Return its fault, or "" if it has none.
+        The wanted members of a joined sample are added to those of the first one.
         """
+        arrays, samples = reads.arrays, reads.batch.out["samples"]
+        if not reads.slot:
+            names = {field.name for field in arrays.fields}
+            others = {name for name in names if batch_name(name) not in arrays.names}
+            fields = {name: data for name, data in sample.fields.items() if name not in others}
+            url = self._place(reads.batch, row)[0]
+            samples[row] = {"__key__": sample.key, "__url__": url, **fields}
+            return ""
+        members = samples[row]
         members |= {n: data for n, data in sample.fields.items() if batch_name(n) in arrays.names}
         if arrays.texts:
             try:
@@ -482,17 +485,25 @@ class Reader:
         batch.out["made"][row] = prepared, crop.without_pixels()
         return ""
 
-    def _put_arrays(self, reads: RowReads, layout: SampleLayout) -> dict[int, Fault]:
+    def _put_arrays(self, reads: RowReads, layout: SampleLayout) -> dict[int, str]:
         """Check samples whose arrays were read; put their keys, lengths and texts into the batch.
 
-        Clear the bytes after arrays of variable length. Return the faults by row.
+        Clear the bytes after arrays of variable length. Return the faults by row. Raise FormatError
+        if a joined sample has another key than its row.
         """
         batch, rows, padded = reads.batch, reads.batch_rows, reads.padded
         headers = reads.headers
         if len(rows) < len(reads.run):
             headers = headers[[row - reads.run.start for row in rows]]
         keys, lengths = layout.read_headers(headers)
-        self._put_keys(reads, keys)
+        if not reads.slot:
+            for row, key in zip(rows, keys, strict=True):
+                batch.keys[row] = key or ""
+        elif keys != select_rows(batch.keys, rows):
+            for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
+                is_other = key is not None and key != batch.keys[row]
+                if is_other and number not in reads.errors:
+                    raise self._wrong_key_error(batch, reads.slot, row, str(key))
         left = lengths  # how many bytes came of the last array, and of what is behind it
         if layout.fields[-1].is_variable:
             left = reads.sizes - layout.last_start
@@ -522,24 +533,7 @@ class Reader:
             sound = [number for number, row in enumerate(rows) if row not in faults]
             come = np.minimum(left[sound], padded.row_nbytes)
             padded.close([rows[number] for number in sound], ends[sound], come)
-        return {
-            row: Fault(why, *self._place(batch, row, reads.slot)) for row, why in faults.items()
-        }
-
-    def _put_keys(self, reads: RowReads, keys: Sequence[str | None]) -> None:
-        """Put the keys of the first dataset into the batch.
-
-        For a joined dataset, raise FormatError if a sample has another key than its row.
-        """
-        batch, rows = reads.batch, reads.batch_rows
-        if not reads.slot:
-            for row, key in zip(rows, keys, strict=True):
-                batch.keys[row] = key or ""
-        elif keys != select_rows(batch.keys, rows):
-            for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
-                is_other = key is not None and key != batch.keys[row]
-                if is_other and number not in reads.errors:
-                    raise self._wrong_key_error(batch, reads.slot, row, str(key))
+        return faults
 
     def _put_texts(self, reads: RowReads, row: int, sample: TarSample) -> str:
         """Put the texts of a sample into its row; return their fault, or "" if they have none.

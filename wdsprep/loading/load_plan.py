@@ -116,7 +116,7 @@ class LoadPlan:
         has an empty caption for each sample, it is the choice for samples whose text is dropped.
         """
         names = tuple(name for name, _ in self.captions)
-        choices = names if names and self._has_arrays else ("",)
+        choices = names if names and self.has_text_arrays else ("",)
         parts = (part for dataset in self.datasets for part in dataset.with_joined)
         if not self.drop_text or EMPTY not in {caption_name(part.settings) for part in parts}:
             return choices
@@ -138,11 +138,11 @@ class LoadPlan:
 
         They are () if datasets have arrays of text: then arrays are picked, by `choices`.
         """
-        return () if self._has_arrays else tuple(name for name, _ in self.captions)
+        return () if self.has_text_arrays else tuple(name for name, _ in self.captions)
 
     @property
-    def _has_arrays(self) -> bool:
-        return any(text_fields(dataset.served) for dataset in self.datasets)
+    def has_text_arrays(self) -> bool:
+        return any(text_fields(dataset.served.values()) for dataset in self.datasets)
 
     def pick_captions(self, step: int, first: int, count: int) -> Ints:
         """Return the number of the caption that is picked at random for each row.
@@ -259,16 +259,16 @@ def choose_fields(datasets: tuple[Dataset, ...], options: LoadOptions) -> tuple[
     If datasets differ, a batch may hold what any of them has. Raise UsageError for a field that
     none has, or if a column of a joined table has a name that batches use.
     """
-    served = [field for dataset in datasets for field in dataset.served]
-    arrays = dict.fromkeys(batch_name(field.name) for field in served)
-    if any(field.is_variable for field in served):
+    served = [pair for dataset in datasets for pair in dataset.served.items()]
+    arrays = dict.fromkeys(name for name, _ in served)
+    if any(item.is_variable for _, item in served):
         arrays[batch_name(MASK)] = None
     in_roles = dict.fromkeys(name for dataset in datasets for name in dataset.images_in_roles)
     if options.pad_roles:
         arrays |= dict.fromkeys(presence_name(role_of(name)[0]) for name in in_roles)
     if datasets[0].kind == "latents":
         shape = (SHAPE,) if any(dataset.size for dataset in datasets) else ()
-        mirrored = {batch_name(field.name) for field in served if field.mirrors}
+        mirrored = {name for name, item in served if item.mirrors}
         straight = (name for name in arrays if name not in mirrored)
         usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *COMMON_FIELDS}
     else:
@@ -327,10 +327,20 @@ def check_plan(plan: LoadPlan) -> None:
                 "batches of other datasets: load images or latents, and give it to join="
             )
         _check_flips(dataset, plan)
-        if not plan.raw:
-            _check_kind(plan.datasets[0], dataset, pixels=plan.pixels)
-            if not plan.order.homogeneous:
-                _check_same_arrays(plan, dataset)
+        if plan.raw:
+            continue
+        first, url = plan.datasets[0], dataset.store.url
+        if dataset.kind == "tars" and not plan.pixels:
+            raise UsageError(f"{url} holds tars without a manifest: load with raw=True or pixels=")
+        if (dataset.kind == "latents") != (first.kind == "latents"):
+            raise UsageError(
+                f"{url} holds {dataset.kind} and {first.store.url} holds {first.kind}: load them "
+                "apart"
+            )
+        if plan.pixels and dataset.kind == "latents":
+            raise UsageError(f"{url} holds latents: pixels= is for images")
+        if not plan.order.homogeneous:
+            _check_same_arrays(plan, dataset)
     _check_batch_size(plan)
 
 
@@ -338,7 +348,7 @@ def _check_captions(plan: LoadPlan) -> None:
     """Raise UsageError if captions cannot be dropped or picked, or if a batch needs two masks."""
     names, first = plan.names, plan.datasets[0]
     has_texts = not {*TEXTS, "json"}.isdisjoint(names)
-    has_texts = has_texts or any(text_fields(dataset.served) for dataset in plan.datasets)
+    has_texts = has_texts or plan.has_text_arrays
     if plan.drop_text and first.kind == "latents" and not has_texts:
         raise UsageError(
             f"{first.store.url} was made with --text none: leave out drop_text, or ask for "
@@ -358,7 +368,7 @@ def _check_captions(plan: LoadPlan) -> None:
     for dataset in plan.datasets:
         if any(plan.choices):
             _check_choices(dataset, plan)
-        lengths = [batch_name(field.name) for field in dataset.variable_fields(names)]
+        lengths = dataset.variable_fields(names)
         if len(lengths) > 1:
             raise UsageError(
                 f"{dataset.place} and the datasets joined to it have {' and '.join(lengths)} of "
@@ -378,17 +388,17 @@ def _check_choices(dataset: Dataset, plan: LoadPlan) -> None:
                 f"captions={choice}: {dataset.store.url} and the datasets joined to it have "
                 f"{known}; join the text dataset that was made with {option}"
             )
-    lengths, served = dataset.variable_fields(plan.names), text_fields(dataset.served)
-    wanted = [f for f in served if batch_name(f.name) in plan.names or f in lengths]
+    wanted = {*plan.names, *dataset.variable_fields(plan.names)}
+    texts = text_fields(dataset.served.values())
     for choice in plan.choices:
         slots, _ = dataset.array_sources(choice)
-        for field in wanted:
-            slot = slots.get(batch_name(field.name))
-            if slot is None or field not in parts[slot].fields:
+        for name, item in dataset.served.items():
+            slot = slots.get(name)
+            is_wanted = name in wanted and item in texts
+            if is_wanted and (slot is None or item not in parts[slot].fields):
                 raise UsageError(
-                    f"the captions {choice} have no {batch_name(field.name)} like that of "
-                    f"others ({field}): pick among captions that were encoded alike, or leave "
-                    "it out of fields="
+                    f"the captions {choice} have no {name} like that of others ({item}): pick "
+                    "among captions that were encoded alike, or leave it out of fields="
                 )
 
 
@@ -420,22 +430,22 @@ def _check_flips(dataset: Dataset, plan: LoadPlan) -> None:
         )
     if not plan.flip:
         return
-    mirrored = {field.mirrors for field in dataset.served if field.mirrors}
-    if not mirrored:
+    if not dataset.mirrored:
         is_stored = dataset.kind == "latents" and dataset.images is None
         remedy = "encode with --flip" if is_stored else "give encode=Encode(..., flip=True)"
         raise UsageError(
             f"{dataset.store.url} has no latents of mirror images: leave out flip, or {remedy}"
         )
     if dataset.images is None:
-        latents = (f.name for f in dataset.served if f.holds_latents and not f.mirrors)
-        fixed, remedy = [name for name in latents if name not in mirrored], "encode with --flip"
+        latents = (n for n, f in dataset.served.items() if f.holds_latents and not f.mirrors)
+        fixed = [name for name in latents if name not in dataset.mirrored]
+        remedy = "encode with --flip"
     else:  # nothing that is joined is mirrored here
-        fixed = [field.name for field in dataset.served if field.role]
+        fixed = [name for name, item in dataset.served.items() if item.role]
         remedy = "join no images in roles"
     if fixed:
         raise UsageError(
-            f"{dataset.store.url}: no mirror images of {batch_name(fixed[0])} are there, and all "
+            f"{dataset.store.url}: no mirror images of {fixed[0]} are there, and all "
             f"images of a sample are mirrored or none: leave out flip, or {remedy}"
         )
     for part in dataset.with_joined:
@@ -447,24 +457,6 @@ def _check_flips(dataset: Dataset, plan: LoadPlan) -> None:
             )
 
 
-def _check_kind(first: Dataset, dataset: Dataset, *, pixels: int) -> None:
-    """Raise UsageError if batches cannot hold a dataset, or cannot hold it beside the first one.
-
-    Tars without a manifest need `pixels`, latents refuse it, and latents and images do not mix.
-    """
-    if dataset.kind == "tars" and not pixels:
-        raise UsageError(
-            f"{dataset.store.url} holds tars without a manifest: load with raw=True or pixels="
-        )
-    if (dataset.kind == "latents") != (first.kind == "latents"):
-        raise UsageError(
-            f"{dataset.store.url} holds {dataset.kind} and {first.store.url} holds {first.kind}: "
-            "load them apart"
-        )
-    if pixels and dataset.kind == "latents":
-        raise UsageError(f"{dataset.store.url} holds latents: pixels= is for images")
-
-
 def _check_same_arrays(plan: LoadPlan, dataset: Dataset) -> None:
     """Raise UsageError if the arrays of a dataset differ from those of the first dataset.
 
@@ -472,12 +464,11 @@ def _check_same_arrays(plan: LoadPlan, dataset: Dataset) -> None:
     """
     first, names = plan.datasets[0], {*plan.names}
     if plan.flip:
-        names |= {batch_name(f.name) for d in (dataset, first) for f in d.served if f.mirrors}
+        names |= {batch_name(f.name) for d in (dataset, first) for f in d.mirrored.values()}
     shapes: list[dict[str, object]] = []  # equal values mean tensors of one dtype and shape
     for part in (dataset, first):
-        fields = [field for field in part.served if batch_name(field.name) in names]
-        fields += part.variable_fields([*names])
-        known: dict[str, object] = {batch_name(field.name): field for field in fields}
+        known: dict[str, object] = {n: item for n, item in part.served.items() if n in names}
+        known |= part.variable_fields(names)
         if batch_name(LATENT) in known and part.has_moments:
             known[batch_name(LATENT)] = (known[batch_name(LATENT)], part.patch)
         shapes.append(known | {n: kind for n, kind in part.columns.items() if n in names})

@@ -179,18 +179,17 @@ def _state_parameters(
 ) -> dict[str, Any]:
     """Return the settings that a saved state must agree with, among them how latents were made."""
     fingerprints = [fingerprint(d.settings) for d in datasets if d.kind == "latents"]
-    latents = {"latents": f"{key_of(*fingerprints):016x}"} if fingerprints else {}
-    max_area = options.max_area
-    area = {"max_area": max_area} if max_area != MAX_AREA else {}  # of pixels alone
-    flip = {"flip": float(options.flip)} if options.flip else {}
-    padded = {"pad_roles": True} if options.pad_roles else {}
-    shown = ", ".join(f"{name} {share!r}" for name, share in captions)
-    picked = {"captions": shorten_for_state(shown)} if shown else {}
-    usual = {"drop_text": float(options.drop_text), "pixels": options.pixels}
     conditions = [*{dataset.whole: dataset.where for dataset in datasets}.values()]
     several = f"several, together {key_of(*conditions):016x}"
-    condition = conditions[0] if len({*conditions}) == 1 else several
-    where = {"where": condition} if condition else {}
+    shown = ", ".join(f"{name} {share!r}" for name, share in captions)
+    unusual = {
+        "flip": float(options.flip),
+        "pad_roles": options.pad_roles,
+        "latents": f"{key_of(*fingerprints):016x}" if fingerprints else "",
+        "max_area": options.max_area if options.max_area != MAX_AREA else 0,  # of pixels alone
+        "where": conditions[0] if len({*conditions}) == 1 else several,
+        "captions": shorten_for_state(shown),
+    }
     lines = {
         name: f"{key_of(fingerprint(d.settings), d.digest):016x}, {d.samples:,} samples"
         for name, d in _joined_datasets(datasets).items()
@@ -199,7 +198,8 @@ def _state_parameters(
     lines |= {f"table {number}": table.digest[:16] for number, table in enumerate(tables)}
     if len(lines) > NAMED:
         lines = {"joined": f"{len(lines)}, together {key_of(*lines.values()):016x}"}
-    return usual | flip | padded | latents | area | where | picked | lines
+    usual = {"drop_text": float(options.drop_text), "pixels": options.pixels}
+    return usual | {name: value for name, value in unusual.items() if value} | lines
 
 
 def _joined_datasets(datasets: tuple[Dataset, ...]) -> dict[str, Dataset]:
@@ -312,7 +312,10 @@ class Loader(IterableDataset[dict[str, Any]]):
     @property
     def end(self) -> int:
         """The step at which an iteration that begins now ends."""
-        return self._end(self.step)
+        epochs, length = self.plan.epochs, self.plan.order.steps_per_epoch
+        return (
+            MAX_STEP if epochs is None else (self.step // (epochs * length) + 1) * epochs * length
+        )
 
     def urls(self) -> list[str]:
         """Return the URLs of the shards, as `webdataset.WebDataset` takes them."""
@@ -344,7 +347,15 @@ class Loader(IterableDataset[dict[str, Any]]):
         try:
             step = self.plan.order.resume(order_state)
         except FingerprintError as error:
-            why = self._explain_difference(order_state)
+            why, order = "", self.plan.order
+            places, where = order.places_with_other_samples(order_state), order.also.get("where")
+            if lost := [url for url in places if removed_from(shared_store(url)).changes]:
+                why = f"samples were removed from {' and '.join(lost)}: "
+            elif where and places and state.get("where") == where:
+                why = (
+                    f"where={where!r} selects other samples than when the state was saved, since "
+                    "the dataset has changed: "
+                )
             raise FingerprintError(f"{why}{error}") from None
         if row and (world != self.plan.world or not self.plan.raw):
             raise FingerprintError(
@@ -352,19 +363,6 @@ class Loader(IterableDataset[dict[str, Any]]):
                 "raw mode on as many, or save states between steps"
             )
         self._move(step * self._unit + row, (worker[0], worker[1], worker[2]) if worker else None)
-
-    def _explain_difference(self, state: Mapping[str, Any]) -> str:
-        """Return why the order differs from that of a state, or "" if the reason is not known."""
-        places = self.plan.order.places_with_other_samples(state)
-        if lost := [url for url in places if removed_from(shared_store(url)).changes]:
-            return f"samples were removed from {' and '.join(lost)}: "
-        where = self.plan.order.also.get("where")
-        if where and places and state.get("where") == where:
-            return (
-                f"where={where!r} selects other samples than when the state was saved, since the "
-                "dataset has changed: "
-            )
-        return ""
 
     def _move(self, place: int, worker: tuple[int, int, int] | None) -> None:
         """Set the place at which the next iteration begins.
@@ -388,7 +386,7 @@ class Loader(IterableDataset[dict[str, Any]]):
                 "the state was saved in a DataLoader's worker: only a DataLoader can resume it"
             )
         stride = 1 if info is None else info.num_workers
-        end = self._unit * (self._end(self.step) if info is None else self._enter(info.id, stride))
+        end = self._unit * (self.end if info is None else self._enter(info.id, stride))
         self._moves += 1
         moves = self._moves
         for place, item in self._serve(range(self._place, max(self._place, end), stride)):
@@ -423,11 +421,6 @@ class Loader(IterableDataset[dict[str, Any]]):
             raise UsageError("stored latents need no models")
         return Session(self.plan, self.encoding, self._tee)
 
-    def _end(self, step: int) -> int:
-        """Return the step at which an iteration that begins at `step` ends."""
-        epochs, length = self.plan.epochs, self.plan.order.steps_per_epoch
-        return MAX_STEP if epochs is None else (step // (epochs * length) + 1) * epochs * length
-
     def _enter(self, number: int, workers: int) -> int:
         """Begin to serve in a DataLoader's worker, and return the step at which that ends.
 
@@ -441,7 +434,7 @@ class Loader(IterableDataset[dict[str, Any]]):
                 "a new DataLoader, from a loader whose step is set to the next one"
             )
         if self._worker is None:
-            self._worker = (number, workers, self._end(self.step))
+            self._worker = (number, workers, self.end)
             self._place += number
         elif self._worker[:2] != (number, workers):
             raise FingerprintError(

@@ -101,10 +101,19 @@ class SampleLayout:
         lengths = np.zeros(len(headers), np.int64)
         if is_variable:
             lengths = self._kinds[-1].lengths(headers[:, self._tops[-1] :])
-        valid = self._are_own(headers)
+        # as wdsprep writes them; the names of members after the first are checked below
+        valid: NDArray[np.bool_] = (headers.view(_WORD) & self._mask == self._expected).all(axis=1)
+        first_names = headers[:, self._tops[0] :][:, _NAME]
+        totals = np.add.outer(first_names.sum(axis=1, dtype=np.int64), self._rest_sums)
+        if is_variable:
+            totals[:, -1] += headers[:, self._tops[-1] :][:, _SIZE].sum(axis=1, dtype=np.int64)
+        valid &= (_octal(headers[:, self._sum_columns]) == totals).all(axis=1)
         is_all_own = bool(valid.all())
-        if not is_all_own:
-            valid[~valid] = self._are_foreign(headers[~valid])
+        if not is_all_own:  # valid ones, whoever wrote them
+            others, places = headers[~valid], zip(self._tops, self.headers, strict=True)
+            checks = zip(self._kinds, places, strict=True)
+            are_valid = [k.are_foreign(others[:, top : place.stop]) for k, (top, place) in checks]
+            valid[~valid] = np.logical_and.reduce(are_valid)
         if is_variable:
             valid &= lengths > 0
         names = [_names(headers[:, top : top + BLOCK], is_all_own) for top in self._tops]
@@ -117,26 +126,6 @@ class SampleLayout:
             for fine, stem in zip(valid.tolist(), stems, strict=True)
         ]
         return keys, lengths
-
-    def _are_own(self, headers: Bytes) -> NDArray[np.bool_]:
-        """Return a mask of the samples all of whose headers are as wdsprep writes them.
-
-        The names of members after the first are not checked here.
-        """
-        same: NDArray[np.bool_] = (headers.view(_WORD) & self._mask == self._expected).all(axis=1)
-        names = headers[:, self._tops[0] :][:, _NAME]
-        totals = np.add.outer(names.sum(axis=1, dtype=np.int64), self._rest_sums)
-        if self.fields[-1].is_variable:
-            totals[:, -1] += headers[:, self._tops[-1] :][:, _SIZE].sum(axis=1, dtype=np.int64)
-        same &= (_octal(headers[:, self._sum_columns]) == totals).all(axis=1)
-        return same
-
-    def _are_foreign(self, headers: Bytes) -> NDArray[np.bool_]:
-        """Return a mask of samples whose headers are valid, whoever wrote them."""
-        places = zip(self._kinds, self._tops, self.headers, strict=True)
-        valid = [kind.are_foreign(headers[:, top : place.stop]) for kind, top, place in places]
-        same: NDArray[np.bool_] = np.logical_and.reduce(valid)
-        return same
 
 
 class _FieldHeaders:

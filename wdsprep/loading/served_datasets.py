@@ -23,7 +23,7 @@ nothing but the damaged sample. So it is the same on every rank and in every run
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -147,21 +147,26 @@ class Dataset:
         return self, *(joined.dataset for joined in self.joined)
 
     @cached_property
-    def served(self) -> tuple[Field, ...]:
-        """The arrays of a sample in a batch: its own, then those of joined datasets."""
+    def served(self) -> dict[str, Field]:
+        """The arrays of a sample by their names in a batch: its own, then those that are joined."""
         slots, _ = self.array_sources()
-        return tuple(
-            field
+        return {
+            name: field
             for slot, part in enumerate(self.with_joined)
             for field in part.fields
-            if slots.get(batch_name(field.name)) == slot
-        )
+            if slots.get(name := batch_name(field.name)) == slot
+        }
 
-    def variable_fields(self, names: Sequence[str]) -> list[Field]:
-        """Return the fields of variable length that a batch holds, or whose mask it holds."""
-        variable = [field for field in self.served if field.is_variable]
-        wanted = [field for field in variable if batch_name(field.name) in names]
-        return wanted or (variable if batch_name(MASK) in names else [])
+    @property
+    def mirrored(self) -> dict[str, Field]:
+        """The arrays of mirror images, by the names of those in whose place they are served."""
+        return {batch_name(item.mirrors): item for item in self.served.values() if item.mirrors}
+
+    def variable_fields(self, names: Collection[str]) -> dict[str, Field]:
+        """Return the arrays of variable length that a batch holds, or whose mask it holds."""
+        variable = {name: item for name, item in self.served.items() if item.is_variable}
+        wanted = {name: item for name, item in variable.items() if name in names}
+        return wanted or (variable if batch_name(MASK) in names else {})
 
     def array_sources(self, choice: str = "") -> tuple[dict[str, int], int]:
         """Return which dataset gives each array of a batch, and which one gives the texts.
@@ -234,9 +239,8 @@ class Dataset:
 
         They are those of image shards; arrays of joined datasets replace them.
         """
-        arrays = {batch_name(field.name) for field in self.served}
         images = self.role_sizes or () if self.kind == "images" else ()
-        return tuple(name for name in images if name not in arrays)
+        return tuple(name for name in images if name not in self.served)
 
     @property
     def shape(self) -> ImageShape:
@@ -348,10 +352,9 @@ def find_wanted(
 
     `choices` are the names of captions, or one empty name if none are picked.
     """
-    variable = (batch_name(field.name) for field in dataset.variable_fields(names))
     asked_for = {n for n in dataset.images_in_roles if presence_name(role_of(n)[0]) in names}
-    mirrored = (batch_name(field.name) for field in dataset.served if field.mirrors)
-    wanted = {*names, *mirrored, *variable, *asked_for}
+    mirrored = (batch_name(item.name) for item in dataset.mirrored.values())
+    wanted = {*names, *mirrored, *dataset.variable_fields(names), *asked_for}
     texts = tuple(name for name in TEXT_FIELDS if raw or name in names)
     facts = tuple(name for name in texts if name == "json")
     by_choice = [dataset.array_sources(choice) for choice in choices]
@@ -408,12 +411,8 @@ ShardPlace = tuple[int, int]
 _log = logging.getLogger("wdsprep")
 
 
-class Fault(NamedTuple):
-    """The reason why a sample cannot be served, with its tar and its number in that tar."""
-
-    reason: str
-    tar: str
-    number: int
+Fault = tuple[str, str, int]
+"""The reason why a sample cannot be served, its tar, and its number in that tar."""
 
 
 class Substitutes:
@@ -472,7 +471,8 @@ class Substitutes:
     def make_error(self, stream: int, fault: Fault) -> FormatError:
         """Return the error for a dataset with too many damaged samples."""
         datasets = self._datasets[stream].with_joined
-        damaged = next(part for part in datasets if fault.tar.startswith(f"{part.store.url}/"))
+        reason, tar, _ = fault
+        damaged = next(part for part in datasets if tar.startswith(f"{part.store.url}/"))
         next_step = "" if damaged.kind == "tars" else verify_step(damaged.store.url)
-        what = f"{ATTEMPTS} samples in a row cannot be served, the last ({fault.reason})"
+        what = f"{ATTEMPTS} samples in a row cannot be served, the last ({reason})"
         return FormatError(f"{damaged.place}: {what}").with_next_step(next_step)

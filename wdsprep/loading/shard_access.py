@@ -150,17 +150,16 @@ class Shards:
     def get(self, shard: int) -> OpenShard:
         """Return a shard that is open. Raise NotFoundError if it or its index is missing."""
         with self._lock:
-            found = self._open.get(shard)
-            if found is not None:
+            if (opened := self._open.get(shard)) is not None:
                 self._open.move_to_end(shard)
-                return found
+                return opened
         with self._opening[shard % len(self._opening)]:  # many want the same at the start
-            found = self._open.get(shard) or self._open_shard(shard)
+            opened = self._open.get(shard) or self._open_shard(shard)
             with self._lock:
-                self._open[shard] = found
+                self._open[shard] = opened
                 while len(self._open) > self.most_open():
                     self._open.popitem(last=False)
-        return found
+        return opened
 
     def _open_shard(self, shard: int) -> OpenShard:
         store, name = self._dataset.store, self._dataset.names[shard]
@@ -370,28 +369,24 @@ class RemoteShards(Shards):
 
     def read(self, reads: RowReads, number: int) -> None:
         """Copy a sample from what was fetched, after waiting for it."""
-        data = np.frombuffer(self._bytes(reads.shards[number], reads.indices[number]), np.uint8)
-        if len(data) < reads.least_nbytes:
-            raise too_short()
-        reads.sizes[number] = len(data)
-        for buffer in reads.buffers(number):
-            part, data = data[: len(buffer)], data[len(buffer) :]
-            if len(part) < SMALL_NBYTES:
-                buffer.data[: len(part)] = part.data
-            else:  # other threads go on meanwhile, which for a few bytes costs more than the copy
-                np.copyto(buffer[: len(part)], part)
-        reads.rests[number] = data.data if reads.rest else NONE
-
-    def _bytes(self, shard: int, index: int) -> memoryview:
+        shard, index = reads.shards[number], reads.indices[number]
         coming = self._coming.pop((shard, index), None)
         piece = coming.result() if coming else (0, NONE)
         start, end = sample_range(self.get(shard), index)
-        data = _cut(piece, start, end)
-        if len(data) < end - start:
-            data = _cut(self._fetch(shard, index, index + 1), start, end)
-        if len(data) < end - start:
+        part = _cut(piece, start, end)
+        if len(part) < end - start:
+            part = _cut(self._fetch(shard, index, index + 1), start, end)
+        data = np.frombuffer(part, np.uint8)
+        if len(data) < max(end - start, reads.least_nbytes):
             raise too_short()
-        return data
+        reads.sizes[number] = len(data)
+        for buffer in reads.buffers(number):
+            first, data = data[: len(buffer)], data[len(buffer) :]
+            if len(first) < SMALL_NBYTES:
+                buffer.data[: len(first)] = first.data
+            else:  # other threads go on meanwhile, which for a few bytes costs more than the copy
+                np.copyto(buffer[: len(first)], first)
+        reads.rests[number] = data.data if reads.rest else NONE
 
     def _fetch(self, shard: int, first: int, stop: int) -> Piece:
         opened, name = self.get(shard), self._dataset.names[shard]
