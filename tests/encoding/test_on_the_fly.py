@@ -99,7 +99,7 @@ def test_crops_that_wait_are_bounded_in_bytes_on_any_machine(images: Path) -> No
     with patch("wdsprep.loading.load_plan.usable_cpus", return_value=64):
         assert online(images).plan.ahead == 66
         for steps, ahead in ((1, 2), (5, 5)):
-            with patch("wdsprep.loading.prefetch.CROPS_NBYTES", steps * step_nbytes):
+            with patch("wdsprep.loading.load_plan.CROPS_NBYTES", steps * step_nbytes):
                 assert online(images).plan.ahead == ahead
 
 

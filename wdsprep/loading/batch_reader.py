@@ -35,7 +35,7 @@ from wdsprep.encoding.models.base import TENSORS
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.nearest_shape import Shapes
 from wdsprep.loading.augmentation import finish, tensor_of
-from wdsprep.loading.batch_memory import Batch, BlockPool, Memory
+from wdsprep.loading.batch_memory import Batch, BlockPool, Memory, as_index
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.sample_layout import SampleLayout, batch_name, layout_for
 from wdsprep.loading.served_datasets import (
@@ -576,11 +576,6 @@ def select_rows(values: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:
     if isinstance(rows, range):
         return values[rows.start : rows.stop]
     return [values[row] for row in rows]
-
-
-def as_index(rows: Sequence[int]) -> "slice | Sequence[int]":
-    """Return an index of rows for NumPy, which is faster with a slice than with numbers."""
-    return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
 def _image_in(sample: TarSample, prefix: str) -> bytes | None:

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,6 @@ from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, rewritten_error
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
-from wdsprep.loading.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.sources.patterns import is_table
 from wdsprep.sources.tables.parquet import OpenParquet
@@ -86,7 +86,7 @@ def open_tables(dataset: Dataset) -> ShardTables:
 
 
 def lay_out_joined(
-    dataset: Dataset, cache: CacheDir | None, *, named: Collection[str], for_batches: bool
+    dataset: Dataset, folder: Path | None, *, named: Collection[str], for_batches: bool
 ) -> tuple[LaidOut, ...]:
     """Return the columns of all tables, and datasets of scores, that are joined to a dataset.
 
@@ -94,7 +94,7 @@ def lay_out_joined(
     the latter are opened here, once for all processes that make batches.
     """
     wanted = WantedColumns({*named}, for_batches)
-    files, folder = dataset.whole.files, cache_folder(cache)
+    files = dataset.whole.files
     samples = JoinedSamples(
         url=files.store.url,
         sizes=files.sizes,

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 
 THREADS = 3
+CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
 IMAGE_FIELDS = ("image", "txt", "key")
 COMMON_FIELDS = (*TEXTS, "json", "key")
 RESERVED = (*IMAGE_FIELDS, *COMMON_FIELDS, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
@@ -213,14 +214,6 @@ def make_encoding(options: LoadOptions) -> "Encoding | None":
     return find_encoding(options.encode, device)
 
 
-def check_tee(datasets: tuple[Dataset, ...], where: str | None) -> None:
-    """Raise UsageError unless whole shards of one dataset are served, which `tee` can keep."""
-    if len({dataset.whole for dataset in datasets}) > 1:
-        raise UsageError("tee= is for one dataset: encode a mixture without it")
-    if where or datasets[0].where:
-        raise UsageError("tee= keeps whole shards: leave out where=, or tee=")
-
-
 def find_rank(options: LoadOptions) -> tuple[int, int]:
     """Return the rank and the world size.
 
@@ -243,14 +236,24 @@ def find_rank(options: LoadOptions) -> tuple[int, int]:
     return numbers
 
 
-def default_threads(encoding: "Encoding | None") -> int:
-    """Return the number of threads that read and decode samples.
+def prefetch_depth(
+    options: LoadOptions, encoding: "Encoding | None", share: int
+) -> tuple[int, int]:
+    """Return how many threads read and decode samples, and how many steps are read ahead.
 
     Decoding takes all cores. Threads that only read slow each other down if there are more of
-    them than cores.
+    them than cores. Crops that wait to be encoded are large, and a machine may have many threads,
+    so the bytes of the crops bound the steps.
     """
     cpus = usable_cpus()
-    return max(2, min(THREADS, cpus)) if encoding is None else max(THREADS, cpus)
+    if encoding is None:
+        threads = options.threads or max(2, min(THREADS, cpus))
+        ahead = threads + 1
+    else:
+        threads = options.threads or max(THREADS, cpus)
+        step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
+        ahead = max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
+    return threads, ahead if options.ahead is None else options.ahead
 
 
 def choose_fields(datasets: tuple[Dataset, ...], options: LoadOptions) -> tuple[str, ...]:
@@ -287,8 +290,7 @@ def choose_fields(datasets: tuple[Dataset, ...], options: LoadOptions) -> tuple[
     usual, known = (*usual, *columns), {*known, *columns}
     if options.fields is None:
         return usual
-    fields = (options.fields,) if isinstance(options.fields, str) else options.fields
-    names = tuple(dict.fromkeys(batch_name(str(name)) for name in fields))
+    names = tuple(dict.fromkeys(batch_name(str(name)) for name in options.fields))
     if not names or not known.issuperset(names):
         raise UsageError(
             f"fields={', '.join(names) or '()'}: {datasets[0].store.url} holds "

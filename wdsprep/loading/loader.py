@@ -26,6 +26,7 @@ torchdata's StatefulDataLoader asks each worker for its state. It needs as many 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,17 +46,21 @@ from wdsprep.loading.load_plan import (
     Captions,
     LoadPlan,
     check_plan,
-    check_tee,
     choose_fields,
-    default_threads,
     find_rank,
     make_encoding,
+    prefetch_depth,
 )
-from wdsprep.loading.open_datasets import find_latent_shapes, open_datasets, select_buckets
+from wdsprep.loading.open_datasets import (
+    as_streams,
+    find_latent_shapes,
+    open_stream,
+    select_buckets,
+)
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order.global_order import MAX_STEP, Order
-from wdsprep.loading.prefetch import fill_batches, prefetch_depth, serve_raw
-from wdsprep.loading.sample_cache import CacheDir, open_cache_dir
+from wdsprep.loading.prefetch import fill_batches, serve_raw
+from wdsprep.loading.sample_cache import open_cache_dir
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams
 from wdsprep.loading.subsets import divide_by_roles, select_where, shorten_for_state
@@ -116,14 +121,18 @@ def load(options: LoadOptions) -> "Loader":
         is_plain and options.pad == FULL and options.fields is None and options.device is None
     ):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
-    datasets = open_datasets(options.streams, options.join)
+    streams = as_streams(options.streams)
+    datasets = tuple(part for stream in streams for part in open_stream(stream, options.join))
     cached = open_cache_dir(options.cache, options.cache_nbytes)
     encoding = make_encoding(options)
     if options.max_area != MAX_AREA and not options.pixels:
         raise UsageError("max_area= is for pixels=; with encode=, give Encode(max_area=)")
     if encoding is not None and options.tee:
-        check_tee(datasets, options.where)
-    datasets = _select_samples(datasets, options, encoding, cached)
+        if len({dataset.whole for dataset in datasets}) > 1:
+            raise UsageError("tee= is for one dataset: encode a mixture without it")
+        if options.where or datasets[0].where:
+            raise UsageError("tee= keeps whole shards: leave out where=, or tee=")
+    datasets = _select_samples(datasets, options, encoding, cached.folder if cached else None)
     captions = normalise_weights({} if options.captions is None else options.captions)
     order = Order(
         streams=order_streams(datasets),
@@ -143,9 +152,7 @@ def load(options: LoadOptions) -> "Loader":
         raise UsageError("encode= mirrors in place: ask for latent, and give flip=")
     rank, world = find_rank(options)
     order.check(options.step, rank=rank, world=world)
-    threads, ahead = options.threads or default_threads(encoding), options.ahead
-    if ahead is None:
-        ahead = prefetch_depth(threads, encoding, options.global_batch // world)
+    threads, ahead = prefetch_depth(options, encoding, options.global_batch // world)
     plan = LoadPlan(
         datasets=datasets,
         order=order,
@@ -212,18 +219,19 @@ def _select_samples(
     datasets: tuple[Dataset, ...],
     options: LoadOptions,
     encoding: "Encoding | None",
-    cached: CacheDir | None,
+    folder: Path | None,
 ) -> tuple[Dataset, ...]:
     """Return the datasets with only the samples that can be served, joined to what they list.
 
     With `encoding`, images become the latents that will be made of them. Left out are images too
     small to crop, samples that a joined dataset lacks, and those that do not meet the condition.
+    What is found out is kept in `folder`, if it is given.
     Raise UsageError if latents are to be kept and a join leaves out samples.
     """
     if encoding is not None:
         settings = encoding.settings
         datasets = tuple(
-            part for images in datasets for part in find_latent_shapes(images, settings, cached)
+            part for images in datasets for part in find_latent_shapes(images, settings, folder)
         )
     if side := options.pixels:
         datasets = tuple(
@@ -232,8 +240,8 @@ def _select_samples(
             else dataset
             for dataset in datasets
         )
-    divided = divide_by_roles(join_datasets(datasets), cached, pad=options.pad_roles)
-    left = select_where(divided, options.where, cached)
+    divided = divide_by_roles(join_datasets(datasets), folder, pad=options.pad_roles)
+    left = select_where(divided, options.where, folder)
     lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
     if options.tee and lost:
         raise UsageError(

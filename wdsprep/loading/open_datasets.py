@@ -48,7 +48,6 @@ from wdsprep.errors import FormatError, NotFoundError, UsageError
 from wdsprep.images.nearest_shape import Shapes, cut_of
 from wdsprep.loading.options import Places, Stream, Streams
 from wdsprep.loading.order.mixing import StreamAmount
-from wdsprep.loading.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.store import did_you_mean_place, open_store
 from wdsprep.store.base import Store
@@ -58,15 +57,6 @@ SIDES = ("width", "height")
 NO_SHAPE = -1
 """The number that stands for no shape: the image is rejected."""
 _log = logging.getLogger("wdsprep")
-
-
-def open_datasets(streams: Streams, join: Places = ()) -> tuple[Dataset, ...]:
-    """Open the datasets of streams. A dataset with shapes becomes one dataset for each shape.
-
-    `join` lists what is to be joined to each of them, beside what a stream lists itself. What is
-    to be joined is noted in the datasets, and not opened here.
-    """
-    return tuple(part for stream in as_streams(streams) for part in open_stream(stream, join))
 
 
 def join_places(join: Places) -> tuple[str, ...]:
@@ -342,7 +332,7 @@ def _with_selection(
 
 
 def find_latent_shapes(
-    images: Dataset, settings: Mapping[str, Any], cache: CacheDir | None
+    images: Dataset, settings: Mapping[str, Any], folder: Path | None
 ) -> tuple[Dataset, ...]:
     """Return the latents that images will become: a dataset for each of their shapes.
 
@@ -362,9 +352,7 @@ def find_latent_shapes(
         # every image is large enough for the square
         return (replace(chosen, kind="latents", settings=settings, images=chosen),)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
-    kept = open_or_make(
-        cache_folder(cache), what, lambda writer, path: _keep_shapes(chosen, cut, writer, path)
-    )
+    kept = open_or_make(folder, what, lambda writer, path: _keep_shapes(chosen, cut, writer, path))
     counts = kept.arrays["counts"].reshape(-1, len(cut.sizes))
     if not counts.any():
         raise UsageError(

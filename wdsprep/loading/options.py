@@ -70,7 +70,7 @@ Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | St
 def _read_fields(value: Any) -> Iterable[str]:
     if not isinstance(value, Iterable):
         raise UsageError(f"{brief(value)}: give names, such as ('latent', 'txt')")
-    return value if isinstance(value, str) else check_texts(value)
+    return (value,) if isinstance(value, str) else check_texts(value)
 
 
 def _read_rate(value: Any) -> float:
@@ -115,9 +115,8 @@ def _read_pool(value: Any) -> Pool:
 
 
 ENCODE = about(
-    "How images are encoded on the fly.",
+    "Encode image shards on the fly: [Encode while training](#encode-while-training).",
     read=_read_encode,
-    page="encode image shards on the fly: [Encode while training](#encode-while-training)",
 )
 
 
@@ -142,11 +141,10 @@ class ServingOptions(Options):
         example='["shards/text", "scores.parquet"]',
     )
     where: str | None = option_field(
-        "A condition on the json of samples. The others are left out.",
+        "Serve only [samples whose json meets a condition](#samples-that-meet-a-condition).",
         default=None,
         also=("filter",),
         example='"aesthetic >= 6"',
-        page="serve only [samples whose json meets a condition](#samples-that-meet-a-condition)",
     )
     seed: int = option_field("The seed of the order.", default=0, least=0, most=(1 << 63) - 1)
     epochs: int | None = option_field(
@@ -157,14 +155,13 @@ class ServingOptions(Options):
     )
     step: int = option_field("The step to begin at.", default=0)
     fields: Iterable[str] | None = option_field(
-        "What a batch holds.",
+        "What a batch holds. By default, of latents: the arrays, `key`, `emb_mask` if there is "
+        "one, and `shape` if there are several. By default, of image shards: `image` (bytes), "
+        "`txt` and `key`.",
         default=None,
         read=_read_fields,
         also=("columns", "keys"),
         example='("latent", "emb", "txt", "json", "key")',
-        page="what a batch holds. By default, of latents: the arrays, `key`, `emb_mask` if "
-        "there is one, and `shape` if there are several. By default, of image shards: `image` "
-        "(bytes), `txt` and `key`",
     )
     captions: Mapping[str, float] | None = option_field(
         "Give each sample one of [several captions](#several-captions), by these weights.",
@@ -172,13 +169,11 @@ class ServingOptions(Options):
         example='{"long": 0.8, "alt": 0.2}',
     )
     drop_text: float = option_field(
-        "The share of captions that are replaced by the empty caption.",
+        "The share of captions, up to 1, that become the empty one; the same ones after a resume.",
         default=0.0,
         read=_read_rate,
         also=("caption_dropout", "drop_caption", "cfg_dropout"),
         example="0.1",
-        page="the share of captions, up to 1, that become the empty one; the same ones after a "
-        "resume",
     )
     flip: float = option_field(
         "The share of images, up to 1, whose latents are those of the mirror image; the "
@@ -270,13 +265,12 @@ class LoadOptions(ServingOptions):
         example="True",
     )
     pixels: int = option_field(
-        "The side of the square that images are cropped to.",
+        "Serve image shards as crops with sides of so many pixels: `pixels` in place of `image`, "
+        "uint8 (batch, 3, 256, 256), of the images that are large enough.",
         default=0,
         read=_read_side,
         also=("resolution", "image_size"),
         example="256",
-        page="serve image shards as crops: `pixels` in place of `image`, uint8 (batch, 3, 256, "
-        "256), of the images that are large enough",
     )
     max_area: int = option_field(
         "The most pixels of an image to crop; a larger one counts as damaged.",
@@ -285,38 +279,34 @@ class LoadOptions(ServingOptions):
         example="100_000_000",
     )
     threads: int | None = option_field(
-        "The number of threads that read.",
+        "How many threads read; by default 3, or 2 on a machine with two cores. With `encode=`, "
+        "by default one for each core, at least 3.",
         default=None,
         least=0,
         also=("num_workers", "workers"),
         example="3",
-        page="how many threads read; by default 3, or 2 on a machine with two cores. With "
-        "`encode=`, by default one for each core, at least 3",
     )
     ahead: int | None = option_field(
-        "The number of steps that are read ahead.",
+        "How many steps are read ahead; by default one more than threads.",
         default=None,
         least=0,
         also=("prefetch", "prefetch_factor"),
         example="4",
-        page="how many steps are read ahead; by default one more than threads",
     )
     cache: "str | os.PathLike[str] | None" = option_field(
-        "A local folder to keep what is read over a network.",
+        "A local folder to keep what is read over a network; all processes of a machine may "
+        "share it.",
         default=None,
         also=("cache_dir",),
-        page="a local folder to keep what is read over a network; all processes of a machine "
-        "may share it",
     )
     cache_nbytes: int | None = option_field(
         "The most bytes that the cache may hold.", default=None, also=("cache_size",)
     )
     pin: bool = option_field(
-        "Whether batches are in pinned memory, for the trainer to copy.",
+        "Put batches into pinned memory, and leave the copying to the trainer.",
         default=False,
         also=("pin_memory",),
         example="True",
-        page="put batches into pinned memory, and leave the copying to the trainer",
     )
     device: "str | torch.device | None" = option_field(
         "Copy batches to the GPU one step ahead.", default=None, read=_read_device, example='"cuda"'

@@ -1,7 +1,7 @@
 """Read batches ahead of the trainer, in threads, and serve them in their order.
 
 This connects what is served (the order) with how it is read. `load(ahead=...)` is how many steps
-are read ahead; `prefetch_depth` is its default.
+are read ahead; `load_plan.prefetch_depth` has its default.
 """
 
 import weakref
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from wdsprep.loading.shard_access import RemoteShards, Shards, WantedRows
 from wdsprep.store.base import RemoteStore
 from wdsprep.store.schemes import ANY_PLACE
 
-if TYPE_CHECKING:
-    from wdsprep.encoding.on_the_fly.encode_steps import Encoding
-
 ROWS_AT_ONCE = 64  # rows that a thread reads at a time
 SMALL_AT_ONCE = 256  # rows of small latents, which together take no more than the next line
 SMALL_NBYTES = 8 << 20
@@ -37,20 +34,7 @@ ORDERED_AT_ONCE = 1 << 15  # samples; of many shapes each costs the same anew ea
 STEPS_AT_ONCE = 32  # the least number of steps whose order is computed at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
 NOBODY = -1  # the stream of a sample that another worker reads
-CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
-
-
-def prefetch_depth(threads: int, encoding: "Encoding | None", share: int) -> int:
-    """Return how many steps are read ahead by default (the prefetch depth).
-
-    Crops that wait to be encoded are large, and a machine may have many threads, so the bytes of
-    the crops bound the number.
-    """
-    if encoding is None:
-        return threads + 1
-    step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
-    return max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
 
 
 def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:

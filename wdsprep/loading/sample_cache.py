@@ -69,10 +69,6 @@ class CacheDir:
     nbytes: int
 
 
-def cache_folder(cache: CacheDir | None) -> Path | None:
-    return cache.folder if cache else None
-
-
 def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
     """Make a cache folder, and return it with its limit, or None if no cache is asked for."""
     if folder is None and nbytes is None:

@@ -35,7 +35,6 @@ from wdsprep.dataset.shapes import Size
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.open_datasets import SIDES, select
-from wdsprep.loading.sample_cache import CacheDir, cache_folder
 from wdsprep.loading.served_datasets import Dataset, JoinedDataset
 from wdsprep.sources.patterns import is_table
 from wdsprep.text import examples, plural
@@ -86,12 +85,13 @@ class Subset:
         plain = self.condition.plain
         return f"where {EVALUATOR}", *files.names, *files.contents, plain, *tables, *joined
 
-    def selection(self, cache: CacheDir | None) -> SampleSelection:
-        """Return the selection, which is searched for once and then kept on this machine.
+    def selection(self, folder: Path | None) -> SampleSelection:
+        """Return the selection, which is searched for once and then kept in a folder.
 
-        Log how many samples are left out because they are damaged or have no row in a table.
+        By default that is the folder of this machine. Log how many samples are left out because
+        they are damaged or have no row in a table.
         """
-        kept = open_or_make(cache_folder(cache), self.cache_key, self._search)
+        kept = open_or_make(folder, self.cache_key, self._search)
         url = self.whole.store.url
         if damaged := kept.facts["damaged"]:
             what = plural(damaged, "sample")
@@ -138,7 +138,7 @@ class Subset:
 
 
 def select_where(
-    datasets: Sequence[Dataset], where: str | None, cache: CacheDir | None
+    datasets: Sequence[Dataset], where: str | None, folder: Path | None
 ) -> tuple[Dataset, ...]:
     """Return datasets with only the samples that meet their conditions and have rows in all tables.
 
@@ -150,13 +150,13 @@ def select_where(
     found = []
     for dataset in datasets:
         if dataset.whole not in subsets:
-            subsets[dataset.whole] = find_subset(dataset, where, cache)
+            subsets[dataset.whole] = find_subset(dataset, where, folder)
         subset = subsets[dataset.whole]
         if subset.is_whole:
             found.append(dataset)
             continue
         if subset not in known:
-            known[subset] = subset.selection(cache)
+            known[subset] = subset.selection(folder)
         if (left := select(dataset, known[subset])) is not None:
             found.append(replace(left, where=subset.shown, tables=subset.tables))
     for whole, subset in subsets.items():
@@ -173,7 +173,7 @@ def select_where(
 def find_subset(
     dataset: Dataset,
     where: str | None,
-    cache: CacheDir | None,
+    folder: Path | None,
     *,
     columns: Sequence[str] | None = None,
 ) -> Subset:
@@ -193,7 +193,7 @@ def find_subset(
 
         paths = condition.names if condition else ()
         named = {*(columns or ()), *(str(name[0]) for name in paths if len(name) == 1)}
-        tables = lay_out_joined(dataset, cache, named=named, for_batches=columns is None)
+        tables = lay_out_joined(dataset, folder, named=named, for_batches=columns is None)
     return Subset(whole=dataset.whole, condition=condition, tables=tables, joined=dataset.joined)
 
 
@@ -211,7 +211,7 @@ Combination = tuple[ImageSizes, ...]
 
 
 def divide_by_roles(
-    datasets: Iterable[Dataset], kept_in: CacheDir | None, *, pad: bool
+    datasets: Iterable[Dataset], folder: Path | None, *, pad: bool
 ) -> tuple[Dataset, ...]:
     """Return for each dataset those of its samples whose images in roles have equal sizes.
 
@@ -224,7 +224,7 @@ def divide_by_roles(
         if not slots:
             divided += parts
             continue
-        for by_slot, selection in _find_combinations(parts[0], slots, kept_in, pad=pad):
+        for by_slot, selection in _find_combinations(parts[0], slots, folder, pad=pad):
             for part in parts:
                 if (left := select(part, selection)) is not None:
                     joined = tuple(
@@ -236,7 +236,7 @@ def divide_by_roles(
 
 
 def _find_combinations(
-    dataset: Dataset, slots: Sequence[int], kept_in: CacheDir | None, *, pad: bool
+    dataset: Dataset, slots: Sequence[int], folder: Path | None, *, pad: bool
 ) -> Iterator[tuple[dict[int, dict[str, Any]], SampleSelection]]:
     """Yield each combination of sizes, and the samples that have it.
 
@@ -245,9 +245,7 @@ def _find_combinations(
     files = dataset.whole.files
     holders = [files, *(dataset.with_joined[slot].whole for slot in slots if slot)]
     what = [f"roles {slots} {pad}", *(c for d in holders for c in (*d.names, *d.contents))]
-    kept = open_or_make(
-        cache_folder(kept_in), what, lambda writer, path: _keep(dataset, slots, writer, path, pad)
-    )
+    kept = open_or_make(folder, what, lambda writer, path: _keep(dataset, slots, writer, path, pad))
     counts = kept.arrays["counts"].reshape(len(files.names), -1)
     starts = kept.arrays["starts"][:-1]
     shards = np.arange(len(starts), dtype=np.int32)
