@@ -291,7 +291,6 @@ def test_a_state_of_another_order_is_refused_with_what_differs() -> None:
         },
     }.items():
         other = made(**changes)
-        assert other.digest != order.digest
         with pytest.raises(FingerprintError) as caught:
             other.resume(state)
         assert line in str(caught.value)

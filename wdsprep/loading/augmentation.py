@@ -6,6 +6,7 @@ any number of ranks and threads, and after a resume. Each pass over the data get
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import torch
@@ -110,19 +111,16 @@ def stored_empty_captions(plan: LoadPlan) -> tuple[tuple[Empty, ...], ...]:
     empty captions for each sample, which are read as captions are; if there are any, they are the
     one choice of dropped texts.
     """
-    known: dict[Dataset, Empty] = {}
+    read = cache(read_empty_caption)
 
     def find_arrays(dataset: Dataset, choice: str) -> Empty:
         arrays: Empty = {}
-        parts = dataset.with_joined
         if plan.drops_by_choice and choice != EMPTY:
             return arrays
+        parts = dataset.with_joined
         for part, texts in zip(parts, served_text_fields(parts, choice), strict=True):
-            is_made = bool(part.images) or caption_name(part.settings) == EMPTY
-            if texts and not is_made:
-                if part.whole not in known:
-                    known[part.whole] = read_empty_caption(part.whole)
-                arrays |= known[part.whole]
+            if texts and part.images is None and caption_name(part.settings) != EMPTY:
+                arrays |= read(part.whole)
         return arrays
 
     return tuple(

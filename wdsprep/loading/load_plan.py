@@ -34,7 +34,7 @@ from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.options import LONGEST, LoadOptions
 from wdsprep.loading.order.global_order import Order
 from wdsprep.loading.order.mixing import StreamAmount
-from wdsprep.loading.sample_cache import CacheDir, check_cache_size
+from wdsprep.loading.sample_cache import SHARERS, CacheDir
 from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import SHAPE, TEXTS, Dataset, caption_name, presence_name
 from wdsprep.text import examples, plural
@@ -320,7 +320,12 @@ def check_plan(plan: LoadPlan) -> None:
             "pin=True is for copies to a GPU, and torch finds none on this machine: leave it out"
         )
     if plan.cache is not None:
-        check_cache_size(plan.cache, max(dataset.served_nbytes for dataset in plan.datasets))
+        least = SHARERS * max(dataset.served_nbytes for dataset in plan.datasets)
+        if plan.cache.nbytes < least:
+            raise UsageError(
+                f"cache_nbytes={plan.cache.nbytes:,} is too small for such samples: give "
+                f"{least:,} or more"
+            )
     _check_captions(plan)
     for dataset in plan.datasets:
         if dataset.has_columns and not dataset.fields:

@@ -31,7 +31,6 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.file_names import MANIFEST, index_name, latent_unit, maker_of
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.manifest import Manifest
-from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.reindex import is_older, is_whole
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_selection import (
@@ -108,7 +107,16 @@ def open_stream(
         _log.warning("%s is not complete: %s", store.url, later)
     dataset = dataset_from_manifest(store, manifest, amount, buckets)
     if asked["join"]:
-        dataset = replace(dataset, inputs=count_inputs(dataset, manifest), **asked)
+        inputs = dataset.sizes
+        if dataset.kind == "latents":
+            columns = map(manifest.ledger.column, ("unit", "inputs"))
+            known = dict(zip(*columns, strict=True))
+            units = [latent_unit(name) for name in dataset.names]
+            if strays := [n for n, u in zip(dataset.names, units, strict=True) if u not in known]:
+                rebuild = command("rebuild", store.url)
+                raise FormatError(f"{store.url} has no receipt of {strays[0]}: run {rebuild}")
+            inputs = np.array([known[unit] for unit in units], np.int64)
+        dataset = replace(dataset, inputs=inputs, **asked)
     else:
         dataset = replace(dataset, made_of=(), **asked)  # of many shards it takes much memory
     shapes = shapes_of(manifest.settings)
@@ -165,18 +173,6 @@ def dataset_from_manifest(
         settings=manifest.settings,
         made_of=tuple(made_of[shard.name] for shard in shards),
     )
-
-
-def count_inputs(dataset: Dataset, manifest: Manifest) -> Ints:
-    """Return for each shard the number of samples in the image shard that it was made from."""
-    if dataset.kind != "latents":
-        return dataset.sizes
-    columns = map(manifest.ledger.column, ("unit", "inputs"))
-    inputs = dict(zip(*columns, strict=True))
-    if strays := [name for name in dataset.names if latent_unit(name) not in inputs]:
-        url = dataset.store.url
-        raise FormatError(f"{url} has no receipt of {strays[0]}: run {command('rebuild', url)}")
-    return np.array([inputs[latent_unit(name)] for name in dataset.names], np.int64)
 
 
 def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":

@@ -88,15 +88,6 @@ def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) 
     return CacheDir(folder=path, nbytes=nbytes)
 
 
-def check_cache_size(cache: CacheDir, sample_nbytes: int) -> None:
-    """Raise UsageError if a cache is too small for samples of this size."""
-    least = SHARERS * sample_nbytes
-    if cache.nbytes < least:
-        raise UsageError(
-            f"cache_nbytes={cache.nbytes:,} is too small for such samples: give {least:,} or more"
-        )
-
-
 class Cache:
     """The cached samples of one dataset, for any number of threads.
 

@@ -183,9 +183,7 @@ class _FieldHeaders:
         return sizes & npy_headers
 
 
-@lru_cache(512)  # of one dataset, as many as it has shapes
-def layout_for(fields: tuple[Field, ...], wanted: tuple[str, ...]) -> SampleLayout:
-    return SampleLayout(fields, wanted)
+layout_for = lru_cache(512)(SampleLayout)  # of one dataset, as many as it has shapes
 
 
 def batch_name(member: str) -> str:

@@ -258,11 +258,6 @@ class Dataset:
     def samples(self) -> int:
         return self.selection.samples
 
-    @cached_property
-    def filled_shards(self) -> int:
-        """The number of shards that hold samples."""
-        return int(np.count_nonzero(self.sizes))
-
     @property
     def sample_nbytes(self) -> int:
         """The mean size of a sample, which bounds reading ahead in bytes."""
@@ -444,7 +439,7 @@ class Substitutes:
         saves time, and does not change the substitute.
         """
         dataset, missing = self._datasets[choice[0]], self._missing.get(choice, set())
-        while len(missing) < dataset.filled_shards:
+        while len(missing) < np.count_nonzero(dataset.sizes):
             place = self.draw(choice[0], wanted, drawn)
             drawn += 1
             if place[0] not in missing:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import chain, count, groupby
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +41,8 @@ from wdsprep.sources.patterns import is_table
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
-    import pyarrow as pa
 
     from wdsprep.loading.dataset_tables import SampleSearch
-    from wdsprep.sources.tables.parquet import OpenParquet
     from wdsprep.tables.joined_columns import LaidOut
 
 
@@ -266,15 +265,13 @@ def _keep(
     files = dataset.whole.files
     what = f"the sizes of images in roles of {plural(files.samples, 'sample')}"
     _log.info("%s: reading %s, which are kept in %s", files.store.url, what, path)
-    groups: dict[Combination, int] = {}
-    members: list[list[Combination]] = []
+    groups: dict[Combination, tuple[int, list[Combination]]] = {}
 
     @cache
     def number_of(combination: Combination) -> int:
         key = tuple(map(_without_repeats, combination)) if pad else combination
-        if (number := groups.setdefault(key, len(groups))) == len(members):
-            members.append([])
-        members[number].append(combination)
+        number, members = groups.setdefault(key, (len(groups), []))
+        members.append(combination)
         return number
 
     counts: list[Any] = []
@@ -287,7 +284,9 @@ def _keep(
 
     keep_selection(writer, len(files.names), group_by_sizes())
     writer.add("counts", "<i4", (np.pad(row, (0, len(groups) - len(row))) for row in counts))
-    writer.facts["combinations"] = [[*map(_merge, zip(*of, strict=True))] for of in members]
+    writer.facts["combinations"] = [
+        [*map(_merge, zip(*members, strict=True))] for _, members in groups.values()
+    ]
 
 
 def _read_combinations(dataset: Dataset, slots: Sequence[int]) -> Iterator[list[Combination]]:
@@ -307,10 +306,7 @@ def _read_combinations(dataset: Dataset, slots: Sequence[int]) -> Iterator[list[
             part, samples = dataset.with_joined[slot], int(files.sizes[shard])
             roles = roles_of(part.settings)
             columns = {f"{role}_{side}" for role in roles for side in SIDES} | {REST}
-
-            def read_columns(file: "OpenParquet", columns: set[str] = columns) -> "pa.Table":
-                return file.read(columns)
-
+            read_columns = methodcaller("read", columns)
             if slot:
                 rows = beside[slot].read(read_columns, shard, samples)
             else:

@@ -257,11 +257,6 @@ class Order:
         return places | dict(self.also_places)
 
     @cached_property
-    def digest(self) -> str:
-        """16 hexadecimal digits, equal for orders of the same data and settings."""
-        return f"{key_of(VERSION, *map(str, self._parameters.items())):016x}"
-
-    @cached_property
     def _parameters(self) -> dict[str, Any]:
         return {
             "seed": self.seed,

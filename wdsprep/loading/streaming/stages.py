@@ -16,7 +16,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -179,7 +179,13 @@ class EncodeStage:
         batch = piece.batch
         batch.out["pixels"] = piece.arrays["pixels"]
         rows = self._encoding.collect_rows(batch, self._encoding.begin(batch))
-        arrays, lengths = join_rows(self._fields, [encoded.arrays for encoded, _, _ in rows])
+        arrays: dict[str, torch.Tensor] = {}
+        lengths: dict[str, list[int]] = {}
+        for item in self._fields:
+            tensors = [encoded.arrays[item.name] for encoded, _, _ in rows]
+            arrays[item.name] = torch.cat(tensors) if item.is_variable else torch.stack(tensors)
+            if item.is_variable:
+                lengths[item.name] = [*map(len, tensors)]
         encoded = Piece(
             number=piece.number,
             batch=replace(batch, out={}),
@@ -195,23 +201,6 @@ class EncodeStage:
 
 def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def join_rows(
-    fields: Sequence[Field], rows: Sequence[Mapping[str, torch.Tensor]]
-) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
-    """Return the arrays of all rows as one tensor for each field, and the lengths of some.
-
-    Arrays of variable length stand one after another.
-    """
-    arrays: dict[str, torch.Tensor] = {}
-    lengths: dict[str, list[int]] = {}
-    for item in fields:
-        tensors = [row[item.name] for row in rows]
-        arrays[item.name] = torch.cat(tensors) if item.is_variable else torch.stack(tensors)
-        if item.is_variable:
-            lengths[item.name] = [*map(len, tensors)]
-    return arrays, lengths
 
 
 def pack_piece(piece: Piece) -> PackedPiece:

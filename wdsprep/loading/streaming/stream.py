@@ -18,6 +18,7 @@ from ray.data._internal.execution.backpressure_policy import (
     ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY,
 )
 from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.errors import UsageError, WorkError
@@ -31,8 +32,8 @@ from wdsprep.loading.streaming.workers import (
     DecodeWorker,
     EncodeWorker,
     Numbers,
+    StreamPace,
     encode_empty_caption,
-    new_pace,
     send_to_workers,
 )
 from wdsprep.options import takes_options
@@ -109,7 +110,9 @@ def stream(options: StreamOptions) -> "Feed":
         wanted = least + PER_TRAINER * (pieces.per_step - trainers)
         ahead = max(least, min(wanted, room // pieces.size))  # or more, if there is room
         first, end = (step * pieces.per_step for step in (loader.step, loader.end))
-        pace, sent = new_pace(first, trainers, ahead), send_to_workers(pieces)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        new_pace = ray.remote(num_cpus=0, scheduling_strategy=here)(StreamPace)
+        pace, sent = new_pace.remote(first, trainers, ahead), send_to_workers(pieces)
         encoded = _run_stages(Numbers(first, end, pace), sent, decoders, encoders, gpus=gpus)
         needs_empty = loader.plan.drop_text or tee
         empty: dict[str, torch.Tensor] = {}

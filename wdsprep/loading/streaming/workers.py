@@ -22,7 +22,6 @@ from ray import cloudpickle
 from ray.data import Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wdsprep.runners.worker_versions import import_for_driver
 from wdsprep.version import __version__
@@ -113,12 +112,6 @@ class StreamPace:
     @property
     def _end(self) -> int:
         return min(self._had) + self._ahead
-
-
-def new_pace(first: int, trainers: int, ahead: int) -> Any:
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    pace = ray.remote(num_cpus=0, scheduling_strategy=here)(StreamPace)
-    return pace.remote(first, trainers, ahead)
 
 
 class Numbers(Datasource):  # type: ignore[misc]
