@@ -101,7 +101,7 @@ def test_unknown_fields_and_rates_are_refused(data: str) -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
         ("holds latents; ask for some of", {"fields": ("latents",)}),
         ("rate", {"drop_text": 1.5}),
-        ("side of a crop", {"pixels": -1}),
+        ("pixels -1: give 0 or more", {"pixels": -1}),
         ("from 0 on", {"step": -1}),
         ("epochs 0", {"epochs": 0}),
         ("divide", {"rank": 0, "world_size": 5}),

@@ -82,11 +82,10 @@ class Reader:
     def __init__(self, plan: LoadPlan, sources: Sources, *, keep: int) -> None:
         self.plan, self.sources = plan, sources
         self.datasets, self.names = plan.datasets, plan.names
-        self.wanted = tuple(
-            find_wanted(dataset, plan.names, plan.choices, raw=plan.raw)
-            for dataset in plan.datasets
-        )
-        self._slots = max(map(len, self.wanted))
+        wanted = [find_wanted(d, plan.names, plan.choices, raw=plan.raw) for d in plan.datasets]
+        self._slots = max(map(len, wanted))
+        nothing = ((None,) * len(plan.choices),)
+        self.wanted = [by_slot + nothing * (self._slots - len(by_slot)) for by_slot in wanted]
         self._memory = Memory(pin=plan.pinned, keep=keep)
         self._scratch = BlockPool(keep=SCRATCHES)  # that headers are read into
         self.substitutes = Substitutes(plan.datasets)
@@ -269,23 +268,18 @@ class Reader:
         self, batch: Batch, run: range, slot: int
     ) -> Iterator[tuple[WantedArrays, Sequence[int]]]:
         """Yield the wanted arrays of a slot, each with the rows that they are read for."""
-        nothing = (None,) * len(self.plan.choices)
-        by_choice = {
-            stream: wanted[slot] if slot < len(wanted := self.wanted[stream]) else nothing
-            for stream in {*batch.stream[run.start : run.stop]}
-        }
-        kinds = {arrays for of_stream in by_choice.values() for arrays in of_stream}
-        if len(kinds) == 1:
-            arrays = kinds.pop()
-            if arrays is not None:
-                yield arrays, run
-            return
-        by_arrays: dict[WantedArrays, list[int]] = {}
-        for row in run:
-            arrays = by_choice[batch.stream[row]][self._choice(batch, row)]
-            if arrays is not None:
-                by_arrays.setdefault(arrays, []).append(row)
-        yield from by_arrays.items()
+        streams = {*batch.stream[run.start : run.stop]}
+        kinds = {arrays for stream in streams for arrays in self.wanted[stream][slot]}
+        by_arrays: dict[WantedArrays | None, Sequence[int]] = {kinds.pop(): run}
+        if kinds:
+            several: dict[WantedArrays | None, list[int]] = {}
+            for row in run:
+                arrays = self.wanted[batch.stream[row]][slot][self._choice(batch, row)]
+                several.setdefault(arrays, []).append(row)
+            by_arrays = {**several}
+        for wanted, rows in by_arrays.items():
+            if wanted is not None:
+                yield wanted, rows
 
     def _choice(self, batch: Batch, row: int) -> int:
         """Return the number of the text dataset that was picked for a row."""

@@ -79,12 +79,6 @@ def _read_rate(value: Any) -> float:
     return float(value)
 
 
-def _read_side(value: Any) -> int:
-    if (side := whole_number("", value)) < 0:
-        raise UsageError(f"{brief(value)}: give the side of a crop, or 0 for none")
-    return side
-
-
 def _read_encode(value: Any) -> "Encode":
     from wdsprep.encoding.options import Encode
 
@@ -268,7 +262,7 @@ class LoadOptions(ServingOptions):
         "Serve image shards as crops with sides of so many pixels: `pixels` in place of `image`, "
         "uint8 (batch, 3, 256, 256), of the images that are large enough.",
         default=0,
-        read=_read_side,
+        least=0,
         also=("resolution", "image_size"),
         example="256",
     )

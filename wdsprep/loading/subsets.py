@@ -41,7 +41,6 @@ from wdsprep.sources.patterns import is_table
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
-
     from wdsprep.loading.dataset_tables import SampleSearch
     from wdsprep.tables.joined_columns import LaidOut
 

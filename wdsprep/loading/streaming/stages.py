@@ -1,4 +1,4 @@
-"""Decode and encode pieces: two stages, whose workers call a class for each piece.
+"""Decode and encode pieces: two stages, whose workers call a function for each piece.
 
 A decoder reads a piece's images and crops them, one core for each worker; an encoder makes arrays
 of the crops. Pieces travel as rows of Ray Data: the bytes of pixels, then those of arrays, together
@@ -16,7 +16,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -114,38 +114,37 @@ class Piece:
 
 
 PackedPiece = dict[str, Any]
+StageFunction = Callable[[PackedPiece], PackedPiece]
 
 
-class DecodeStage:
-    def __init__(self, pieces: Pieces) -> None:
-        torch.set_num_threads(1)
-        self._pieces = pieces
-        self._reader = open_reader(reading_plan(pieces.plan))
-        self._stats, self._began = Stats(), 0.0
+def make_decoder(pieces: Pieces) -> StageFunction:
+    """Return the function of the decode stage."""
+    torch.set_num_threads(1)
+    plan, stats, began = pieces.plan, Stats(), 0.0
+    reader = open_reader(reading_plan(plan))
 
-        @lru_cache(4)
-        def find_samples(step: int, rank: int) -> Samples:
-            samples = pieces.plan.order.step(step, rank=rank, world=pieces.plan.world)
-            locate_in_tars(pieces.plan.datasets, samples)
-            return samples
+    @lru_cache(4)
+    def find_samples(step: int, rank: int) -> Samples:
+        samples = plan.order.step(step, rank=rank, world=plan.world)
+        locate_in_tars(plan.datasets, samples)
+        return samples
 
-        self._find_samples = find_samples
-
-    def __call__(self, packed: PackedPiece) -> PackedPiece:
-        number = int(packed["number"][0])
-        step, rank, rows = self._pieces.place(number)
+    def decode(packed: PackedPiece) -> PackedPiece:
+        nonlocal began
         started = time.monotonic()
-        self._began = self._began or started
-        samples = self._find_samples(step, rank)[rows.start : rows.stop]
-        batch = begin_batch(step, rank * self._pieces.plan.share + rows.start, samples)
-        for stream, sources in enumerate(self._reader.sources):
+        began = began or started
+        number = int(packed["number"][0])
+        step, rank, rows = pieces.place(number)
+        samples = find_samples(step, rank)[rows.start : rows.stop]
+        batch = begin_batch(step, rank * plan.share + rows.start, samples)
+        for stream, sources in enumerate(reader.sources):
             of_stream = samples[samples.stream == stream]
             sources[0].expect((of_stream.shard, of_stream.index), NOTHING)
-        self._reader.fill(self._reader.begin(batch), range(len(batch)))
-        now, stats = time.monotonic(), self._stats
+        reader.fill(reader.begin(batch), range(len(batch)))
+        now = time.monotonic()
         stats.samples += len(rows)
         stats.busy_s += now - started
-        stats.wall_s = now - self._began
+        stats.wall_s = now - began
         pixels = batch.out.pop("pixels")
         batch.views.clear()
         worked = (("decode", worker_name(), stats),)
@@ -153,40 +152,40 @@ class DecodeStage:
             Piece(number=number, batch=batch, arrays={"pixels": pixels}, worked=worked)
         )
 
+    return decode
 
-class EncodeStage:
-    def __init__(self, pieces: Pieces) -> None:
-        encoding = pieces.encoding
-        self._encoder = BatchEncoder(
-            encoding.load(),
-            seed=encoding.recipe.seed,
-            most=min(pieces.plan.share, PIECE),  # whatever the object store has room for
-            batch_size=encoding.batch_size,
-            kept=pieces.kept,
-        )
-        self._encoding = EncodingReader(pieces.plan, self._encoder)
-        fields = pieces.plan.datasets[0].fields
-        not_made = OF_SIZES if pieces.kept else (FLIPPED, *OF_SIZES)
-        self._fields = tuple(item for item in fields if item.name not in not_made)
 
-    def __call__(self, packed: PackedPiece) -> PackedPiece:
-        """Encode a piece.
+def make_encoder(pieces: Pieces) -> StageFunction:
+    """Return the function of the encode stage.
 
-        Two threads may call this: while one waits for the device, the other prepares. The work is
-        measured on the device, which they share.
-        """
+    Two threads may call it: while one waits for the device, the other prepares. The work is
+    measured on the device, which they share.
+    """
+    encoding = pieces.encoding
+    encoder = BatchEncoder(
+        encoding.load(),
+        seed=encoding.recipe.seed,
+        most=min(pieces.plan.share, PIECE),  # whatever the object store has room for
+        batch_size=encoding.batch_size,
+        kept=pieces.kept,
+    )
+    reader = EncodingReader(pieces.plan, encoder)
+    not_made = OF_SIZES if pieces.kept else (FLIPPED, *OF_SIZES)
+    fields = [item for item in pieces.plan.datasets[0].fields if item.name not in not_made]
+
+    def encode(packed: PackedPiece) -> PackedPiece:
         piece = unpack_piece(packed)
         batch = piece.batch
         batch.out["pixels"] = piece.arrays["pixels"]
-        rows = self._encoding.collect_rows(batch, self._encoding.begin(batch))
+        rows = reader.collect_rows(batch, reader.begin(batch))
         arrays: dict[str, torch.Tensor] = {}
         lengths: dict[str, list[int]] = {}
-        for item in self._fields:
+        for item in fields:
             tensors = [encoded.arrays[item.name] for encoded, _, _ in rows]
             arrays[item.name] = torch.cat(tensors) if item.is_variable else torch.stack(tensors)
             if item.is_variable:
                 lengths[item.name] = [*map(len, tensors)]
-        encoded = Piece(
+        encoded_piece = Piece(
             number=piece.number,
             batch=replace(batch, out={}),
             rows=tuple(
@@ -194,9 +193,11 @@ class EncodeStage:
             ),
             arrays=arrays,
             lengths=lengths,
-            worked=(*piece.worked, ("encode", worker_name(), self._encoder.stats)),
+            worked=(*piece.worked, ("encode", worker_name(), encoder.stats)),
         )
-        return pack_piece(encoded)
+        return pack_piece(encoded_piece)
+
+    return encode
 
 
 def worker_name() -> str:

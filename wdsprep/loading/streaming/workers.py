@@ -55,18 +55,18 @@ def unpack_pieces(sent: Any) -> tuple[Any, "Pieces"]:
 class DecodeWorker:
     """A worker of the decode stage; Ray Data shows this name."""
 
-    stage = "DecodeStage"
+    make_stage = "make_decoder"
 
     def __init__(self, sent: Any) -> None:
         stages, pieces = unpack_pieces(sent)
-        self._stage = getattr(stages, self.stage)(pieces)
+        self._stage = getattr(stages, self.make_stage)(pieces)
 
     def __call__(self, packed: "PackedPiece") -> Any:
         return self._stage(packed)
 
 
 class EncodeWorker(DecodeWorker):
-    stage = "EncodeStage"
+    make_stage = "make_encoder"
 
 
 def encode_empty_caption(sent: Any) -> Any:
