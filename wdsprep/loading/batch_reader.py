@@ -242,14 +242,12 @@ class Reader:
             sources=[self.sources[stream][slot] for stream in select_rows(batch.stream, rows)],
             shards=shards,
             indices=indices,
-            rows=[row - run.start for row in rows],
             rest=arrays.is_whole or bool(arrays.texts),
             batch=batch,
             run=run,
             batch_rows=rows,
             slot=slot,
             arrays=arrays,
-            headers=NOTHING,
         )
         if arrays.is_whole:
             return reads

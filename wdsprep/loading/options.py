@@ -6,7 +6,7 @@ in the other. This module does not import torch.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wdsprep.errors import UsageError
@@ -56,12 +56,6 @@ class Stream(Options):
     )
     where: str | None = option_field("The condition on samples.", default=None)
     join: "Places" = option_field("Datasets of the same images, beside this one.", default=())
-
-    def __repr__(self) -> str:
-        """Return the call that makes this stream."""
-        named = ((option.name, getattr(self, option.name)) for option in fields(self)[1:])
-        parts = [f"{name}={value!r}" for name, value in named if value not in (None, ())]
-        return f"Stream({', '.join([repr(os.fspath(self.url)), *parts])})"
 
 
 Streams = str | os.PathLike[str] | Stream | Iterable[str | os.PathLike[str] | Stream]

@@ -184,23 +184,22 @@ class RowReads:
     """Rows of a batch to read from the datasets of one slot, and what was read of them.
 
     For each sample, `sources` has the shards of its dataset, `shards` the number of its shard among
-    them, `indices` its own number in that shard, and `rows` the row of the columns to which its
-    first bytes go, one column after another. With `rest`, its remaining bytes are wanted too;
-    without columns these are all bytes. A sample may be shorter than the columns by up to `spare`
-    bytes, which the last column then lacks.
+    them, and `indices` its own number in that shard. Its first bytes go to its row of the columns,
+    one column after another. With `rest`, its remaining bytes are wanted too; without columns these
+    are all bytes. A sample may be shorter than the columns by up to `spare` bytes, which the last
+    column then lacks.
 
     `read_samples` sets the size of each sample, its bytes after those in the columns, and by number
     the reason why a sample could not be read.
 
-    `batch_rows` are these rows among those that one thread fills, the `run`. Their arrays, and the
-    headers between these, go where the layout says; without a layout, samples are read whole.
-    `padded` has the rows of an array of variable length, if that is wanted.
+    `batch_rows` are these rows among those that one thread fills, the `run`, with which the columns
+    begin. Their arrays, and the headers between these, go where the layout says; without a layout,
+    samples are read whole. `padded` has the rows of an array of variable length, if that is wanted.
     """
 
     sources: Sequence[Shards]
     shards: Sequence[int]
     indices: Sequence[int]
-    rows: Sequence[int]
     columns: Sequence[Bytes] = ()
     spare: int = 0
     rest: bool = False
@@ -213,7 +212,7 @@ class RowReads:
     slot: int
     arrays: WantedArrays
     layout: SampleLayout | None = None
-    headers: Bytes
+    headers: Bytes = NOTHING
     padded: PaddedRows | None = None
 
     @property
@@ -226,7 +225,8 @@ class RowReads:
 
     def buffers(self, number: int) -> list[Bytes]:
         """Return the memory for the first bytes of a sample, part by part."""
-        return [column[self.rows[number]] for column in self.columns]
+        row = self.batch_rows[number] - self.run.start
+        return [column[row] for column in self.columns]
 
     def leave_out(self, rows: Collection[int]) -> None:
         """Remove these rows, and what was read for them, since other datasets lack them."""
@@ -320,7 +320,8 @@ def _point_to_memory(vectors: Vectors, reads: RowReads) -> list[memoryview]:
 
     Return new memory for the bytes after the columns, which is empty if these are not wanted.
     """
-    rows, last_row = np.asarray(reads.rows), max(reads.rows)
+    rows = np.asarray(reads.batch_rows) - reads.run.start
+    last_row = int(rows.max())
     for number, column in enumerate(reads.columns):
         last = column[last_row].data
         if last.readonly or not last.c_contiguous or last.itemsize != 1:
