@@ -248,6 +248,7 @@ class Reader:
             batch_rows=rows,
             slot=slot,
             arrays=arrays,
+            headers=NOTHING,
         )
         if arrays.is_whole:
             return reads
@@ -457,10 +458,8 @@ class Reader:
 
     def _prepare(self, batch: Batch, row: int, sample: TarSample) -> str:
         """Decode and crop an image for the models; return its fault, or "" if it has none."""
-        from wdsprep.encoding.on_the_fly.encode_steps import (  # Pillow, too
-            prepare_image,
-            reject_of,
-        )
+        # Pillow, too
+        from wdsprep.encoding.on_the_fly.encode_steps import prepare_image, reject_of
 
         shard, index, plan = batch.shard[row], batch.index[row], self.plan
         tar = self.datasets[batch.stream[row]].names[shard]

@@ -32,14 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wdsprep.dataset.damage import verify_step
-from wdsprep.dataset.npy_arrays import (
-    LATENT,
-    MASK,
-    Field,
-    fields_of,
-    mirrored_name,
-    text_fields,
-)
+from wdsprep.dataset.npy_arrays import LATENT, MASK, Field, fields_of, mirrored_name, text_fields
 from wdsprep.dataset.random_numbers import Ints, key_of
 from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.samples import role_of

@@ -101,9 +101,8 @@ class Subset:
         return SampleSelection.from_file(kept)
 
     def search(self) -> "SampleSearch":
-        from wdsprep.loading.dataset_tables import (
-            SampleSearch,  # pyarrow and DuckDB, which few need
-        )
+        # pyarrow and DuckDB, which few need
+        from wdsprep.loading.dataset_tables import SampleSearch
 
         return SampleSearch(
             self.whole.files,
@@ -290,10 +289,8 @@ def _keep(
 
 def _read_combinations(dataset: Dataset, slots: Sequence[int]) -> Iterator[list[Combination]]:
     """Yield for each shard the combination of each of its samples."""
-    from wdsprep.loading.dataset_tables import (
-        TablesBeside,
-        open_tables,  # pyarrow and DuckDB, which few need
-    )
+    # pyarrow and DuckDB, which few need
+    from wdsprep.loading.dataset_tables import TablesBeside, open_tables
 
     files = dataset.whole.files
     tables = open_tables(files)

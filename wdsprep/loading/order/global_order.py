@@ -48,13 +48,7 @@ import numpy as np
 
 from wdsprep.dataset.random_numbers import GOLDEN, Ints, key_of
 from wdsprep.errors import FingerprintError, FormatError, OtherFormatError, UsageError
-from wdsprep.loading.order.mixing import (
-    Node,
-    StreamAmount,
-    compute_shares,
-    huffman_tree,
-    split,
-)
+from wdsprep.loading.order.mixing import Node, StreamAmount, compute_shares, huffman_tree, split
 from wdsprep.loading.order.shuffle import Passes
 from wdsprep.text import brief, plural, shortened
 

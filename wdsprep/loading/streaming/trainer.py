@@ -24,17 +24,8 @@ from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.encoding.progress import Stats
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.loading.batch_memory import Batch
-from wdsprep.loading.encoded_batches import (
-    BatchBuilder,
-    open_tee,
-    with_empty_caption,
-)
-from wdsprep.loading.streaming.stages import (
-    PackedPiece,
-    Piece,
-    Pieces,
-    unpack_piece,
-)
+from wdsprep.loading.encoded_batches import BatchBuilder, open_tee, with_empty_caption
+from wdsprep.loading.streaming.stages import PackedPiece, Piece, Pieces, unpack_piece
 from wdsprep.loading.streaming.workers import THEN, new_trainer
 from wdsprep.runners.worker_versions import find_refusal
 from wdsprep.version import __version__
