@@ -73,24 +73,20 @@ class Subset:
     def shown(self) -> str:
         return shorten_for_state(self.condition.plain) if self.condition else ""
 
-    @property
-    def cache_key(self) -> tuple[str, ...]:
-        """The key under which the selection is kept: everything that it depends on."""
-        files, tables = self.whole.files, [table.digest for table in self.tables]
-        if self.condition is None:
-            return "where", *files.names, *files.contents, "", *tables
-        joined = [joined.dataset.whole.digest for joined in self.joined]
-        plain = self.condition.plain
-        return f"where {EVALUATOR}", *files.names, *files.contents, plain, *tables, *joined
-
     def selection(self, folder: Path | None) -> SampleSelection:
         """Return the selection, which is searched for once and then kept in a folder.
 
         By default that is the folder of this machine. Log how many samples are left out because
         they are damaged or have no row in a table.
         """
-        kept = open_or_make(folder, self.cache_key, self._search)
-        url = self.whole.store.url
+        files, url = self.whole.files, self.whole.store.url
+        kind, plain, joined = "where", "", []
+        if self.condition is not None:
+            kind, plain = f"where {EVALUATOR}", self.condition.plain
+            joined = [other.dataset.whole.digest for other in self.joined]
+        tables = [table.digest for table in self.tables]
+        key = (kind, *files.names, *files.contents, plain, *tables, *joined)
+        kept = open_or_make(folder, key, self._search)
         if damaged := kept.facts["damaged"]:
             what = plural(damaged, "sample")
             _log.warning("%s: left out %s whose json is damaged or missing", url, what)
