@@ -269,16 +269,17 @@ class Reader:
         """Yield the wanted arrays of a slot, each with the rows that they are read for."""
         streams = {*batch.stream[run.start : run.stop]}
         kinds = {arrays for stream in streams for arrays in self.wanted[stream][slot]}
-        by_arrays: dict[WantedArrays | None, Sequence[int]] = {kinds.pop(): run}
-        if kinds:
-            several: dict[WantedArrays | None, list[int]] = {}
-            for row in run:
-                arrays = self.wanted[batch.stream[row]][slot][self._choice(batch, row)]
-                several.setdefault(arrays, []).append(row)
-            by_arrays = {**several}
-        for wanted, rows in by_arrays.items():
-            if wanted is not None:
-                yield wanted, rows
+        if len(kinds) == 1:
+            arrays = kinds.pop()
+            if arrays is not None:
+                yield arrays, run
+            return
+        by_arrays: dict[WantedArrays, list[int]] = {}
+        for row in run:
+            arrays = self.wanted[batch.stream[row]][slot][self._choice(batch, row)]
+            if arrays is not None:
+                by_arrays.setdefault(arrays, []).append(row)
+        yield from by_arrays.items()
 
     def _choice(self, batch: Batch, row: int) -> int:
         """Return the number of the text dataset that was picked for a row."""

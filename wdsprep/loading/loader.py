@@ -225,8 +225,8 @@ def _select_samples(
 
     With `encoding`, images become the latents that will be made of them. Left out are images too
     small to crop, samples that a joined dataset lacks, and those that do not meet the condition.
-    What is found out is kept in `folder`, if it is given.
-    Raise UsageError if latents are to be kept and a join leaves out samples.
+    Shapes and selections are kept in `folder`, by default in that of this machine. Raise UsageError
+    if latents are to be kept and a join leaves out samples.
     """
     if encoding is not None:
         settings = encoding.settings
