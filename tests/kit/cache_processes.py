@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from unittest.mock import patch
 
 from wdsprep.loading.sample_cache import Cache, CacheDir
 
@@ -107,11 +108,12 @@ def crowd(folder: Path, limit: int) -> None:
     def use(number: int) -> None:
         data, own = sets[number % 2], random.Random(number)
         for _ in range(4):
-            mine = Cache(where, data.contents, full_s=0)
+            mine = Cache(where, data.contents)
             for _ in range(200):
                 data.read_some(mine, own)
 
-    children = [forked(lambda number=number: use(number)) for number in range(3)]
+    with patch("wdsprep.loading.sample_cache.FULL_S", 0):
+        children = [forked(lambda number=number: use(number)) for number in range(3)]
     most, gone = 0, 0
     while children:
         done, status = os.waitpid(-1, os.WNOHANG)

@@ -191,13 +191,17 @@ def age(folder: Path, seconds: float) -> None:
         os.utime(path, (then, then))
 
 
-def test_what_nobody_claims_gives_way_and_what_is_claimed_stays(tmp_path: Path) -> None:
+def test_what_nobody_claims_gives_way_and_what_is_claimed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wdsprep.loading.sample_cache.SHARERS", 4)
+    monkeypatch.setattr("wdsprep.loading.sample_cache.FULL_S", 0)
     old, new = Data("old"), Data("new")
     where = CacheDir(folder=tmp_path, nbytes=old.nbytes)
     (tmp_path / "of the user").write_bytes(b"0" * 100_000)
 
     def opened(data: Data) -> Cache:
-        return Cache(where, data.contents, sharers=4, full_s=0)
+        return Cache(where, data.contents)
 
     def fill(data: Data) -> int:
         """What still has to be fetched when there is no room left."""

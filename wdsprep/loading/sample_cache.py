@@ -91,19 +91,11 @@ def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) 
 class Cache:
     """The cached samples of one dataset, for any number of threads.
 
-    `contents` identifies what each shard holds. Up to `sharers` processes may fill the cache at a
-    time; when it is full, it is looked at again after `full_s`.
+    `contents` identifies what each shard holds.
     """
 
-    def __init__(
-        self,
-        where: CacheDir,
-        contents: Sequence[str],
-        *,
-        sharers: int = SHARERS,
-        full_s: float = FULL_S,
-    ) -> None:
-        self._where, self._sharers, self._full_s = where, sharers, full_s
+    def __init__(self, where: CacheDir, contents: Sequence[str]) -> None:
+        self._where = where
         names = (f"{VERSION} {content}".encode() for content in contents)
         digests = (hashlib.blake2b(name, digest_size=16).hexdigest() for name in names)
         self._paths = [where.folder / f"{digest}.samples" for digest in digests]
@@ -188,7 +180,7 @@ class Cache:
             return 0
         with self._lock:
             now = time.monotonic()
-            if self._free < nbytes[-1] and now - self._full > self._full_s:
+            if self._free < nbytes[-1] and now - self._full > FULL_S:
                 self._measure()
                 if self._free < nbytes[0]:
                     self._full = now
@@ -222,7 +214,7 @@ class Cache:
                 if used > most:
                     path.unlink(missing_ok=True)
                     used -= nbytes
-        self._free = max(0, limit - used) // self._sharers
+        self._free = max(0, limit - used) // SHARERS
 
 
 @contextmanager
