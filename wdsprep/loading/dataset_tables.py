@@ -231,14 +231,14 @@ class SampleSearch:
             if not (lacking or is_foreign):
                 return [*sides, known.select([""])], is_sound, has_rows
         read = partial(read_named, names=lacking)
-        own, rest = self.tables.read_shard(
+        columns_read, rest = self.tables.read_shard(
             lambda file: (read(file), file.read([REST]) if is_foreign else pa.table({})),
             self.tables.shards[number],
         )
         if is_foreign:
             is_sound = ~mask_of(pc.equal(rest[REST], NO_OBJECT).fill_null(False))
-        sides.append(own)
-        if lacking := lacking_names(lacking, own):
+        sides.append(columns_read)
+        if lacking := lacking_names(lacking, columns_read):
             read = partial(read_named, names=lacking)
             beside = (others.read(read, number, count) for others in self._beside)
             sides += [rows for rows in beside if rows is not None]
@@ -246,10 +246,10 @@ class SampleSearch:
 
     def _unknown_name(self, path: PathParts) -> UsageError:
         tables = [self.tables, *(others.tables for others in self._beside)]
-        looked_in = ", ".join(each.url for each in tables)
+        looked_in = ", ".join(table.url for table in tables)
         names = {name for table in self._laid_out for name in table.offered}
-        for each in tables:
-            names |= each.field_names()
+        for searched in tables:
+            names |= searched.field_names()
         wrong = next(part for part in reversed(path) if isinstance(part, str))
         where = f"{self._condition.option}{self._shown!r}"
         if near := nearest_name(wrong, names - {wrong}):

@@ -139,7 +139,7 @@ def dataset_from_manifest(
     made_of = {shard.name: shard.digest for shard in manifest.shards}
     if manifest.dataset == "latents":
         inputs = dict(zip(*map(manifest.ledger.column, ("unit", "input")), strict=True))
-        made_of = {name: inputs.get(latent_unit(name)) or own for name, own in made_of.items()}
+        made_of = {n: inputs.get(latent_unit(n)) or digest for n, digest in made_of.items()}
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
     if not folders:
         maker = f'the same "{maker_of(manifest.dataset, manifest.settings)}" again'

@@ -408,7 +408,7 @@ class Substitutes:
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self._datasets = datasets
-        self._told: set[tuple[str, int]] = set()
+        self._warned: set[tuple[str, int]] = set()
         # What stands beside a row may be missing, and be there beside another choice of captions:
         self._missing: dict[StreamChoice, set[int]] = {}
 
@@ -450,9 +450,9 @@ class Substitutes:
         if reason == MISSING:
             self._missing.setdefault(choice, set()).add(shard)
         place = (tar, number if reason != MISSING else -1)
-        if place in self._told:
+        if place in self._warned:
             return
-        self._told.add(place)
+        self._warned.add(place)
         what = reason if reason == MISSING else f"sample {number} cannot be served ({reason})"
         _log.warning("%s: %s; others are served in its place", tar, what)
 

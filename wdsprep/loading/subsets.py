@@ -140,27 +140,27 @@ def select_where(
     """
     subsets: dict[Dataset, Subset] = {}
     known: dict[Subset, SampleSelection] = {}
-    found = []
+    selected = []
     for dataset in datasets:
         if dataset.whole not in subsets:
             subsets[dataset.whole] = find_subset(dataset, where, folder)
         subset = subsets[dataset.whole]
         if subset.is_whole:
-            found.append(dataset)
+            selected.append(dataset)
             continue
         if subset not in known:
             known[subset] = subset.selection(folder)
         if (left := select(dataset, known[subset])) is not None:
-            found.append(replace(left, where=subset.shown, tables=subset.tables))
+            selected.append(replace(left, where=subset.shown, tables=subset.tables))
     for whole, subset in subsets.items():
-        if not subset.is_whole and all(dataset.whole is not whole for dataset in found):
+        if not subset.is_whole and all(dataset.whole is not whole for dataset in selected):
             raise UsageError(
                 f"no sample of {whole.store.url} meets where={subset.shown!r}: ask for less"
                 if subset.condition
                 else f"{whole.store.url}: no sample has a row in each of the joined tables "
                 f"({examples([table.url for table in subset.tables])}), so compare their keys"
             )
-    return tuple(found)
+    return tuple(selected)
 
 
 def find_subset(

@@ -281,8 +281,8 @@ class Order:
     @cached_property
     def _datasets(self) -> list[list[OrderStream]]:
         """The streams, grouped by the dataset that they are parts of."""
-        own = (n if s.part_of is None else -1 - s.part_of for n, s in enumerate(self.streams))
-        grouped = groupby(zip(own, self.streams, strict=True), key=itemgetter(0))
+        datasets = (n if s.part_of is None else -1 - s.part_of for n, s in enumerate(self.streams))
+        grouped = groupby(zip(datasets, self.streams, strict=True), key=itemgetter(0))
         return [[stream for _, stream in parts] for _, parts in grouped]
 
     @cached_property
@@ -338,8 +338,8 @@ class Order:
         groups, spots = np.divmod(np.arange(share.start, share.stop), self.group)
         blocks, rows = (part[spots] for part in self._layout)
         if self.homogeneous:
-            some = range(int(groups[0]), int(groups[-1]) + 1)
-            of_block, numbers = self._deal_groups(steps, some)
+            shared = range(int(groups[0]), int(groups[-1]) + 1)
+            of_block, numbers = self._deal_groups(steps, shared)
         else:
             of_block, numbers = map(np.stack, zip(*map(self._deal, steps), strict=True))
         shape = len(steps), -1, self.slots
@@ -363,10 +363,10 @@ class Order:
         There is one row for each group, which belongs to one stream.
         """
         a_step = self.global_batch // self.group
-        own = np.add.outer(np.arange(len(steps)) * a_step, groups).ravel()
-        before_and_after = np.stack([own, own + 1])
+        group_numbers = np.add.outer(np.arange(len(steps)) * a_step, groups).ravel()
+        before_and_after = np.stack([group_numbers, group_numbers + 1])
         in_round = self._sort_by_slot(0, self.slots)
-        stream = np.empty((len(own), self.slots), np.int64)
+        stream = np.empty((len(group_numbers), self.slots), np.int64)
         numbers = np.empty_like(stream)
         for number, (first, more) in split(
             self._tree, steps.start * a_step, before_and_after

@@ -76,9 +76,9 @@ def compute_shares(
         ]
         shares, epoch = _reduce([*map(Fraction, counts)]), sum(counts)
     if len(shares) < sum(map(len, parts)):
-        of_streams = zip(shares, samples, parts, strict=True)
+        streams = zip(shares, samples, parts, strict=True)
         shares = _reduce(
-            [Fraction(share * part, total) for share, total, own in of_streams for part in own]
+            [Fraction(share * part, total) for share, total, sizes in streams for part in sizes]
         )
     return shares, epoch
 

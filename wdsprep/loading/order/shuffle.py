@@ -138,8 +138,8 @@ class Passes:
         """Return how many samples each slot, and all slots before it, serve in the first passes."""
         rounds, rest = divmod(passes * self.samples, self.slots * self.block)
         lead = np.arange(self.slots + 1) * self.block
-        own = rounds * self.block + np.clip(rest - lead, 0, self.block)
-        return own, rounds * lead + np.minimum(rest, lead)
+        served = rounds * self.block + np.clip(rest - lead, 0, self.block)
+        return served, rounds * lead + np.minimum(rest, lead)
 
 
 _CHUNK = 1 << 13  # numbers hashed at once: they stay in the processor's cache
@@ -176,8 +176,8 @@ def permute_rows(places: Ints, rows: Ints, sizes: Ints, keys: Words) -> Ints:
     result = np.empty_like(places)
     for start in range(0, len(sizes), height):
         here = np.flatnonzero((rows >= start) & (rows < start + height))
-        some = slice(start, start + height)
-        table = _permute_small(sizes[some], keys[some], width)
+        part = slice(start, start + height)
+        table = _permute_small(sizes[part], keys[part], width)
         result[here] = table[rows[here] - start, places[here]]
     return result
 
