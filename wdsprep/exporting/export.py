@@ -107,7 +107,7 @@ def export(options: ExportOptions) -> Exported:
     for dataset in datasets:
         check_apart(dataset.url, target)
     layout = chosen.check(exportable)
-    if left := layout.left_behind(exportable):
+    if left := [role for role in exportable.roles if role not in layout.roles]:
         options.listener_or_mute.on_message(
             f"--to {to} has no place for the images in roles of a sample: "
             f"those in {', '.join(left)} are left behind"

@@ -401,10 +401,6 @@ class Layout:
     roles: tuple[str, ...] = field(default=(), repr=False)
     """The roles whose images or arrays the layout writes; the settings of datasets decide them."""
 
-    def left_behind(self, dataset: Exportable) -> tuple[str, ...]:
-        """Return the roles of a dataset whose images or arrays the layout does not write."""
-        return tuple(role for role in dataset.roles if role not in self.roles)
-
     def check(self, dataset: Exportable) -> "Layout":
         """Return the layout for a dataset. Raise UsageError if the dataset does not fit."""
         raise NotImplementedError

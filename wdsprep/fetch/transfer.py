@@ -105,8 +105,7 @@ class CurlLoop:
         """
         handle = self._free.pop() if self._free else Handle(self._rules, self.room)
         try:
-            answer = await handle.get(self, url, want, timeout_s=timeout_s)
-            return answer, handle.took_s
+            return await handle.get(self, url, want, timeout_s=timeout_s)
         finally:
             self._free.append(handle)
 
@@ -217,7 +216,10 @@ class Handle:
         self._sockets: list[socket.socket] = []
         self._has_address = False
 
-    async def get(self, multi: CurlLoop, url: str, want: AnswerRule, *, timeout_s: float) -> Answer:
+    async def get(
+        self, multi: CurlLoop, url: str, want: AnswerRule, *, timeout_s: float
+    ) -> tuple[Answer, float]:
+        """Get a URL. Return the answer and the seconds it took."""
         self._want = want
         self._head: Head | None = None
         self._lines: list[bytes] = []
@@ -239,14 +241,11 @@ class Handle:
             self._sockets.clear()
             chunks, self._chunks = self._chunks, []
             self._room.nbytes -= sum(map(len, chunks))
-        return self._answer(error, message, chunks)
+        answer = self._answer(error, message, chunks)
+        return answer, float(self._handle.getinfo(pycurl.TOTAL_TIME))
 
     def close(self) -> None:
         self._handle.close()
-
-    @property
-    def took_s(self) -> float:
-        return float(self._handle.getinfo(pycurl.TOTAL_TIME))
 
     def _call_back(self, option: int, act: Callable[..., Any], end: int) -> None:
         """Set a callback of libcurl.

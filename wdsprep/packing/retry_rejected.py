@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import chain
 
 from wdsprep.dataset.damage import DELETE_STEP, UNLIKE_RECEIPT, naming_repair, repair_step
 from wdsprep.dataset.file_names import (
@@ -84,14 +85,22 @@ class Retries:
 
         It does not matter whether those retry slices are finished. The items of a slice stay.
         """
-        planned = _sources_by_unit(self.slices)
+        planned = self.moved()
         return (replace(part, elsewhere=planned.get(part.name, frozenset())) for part in parts)
 
     def taken_from(self, unit: str) -> frozenset[str]:
         """Return the sources of the rows that finished retry slices have taken from a slice."""
-        done = set(done_units(self.store))
-        moved = _sources_by_unit(part for part in self.slices if part.name in done)
-        return moved.get(unit, frozenset())
+        return self.moved(done_units(self.store)).get(unit, frozenset())
+
+    def moved(self, done: Iterable[str] | None = None) -> Moved:
+        """Return what slices of rows lose to the retry slices, or to those of them in `done`."""
+        from wdsprep.sources.table_sources import sources_of
+
+        names = {part.name for part in self.slices} if done is None else set(done)
+        sources: dict[str, set[str]] = defaultdict(set)
+        for item in chain.from_iterable(part.items for part in self.slices if part.name in names):
+            sources[item.name].update(sources_of(item))
+        return {unit: frozenset(taken) for unit, taken in sources.items()}
 
     def settle(self, manifest: Manifest) -> Manifest:
         """Remove the rows of finished retry slices from the receipts and rejects of older slices.
@@ -99,11 +108,10 @@ class Retries:
         Return the manifest with the new receipts, and without those that a repair has removed
         meanwhile.
         """
-        done = set(manifest.ledger.units())
-        moved = _sources_by_unit(part for part in self.slices if part.name in done)
+        moved = self.moved(manifest.ledger.units())
         if not moved:
             return manifest
-        planned = _sources_by_unit(self.slices)
+        planned = self.moved()
         receipts: list[Receipt] = []
         for receipt in manifest.receipts:
             unit, gone = receipt.unit, moved.get(receipt.unit)
@@ -123,12 +131,19 @@ class Retries:
     ) -> "Retries":
         """Plan retry slices of up to `size` rows for the rejects that may succeed now.
 
-        Rejects that have a retry slice already are left out. The new slices are written to the
-        store. Return the retries with all slices, old and new.
+        Rejects that have a retry slice already are left out. `larger` is true if images may have
+        more bytes than when the dataset was begun. The new slices are written to the store. Return
+        the retries with all slices, old and new.
         """
+        allowed = {
+            Code.PRIVATE_ADDRESS: fetch.allow_private_hosts or fetch.allow_s3,
+            Code.DISALLOWED: fetch.ignore_robots or fetch.ignore_opt_outs,
+            Code.TOO_MANY_BYTES: larger,
+        }
+        codes = TRANSIENT.union(code for code, is_allowed in allowed.items() if is_allowed)
         with self.edition.holding_manifest():
-            slices = read_retries(self.edition).slices  # another run may have planned some
-            planned, codes = _sources_by_unit(slices), curable_codes(fetch, larger=larger)
+            known = read_retries(self.edition)  # another run may have planned some
+            slices, planned = known.slices, known.moved()
             items = (
                 item
                 for receipt in manifest.receipts
@@ -145,19 +160,6 @@ class Retries:
             for part in new:
                 write_bytes(self.store, inputs_name(part.name), part.inputs)
         return replace(self, slices=slices + new)
-
-
-def curable_codes(fetch: FetchRules, *, larger: bool) -> frozenset[str]:
-    """Return the codes of rejects that another attempt may cure, given what a run may fetch.
-
-    `larger` is true if images may have more bytes than when the dataset was begun.
-    """
-    allowed = {
-        Code.PRIVATE_ADDRESS: fetch.allow_private_hosts or fetch.allow_s3,
-        Code.DISALLOWED: fetch.ignore_robots or fetch.ignore_opt_outs,
-        Code.TOO_MANY_BYTES: larger,
-    }
-    return TRANSIENT.union(code for code, is_allowed in allowed.items() if is_allowed)
 
 
 def _is_curable(reject: Reject, fetch: FetchRules, codes: frozenset[str]) -> bool:
@@ -188,16 +190,6 @@ def read_retries(edition: Edition) -> Retries:
             raise DamageError(what, "it lists no rows").with_next_step(DELETE_STEP) from None
         slices.append(replace(bare, items=tuple(counted)))
     return Retries(edition=edition, slices=tuple(slices))
-
-
-def _sources_by_unit(parts: Iterable[Slice]) -> Moved:
-    from wdsprep.sources.table_sources import sources_of
-
-    found: dict[str, set[str]] = defaultdict(set)
-    for part in parts:
-        for item in part.items:
-            found[item.name].update(sources_of(item))
-    return {unit: frozenset(sources) for unit, sources in found.items()}
 
 
 def _settle_receipt(store: Store, receipt: Receipt, gone: frozenset[str]) -> Receipt:

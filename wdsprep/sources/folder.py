@@ -339,25 +339,25 @@ class Metadata:
     def check_roles(self, url: str) -> None:
         """Raise SourceError if there are images, and none of them has one of the roles."""
         for role in self._roles if self._first else ():
-            if not self._counts[role.name]:
-                raise SourceError(f"no image of {url} has a {role.name}: {self._lack(role)}")
-
-    def _lack(self, role: Role) -> str:
-        """Return a clause that says why no image has a role, and what to do."""
-        if role.is_ending:
-            return f"no file ends in {role.where}: give another ending, a folder or a field"
-        if not role.url:
-            return (
-                f"{role.where} is no folder, no ending (those begin with a dot, as .source.jpg "
-                "beside its target), and no field of metadata.jsonl or metadata.csv here: give one "
-                "of these"
-            )
-        files = self._query("SELECT file FROM files WHERE role = ? LIMIT 1", role.name)
-        if not files:
-            return f"{role.where} holds no image{did_you_mean_place(role.url)}: give another folder"
-        other = shown(os.fsdecode(files[0][0]))
-        names = f"one image is {shown(self._first)}, and {role.where} has {other}"
-        return f"{names}: give both the same name, apart from the extension"
+            if self._counts[role.name]:
+                continue
+            files = self._query("SELECT file FROM files WHERE role = ? LIMIT 1", role.name)
+            if role.is_ending:
+                why = f"no file ends in {role.where}: give another ending, a folder or a field"
+            elif not role.url:
+                why = (
+                    f"{role.where} is no folder, no ending (those begin with a dot, as .source.jpg "
+                    "beside its target), and no field of metadata.jsonl or metadata.csv here: give "
+                    "one of these"
+                )
+            elif not files:
+                meant = did_you_mean_place(role.url)
+                why = f"{role.where} holds no image{meant}: give another folder"
+            else:
+                names = f"one image is {shown(self._first)}, and {role.where} has"
+                other = shown(os.fsdecode(files[0][0]))
+                why = f"{names} {other}: give both the same name, apart from the extension"
+            raise SourceError(f"no image of {url} has a {role.name}: {why}")
 
 
 @contextlib.contextmanager

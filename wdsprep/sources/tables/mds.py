@@ -135,27 +135,6 @@ class MdsShard:
             )
 
 
-def indexes_of(url: str) -> Iterator[tuple[str, dict[str, Entry]]]:
-    """Yield the name of each index below a place, with all files below that place by their names.
-
-    An index in a folder below another index is left out, as a merged index stands for those below
-    it. At the end, raise SourceError if an MDS shard has no index in its folder or one above.
-    """
-    there = {e.name: e for e in shared_store(url).list() if not is_hidden(e.name)}
-    found = [name for name in there if posixpath.basename(name) == INDEX]
-    above = [posixpath.dirname(name) for name in found]
-    for name, folder in zip(found, above, strict=True):
-        if not any(_is_below(folder, other) for other in above):
-            yield name, there
-    shards = (name for name in there if name.endswith(MDS_ENDINGS))
-    alone = next((s for s in shards if not any(_is_below(s, folder) for folder in above)), "")
-    if alone:
-        raise SourceError(
-            f"{url} has MDS shards ({alone}) without their {INDEX}: bring it back, as it alone "
-            "says what is in them"
-        )
-
-
 def _is_below(name: str, folder: str) -> bool:
     return name != folder and (not folder or name.startswith(f"{folder}/"))
 
@@ -163,11 +142,18 @@ def _is_below(name: str, folder: str) -> bool:
 def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
     """Yield each shard that an index names, with its file, raw or compressed.
 
-    Raise SourceError if there are no shards, or if a file is missing, has another size than the
-    index says, or would unpack to far more.
+    An index in a folder below another index is left out, as a merged index stands for those below
+    it. Raise SourceError if there are no shards, or if a file is missing, has another size than the
+    index says, or would unpack to far more; at the end also if a shard has no index in its folder
+    or one above.
     """
-    found = False
-    for index, there in indexes_of(url):
+    store, found = shared_store(url), False
+    there = {entry.name: entry for entry in store.list() if not is_hidden(entry.name)}
+    indexes = [name for name in there if posixpath.basename(name) == INDEX]
+    folders = [posixpath.dirname(name) for name in indexes]
+    for index, folder in zip(indexes, folders, strict=True):
+        if any(_is_below(folder, other) for other in folders):
+            continue
         for shard in read_index(url, index).values():
             forms = [form for form in (shard.raw, shard.zipped) if form]
             file = next((form for form in forms if form.name in there), None)
@@ -185,6 +171,13 @@ def shards_there(url: str) -> Iterator[tuple[MdsShard, Entry]]:
                 shard.check_unpacked(url)
             found = True
             yield shard, entry
+    shards = (name for name in there if name.endswith(MDS_ENDINGS))
+    alone = next((s for s in shards if not any(_is_below(s, folder) for folder in folders)), "")
+    if alone:
+        raise SourceError(
+            f"{url} has MDS shards ({alone}) without their {INDEX}: bring it back, as it alone "
+            "says what is in them"
+        )
     if not found:
         raise SourceError(f"no MDS shard is in {url}: give another source")
 
