@@ -11,7 +11,7 @@ from io import BytesIO
 
 from PIL import Image, ImageChops, ImageCms, TiffImagePlugin
 
-from wdsprep.images.headers import Header, turn_upright
+from wdsprep.images.headers import TURNS, Header
 
 _SPACES = {b"RGB ": "RGB", b"GRAY": "L", b"CMYK": "CMYK"}
 
@@ -31,7 +31,7 @@ def make_plain(
     clear = _transparent_colour(image, header)
     if header.orientation != 1:
         done.add("orientation")
-        image = turn_upright(image, header.orientation)
+        image = image.transpose(Image.Transpose[TURNS[header.orientation]])
     if image.mode == "1" or image.mode.startswith("I"):
         done.add("depth")
         opaque = _opaque_mask(image, clear) if image.mode == "I;16" else None
@@ -58,9 +58,12 @@ def make_plain(
         image = ImageChops.invert(image) if header.format == "JPEG" and not header.adobe else image
     elif image.mode not in ("L", "RGB"):
         image = image.convert("RGB")
-    if needs_transform(header.profile, image.mode):
+    transform = _transform(header.profile, image.mode)
+    if transform is not None:
         done.add("icc")
-    return to_srgb(image, header.profile), alpha
+        moved = transform.apply(image.convert("RGB") if transform.input_mode == "RGB" else image)
+        return moved.convert("L") if image.mode == "L" else moved, alpha
+    return image.convert("RGB") if image.mode == "CMYK" else image, alpha
 
 
 def _transparent_colour(image: Image.Image, header: Header) -> bytes | int | tuple[int, ...] | None:
@@ -96,19 +99,6 @@ def _opaque_mask(image: Image.Image, clear: object) -> Image.Image | None:
 
 def needs_transform(profile: bytes | None, mode: str) -> bool:
     return _transform(profile, mode) is not None
-
-
-def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
-    """Convert an L, RGB or CMYK image to sRGB by its profile.
-
-    Return the same object if nothing is to do.
-    """
-    transform = _transform(profile, image.mode)
-    if transform is not None:
-        source = image.convert("RGB") if transform.input_mode == "RGB" else image
-        moved = transform.apply(source)
-        return moved.convert("L") if image.mode == "L" else moved
-    return image.convert("RGB") if image.mode == "CMYK" else image
 
 
 def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:

@@ -11,14 +11,10 @@ neither browsers nor torchvision do: a picture kept must mean the same to whoeve
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
-
-if TYPE_CHECKING:
-    from PIL import Image
-
 
 MAX_PROFILE_NBYTES = 1 << 20  # inflated; Pillow's bound too, so that the two agree
 
@@ -304,13 +300,6 @@ TURNS = {  # what Pillow calls the way back
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-
-
-def turn_upright(image: "Image.Image", orientation: int) -> "Image.Image":
-    """Return an upright copy of an image that is stored with this EXIF orientation, from 2 to 8."""
-    from PIL import Image
-
-    return image.transpose(Image.Transpose[TURNS[orientation]])
 
 
 def orientation(exif: bytes) -> int:

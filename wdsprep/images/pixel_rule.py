@@ -181,7 +181,13 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
         header = header._replace(profile=None, lossy=False)
     image, alpha = colour.make_plain(image, header, done)
     if limits.mask_size:
-        image = _grey_of_mask(image, alpha, done)
+        if alpha is not None and alpha.getextrema() != (255, 255):
+            raise RejectedError(Code.UNSUPPORTED, "a mask with transparent parts: store it as grey")
+        if image.mode != "L":
+            done.add("grey")
+            image, *others = image.split()
+            if any(ImageChops.difference(image, other).getbbox() for other in others):
+                raise RejectedError(Code.UNSUPPORTED, "a mask with colours: store it as grey")
         done |= set() if header.format == "PNG" else {"format"}
     elif alpha is not None:
         share = 1 - ImageStat.Stat(alpha).mean[0] / 255  # half transparent is half a pixel
@@ -212,23 +218,6 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
         original_height=original_height,
         changes=tuple(change for change in CHANGES if change in done),
     )
-
-
-def _grey_of_mask(image: Image.Image, alpha: Image.Image | None, done: set[str]) -> Image.Image:
-    """Return the grey levels of a mask.
-
-    Raise RejectedError if it has colours, or parts that are transparent.
-    """
-    if alpha is not None and alpha.getextrema() != (255, 255):
-        raise RejectedError(Code.UNSUPPORTED, "a mask with transparent parts: store it as grey")
-    if image.mode == "L":
-        return image
-    done.add("grey")
-    red, green, blue = image.split()
-    for other in (green, blue):
-        if ImageChops.difference(red, other).getbbox():
-            raise RejectedError(Code.UNSUPPORTED, "a mask with colours: store it as grey")
-    return red
 
 
 def _encode(image: Image.Image, lossy: bool, recode: Recode | None) -> tuple[str, bytes]:

@@ -148,25 +148,6 @@ def to_stored(raw: RawArray, sides: int) -> RawArray:
     return RawArray(dtype=dtype, shape=shape, data=data)
 
 
-def join_moments(first: RawArray, second: RawArray) -> RawArray:
-    """Return moments made of a mean and a log-variance. Raise RejectedError for unequal shapes."""
-    if first.dtype != second.dtype or first.shape != second.shape:
-        raise RejectedError(
-            Code.OTHER_SHAPE,
-            f"mean is {first.dtype} {first.shape}, logvar {second.dtype} {second.shape}",
-        )
-    channels, *sides = first.shape
-    return RawArray(first.dtype, (2 * channels, *sides), first.data + second.data)
-
-
-def to_mask(raw: RawArray) -> RawArray:
-    """Return a stored mask of ones and zeros as bytes. Raise RejectedError for other values."""
-    flags = as_float32(raw)
-    if not ((flags == 0) | (flags == 1)).all():
-        raise RejectedError(Code.OTHER_SHAPE, "its mask has values other than 0 and 1")
-    return RawArray("|u1", raw.shape, flags.astype("|u1").tobytes())
-
-
 def keep_tokens(emb: RawArray, mask: RawArray) -> RawArray:
     """Return the rows of an embedding that its mask counts, which are its first ones.
 

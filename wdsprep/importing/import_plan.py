@@ -28,11 +28,10 @@ from wdsprep.importing.column_arrays import (
     BITS,
     LATENT_SIDES,
     array_of,
-    join_moments,
+    as_float32,
     keep_tokens,
     npy_of,
     std_to_logvar,
-    to_mask,
     to_stored,
 )
 from wdsprep.importing.column_names import (
@@ -113,14 +112,22 @@ def arrays_in(chosen: ImportPlan, columns: Mapping[str, Any]) -> dict[str, RawAr
         else:
             (by_role[column.role],) = arrays
     if MASK in by_role:
-        by_role[MASK] = to_mask(by_role[MASK])
+        shape, flags = by_role[MASK].shape, as_float32(by_role[MASK])
+        if not ((flags == 0) | (flags == 1)).all():
+            raise RejectedError(Code.OTHER_SHAPE, "its mask has values other than 0 and 1")
+        by_role[MASK] = RawArray("|u1", shape, flags.astype("|u1").tobytes())
     members = {MEMBERS[role]: raw for role, raw in by_role.items() if role in MEMBERS}
     if LATENT in by_role:
         members[LATENT_NPY] = by_role[LATENT]
     elif MEAN_STD in by_role:
         members[LATENT_NPY] = std_to_logvar(by_role[MEAN_STD])
     elif MEAN in by_role:
-        members[LATENT_NPY] = join_moments(by_role[MEAN], by_role[LOGVAR])
+        mean, logvar = by_role[MEAN], by_role[LOGVAR]
+        if (mean.dtype, mean.shape) != (logvar.dtype, logvar.shape):
+            what = f"mean is {mean.dtype} {mean.shape}, logvar {logvar.dtype} {logvar.shape}"
+            raise RejectedError(Code.OTHER_SHAPE, what)
+        shape = (2 * mean.shape[0], *mean.shape[1:])
+        members[LATENT_NPY] = RawArray(mean.dtype, shape, mean.data + logvar.data)
     names = [image_name(REFERENCES, number) for number in range(len(references))]
     check_names(names)
     return members | {f"{name}.npy": raw for name, raw in zip(names, references, strict=True)}
