@@ -129,11 +129,7 @@ class KohyaLayout(Layout):
         texts = {EMB, POOLED} if family != "sd" and {EMB, POOLED} <= known else set[str]()
         arrays = tuple(sorted(known & {*LATENTS, *texts}))
         return replace(
-            self,
-            family=family,
-            settings=dataset.settings,
-            arrays=arrays,
-            roles=dataset.roles,
+            self, family=family, settings=dataset.settings, arrays=arrays, roles=dataset.roles
         )
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:

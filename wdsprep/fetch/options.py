@@ -34,10 +34,7 @@ class FetchOptions(Options):
     """The options of the downloader, as a user gives them."""
 
     timeout: float = option_field(
-        "Give up an attempt at a URL after so many seconds.",
-        DOWNLOADING,
-        default=10.0,
-        least=0.1,
+        "Give up an attempt at a URL after so many seconds.", DOWNLOADING, default=10.0, least=0.1
     )
     retries: int = option_field(
         "Try a failed URL so many more times.", DOWNLOADING, default=2, least=0

@@ -15,10 +15,9 @@ A table whose few hosts are gone is never mistaken for an outage.
 """
 
 import socket
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from threading import Lock
 from urllib.parse import urlsplit
 
 from wdsprep.dataset.reject_codes import Code
@@ -38,23 +37,8 @@ NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONA
 Ask = Callable[[str], "Future[Fetched]"]
 
 
-class Witnesses:
-    """The sites that answered the slices of a worker last, with a URL of each."""
-
-    def __init__(self) -> None:
-        self._lock, self._urls = Lock(), OrderedDict[str, str]()
-
-    def add(self, url: str) -> None:
-        site = _site(url)
-        with self._lock:
-            self._urls[site] = url
-            self._urls.move_to_end(site)
-            if len(self._urls) > WITNESSES:
-                self._urls.popitem(last=False)
-
-    def urls(self) -> list[str]:
-        with self._lock:
-            return list(self._urls.values())
+Witnesses = dict[str, str]
+"""The sites that answered the slices of a worker last, with a URL of each; the last one is last."""
 
 
 class OutageCheck:
@@ -74,8 +58,11 @@ class OutageCheck:
             self._sites[_site(url)] = name and self._sites.get(_site(url), name)
         elif code not in NOT_ASKED:
             self._forget()
-            if _is_answer(url, code):
-                self._witnesses.add(url)
+            if _is_answer(url, code):  # slices share the sites: each step is one to threads
+                self._witnesses.pop(_site(url), None)
+                self._witnesses[_site(url)] = url
+                for site in list(self._witnesses)[:-WITNESSES]:
+                    self._witnesses.pop(site, None)
 
     def is_suspected(self, *, at_end: bool = False) -> bool:
         rows = self._codes.total()
@@ -87,7 +74,7 @@ class OutageCheck:
 
         If it is up, forget the rows that gave no answer so far.
         """
-        witnesses = self._witnesses.urls()
+        witnesses = list(self._witnesses.values())
         if witnesses:
             asked = {self._ask(url): url for url in witnesses}
             try:

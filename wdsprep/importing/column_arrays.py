@@ -168,10 +168,7 @@ def std_to_logvar(raw: RawArray) -> RawArray:
     The mean is the first half of the array. Raise RejectedError if the array cannot be halved.
     """
     if not raw.shape or raw.shape[0] % 2:
-        raise RejectedError(
-            Code.OTHER_SHAPE,
-            f"{raw.shape} is no mean and standard deviation",
-        )
+        raise RejectedError(Code.OTHER_SHAPE, f"{raw.shape} is no mean and standard deviation")
     half = len(raw.data) // 2
     std = as_float32(RawArray(raw.dtype, (), raw.data[half:]))
     logvar = 2 * np.log(np.maximum(std, LEAST_STD))
@@ -199,8 +196,7 @@ def npy_of(field: Field, raw: RawArray) -> bytes:
     wanted = fitting.dtype, fitting.shape, fitting.array_nbytes
     if (raw.dtype, raw.shape, len(raw.data)) != wanted:
         raise RejectedError(
-            Code.OTHER_SHAPE,
-            f"{field.name} is {raw.dtype} {raw.shape}, and elsewhere {field}",
+            Code.OTHER_SHAPE, f"{field.name} is {raw.dtype} {raw.shape}, and elsewhere {field}"
         )
     if field.is_variable and not 0 < raw.shape[0] <= field.shape[0]:
         raise RejectedError(Code.OTHER_SHAPE, f"{field.name} has {raw.shape[0]} of {field}")

@@ -93,12 +93,7 @@ def import_(options: ImportOptions) -> Outcome:
         runner = runner_for(
             options, len(pending), nbytes, on_message=listener.on_message, name="import"
         )
-    run = Run(
-        edition,
-        manifest,
-        count=len(pending),
-        limit=options.limit if wanted != shards else 0,
-    )
+    run = Run(edition, manifest, count=len(pending), limit=options.limit if wanted != shards else 0)
     work = JobWork(open_worker, job)
     (imported,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     return imported

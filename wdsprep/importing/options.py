@@ -18,12 +18,7 @@ class ImportOptions(WorkerOptions, ListenedOptions):
 
     unit_noun: ClassVar[str] = "file"
 
-    source: "str | os.PathLike[str]" = field(
-        metadata=about(
-            "The cache to import.",
-            is_place=True,
-        )
-    )
+    source: "str | os.PathLike[str]" = field(metadata=about("The cache to import.", is_place=True))
     latents: "str | os.PathLike[str]" = field(
         metadata=about("The folder or URL of the new dataset.", is_place=True)
     )

@@ -93,10 +93,7 @@ class ShardSizes(Options):
     """Options that say when a shard is full."""
 
     samples_per_shard: int = option_field(
-        "Begin another shard after this number of samples.",
-        OUTPUT,
-        default=10_000,
-        least=1,
+        "Begin another shard after this number of samples.", OUTPUT, default=10_000, least=1
     )
     max_shard_size: int | str = option_field(
         "Begin another shard before the last one has more bytes than this.",
