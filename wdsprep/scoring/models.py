@@ -42,7 +42,6 @@ TOKENIZER = (
     *("added_tokens.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model"),
 )
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 ADAPTER = "adapter_config.json"
 CLASSIFIER, DUAL, ENCODER = "classifier", "dual encoder", "encoder"
 """The roles in which a model is used."""
@@ -113,10 +112,23 @@ def find_score_model(
 def _read_model(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
     """Return the model in a folder or a repository.
 
+    It needs a config, an image processor and weights in safetensors, and must not be an adapter.
     The configs are checked first, so that the weights of an unsuitable model are not downloaded.
     """
-    names = place.names()
-    weights = _find_weights(place.what, names)
+    names, weights = place.names(), weight_files(place.names(), "model")
+    why = ""
+    if CONFIG not in names:
+        why = f"has no {CONFIG}, so it is not a model of transformers: choose another --model"
+    elif not names & {*PROCESSORS}:
+        why = (
+            f"has no image processor ({PROCESSORS[0]}), which says how images are prepared: copy "
+            "the file there, or choose another --model"
+        )
+    elif ADAPTER in names:
+        why = f"has {ADAPTER}, so its weights lie elsewhere: merge them, or choose another --model"
+    if why:
+        raise UsageError(f"{place.what} {why}")
+    check_there(place.what, [name for name in weights if name not in names], names)
     jsons = [name for name in (CONFIG, *PROCESSORS, "tokenizer_config.json") if name in names]
     indexes = [name for name in weights if name.endswith(".json")]
     folder = place.fetch([*jsons, *indexes])
@@ -140,30 +152,6 @@ def _read_model(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
         labels=labels,
         activation=activation,
     )
-
-
-def _find_weights(what: str, names: frozenset[str]) -> list[str]:
-    """Return the files of a model's weights, of which an index may be one.
-
-    Raise UsageError if the names of the files show that the model cannot be used: it needs a
-    config, an image processor and weights in safetensors, and must not be an adapter.
-    """
-    weights = weight_files(names, "model")
-    missing = [name for name in weights if name not in names]
-    pickled = sorted(name for name in names if name.endswith(PICKLES) and "/" not in name)
-    if CONFIG not in names:
-        why = f"has no {CONFIG}, so it is not a model of transformers: choose another --model"
-    elif not names & {*PROCESSORS}:
-        why = (
-            f"has no image processor ({PROCESSORS[0]}), which says how images are prepared: copy "
-            "the file there, or choose another --model"
-        )
-    elif ADAPTER in names:
-        why = f"has {ADAPTER}, so its weights lie elsewhere: merge them, or choose another --model"
-    else:
-        check_there(what, missing[:1], pickled)
-        return weights
-    raise UsageError(f"{what} {why}")
 
 
 def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
@@ -237,10 +225,20 @@ def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> 
         left -= {label for label, _ in named.values()}
         columns = {number: column for number, (_, column) in named.items()} or model.labels
         if model.role == CLASSIFIER and not named:
-            _check_labels(model)
+            labels = [*model.labels.values()]
+            if len(labels) > MOST_LABELS:
+                raise UsageError(
+                    f"{model.name} has {plural(len(labels), 'label')} ({examples(labels)}): choose "
+                    "some, with --label LABEL or --label LABEL=COLUMN for each"
+                )
+            if wrong := [brief(label) for label in labels if not NAME.fullmatch(label)]:
+                raise UsageError(
+                    f"{model.name} has the label {wrong[0]}, which cannot be the name of a column: "
+                    f"give the labels to keep, as --label {wrong[0]}=COLUMN"
+                )
             columns = {number: label.lower() for number, label in columns.items()}
-        labels = {number: model.column(columns[number]) for number in sorted(columns)}
-        labelled.append(replace(model, labels=labels))
+        kept = {number: model.column(columns[number]) for number in sorted(columns)}
+        labelled.append(replace(model, labels=kept))
     if left:
         there = [label for model in models for label in model.labels.values()]
         raise UsageError(
@@ -250,22 +248,6 @@ def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> 
             else f"--label {brief(min(left))} is for a classifier: give one with --model"
         )
     return labelled
-
-
-def _check_labels(model: ScoreModel) -> None:
-    """Raise UsageError if a classifier's labels are too many, or cannot be names of columns."""
-    labels = [*model.labels.values()]
-    if len(labels) > MOST_LABELS:
-        raise UsageError(
-            f"{model.name} has {plural(len(labels), 'label')} ({examples(labels)}): choose some, "
-            "with --label LABEL or --label LABEL=COLUMN for each"
-        )
-    wrong = [label for label in labels if not NAME.fullmatch(label)]
-    if wrong:
-        raise UsageError(
-            f"{model.name} has the label {brief(wrong[0])}, which cannot be the name of a column: "
-            f"give the labels to keep, as --label {brief(wrong[0])}=COLUMN"
-        )
 
 
 def score_columns(

@@ -27,7 +27,7 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import DeviceBatch, ImageBatch
 from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample, Row
 from wdsprep.encoding.worker import EncodeWorker
-from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, decode_image
+from wdsprep.images.crop import NO_PIXELS, Crop, decode_image
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.run import RunProgress
 from wdsprep.scoring.languages import caption_columns, plain_caption
@@ -155,18 +155,17 @@ class ScoreEngine(Engine):
             processor.finish([parts[number] for _, parts in scaled.values()])
             for number, processor in enumerate(self._encoder.processors)
         ]
+        blanks = self._encoder.blank
         for row, (sample, (image, _)) in enumerate(scaled.items()):
-            sample.crops[0] = self._check_sizes(image, [images[row] for images in prepared])
-
-    def _check_sizes(self, image: DecodedImage, inputs: Sequence[Prepared]) -> CropResult:
-        """Return an image with what processors made of it, or why it fits into no batch."""
-        for tensors, blank in zip(inputs, self._encoder.blank, strict=True):
-            if any(tensors[name].shape != blank[name].shape for name in blank):
-                return RejectedError(Code.UNREADABLE, "its processor makes another size of it")
-        width, height = image.image.size
-        return PreparedImage(
-            pixels=NO_PIXELS, width=width, height=height, fit=NO_FIT, inputs=inputs
-        )
+            inputs = [images[row] for images in prepared]
+            width, height = image.image.size
+            sample.crops[0] = PreparedImage(
+                pixels=NO_PIXELS, width=width, height=height, fit=NO_FIT, inputs=inputs
+            )
+            for tensors, blank in zip(inputs, blanks, strict=True):
+                if any(tensors[name].shape != blank[name].shape for name in blank):
+                    why = "its processor makes another size of it"
+                    sample.crops[0] = RejectedError(Code.UNREADABLE, why)
 
 
 class ScoreShard(LatentShard):

@@ -138,7 +138,7 @@ def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Mo
     parts = parts_of(place, text, has_vae=has_vae)
     if text != "none" and not parts.vae:
         raise UsageError(f"{what} is a VAE alone: add --text none, or pass a whole pipeline")
-    check_there(what, parts.missing, parts.pickled)
+    check_there(what, parts.missing, place.names())
     jsons = {file for file in parts.files if file.endswith(".json")}
     of_vae = f"{parts.vae}/config.json" if parts.vae else "config.json"
     configs = place.fetch(sorted(jsons))

@@ -39,6 +39,7 @@ TIMEOUT_S = 10.0
 BRANCH = "main"
 TOLD_NBYTES = 1_000_000  # a download of fewer is not worth a line
 COMMIT = re.compile(r"[0-9a-f]{40}")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 HALVES = (".fp16", ".bf16")
 """What the names of files of weights in half precision have before their end."""
 BLOCK_NBYTES = 8 << 20
@@ -249,11 +250,16 @@ def fetch_files(place: ModelFiles, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def check_there(what: str, missing: Sequence[str], pickled: Sequence[str]) -> None:
-    """Raise UsageError if a model lacks files, or has only pickled weights in place of them."""
-    if missing and pickled:
+def check_there(what: str, missing: Sequence[str], names: Iterable[str]) -> None:
+    """Raise UsageError if a model lacks files, or has only pickled weights in place of them.
+
+    `names` are those of the files that it has.
+    """
+    folders = {name.rpartition("/")[0] for name in missing if name.endswith(".safetensors")}
+    pickled = [n for n in names if n.endswith(PICKLES) and n.rpartition("/")[0] in folders]
+    if pickled:
         raise UsageError(
-            f"{what} has only pickled weights ({pickled[0]}), which can run code when they are "
+            f"{what} has only pickled weights ({min(pickled)}), which can run code when they are "
             "opened: convert it to safetensors, or pass another --model"
         )
     if missing:

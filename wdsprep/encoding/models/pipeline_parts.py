@@ -93,8 +93,6 @@ class ModelParts:
     """the files that are needed"""
     missing: tuple[str, ...]
     """the needed files that are not there"""
-    pickled: tuple[str, ...]
-    """the pickled weights that are there instead of missing files"""
 
     @property
     def kind(self) -> str:
@@ -130,16 +128,12 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
     elif text != "none":
         wanted += _text_files(names, CLIP if text == "emb" else CLIP[1:], text)
     wanted = sorted(set(wanted))
-    missing = tuple(name for name in wanted if name not in names)
-    stems = {name.rpartition("/")[0] for name in missing if name.endswith(".safetensors")}
-    pickled = (n for n in sorted(names) if n.endswith(".bin") and n.rpartition("/")[0] in stems)
     return ModelParts(
         index=index,
         components=components,
         vae=vae,
         files=tuple(wanted),
-        missing=missing,
-        pickled=tuple(pickled),
+        missing=tuple(name for name in wanted if name not in names),
     )
 
 
