@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.kit.packs import jpeg, manifest_of, packing_here, write_files
 from tests.kit.runner_work import Number
 from tests.kit.runs import wait_until
 from tests.kit.trackers import curves_of, runs_in
+from wdsprep.encoding.progress import EncodeProgress, Stats
 from wdsprep.errors import UsageError
 from wdsprep.runners import track
 from wdsprep.runners.base import Finished, RunnerSettings
@@ -183,16 +184,16 @@ def test_what_is_missing_is_said_before_anything_is_done(
     assert not Path("out").exists()
 
 
-@dataclass(frozen=True)
-class Told:
-    """Progress such as `encode` has it."""
-
-    samples: int
-    nbytes: int
-    rejects: dict[str, int] = field(default_factory=dict)
-    device: str = "NVIDIA A10G"
-    busy_s: float = 3.0
-    wall_s: float = 4.0
+def progress_of(samples: int, nbytes: int, rejects: dict[str, int]) -> EncodeProgress:
+    return EncodeProgress(
+        samples=samples,
+        nbytes=nbytes,
+        share=0.0,
+        rejects=rejects,
+        worker="here",
+        device="NVIDIA A10G",
+        stats=Stats(busy_s=3.0, wall_s=4.0),
+    )
 
 
 @dataclass(frozen=True)
@@ -202,12 +203,12 @@ class Counts:
     def open(self) -> Any:
         failed = set()
 
-        def call(unit: Number) -> Generator[Told, None, int]:
-            yield Told(4, 400)
+        def call(unit: Number) -> Generator[EncodeProgress, None, int]:
+            yield progress_of(4, 400, {})
             if unit.value == 1 and not failed:
                 failed.add(unit.value)
                 raise ValueError("once")
-            yield Told(10, 1_000, {"truncated": 2})
+            yield progress_of(10, 1_000, {"truncated": 2})
             return unit.value
 
         return call

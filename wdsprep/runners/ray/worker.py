@@ -12,9 +12,10 @@ import gc
 import pickle
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import TypeAlias
 
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
@@ -27,49 +28,47 @@ TAGS = ("command", "phase")
 SECONDS = [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0]
 
 
-class WorkersMetrics:
-    """The metrics of one worker.
+Messages: TypeAlias = Generator[Message, None, None]
 
-    The progress of a unit is cumulative, so what is counted is its growth: `samples`, `nbytes`,
-    `rejects` and others, as far as the work has them.
+
+def unit_metrics(tags: Mapping[str, str]) -> Callable[[Messages], Messages]:
+    """Return a function that passes on the messages about a unit, and counts what they tell.
+
+    The progress of a unit is cumulative, so what is counted is its growth: `samples`, `nbytes` and
+    `rejects`, and of its `stats` how busy the device is, as far as the work has them. The seconds
+    of a unit are counted before the message that ends it: behind the last one the worker may be
+    ended.
     """
+    keys = (*TAGS, "kind")
+    images = Counter("wdsprep_images", "Images written into shards.", keys)
+    nbytes = Counter("wdsprep_bytes", "Bytes of shards written.", keys)
+    rejects = Counter("wdsprep_rejects", "Images rejected, by code.", (*keys, "code"))
+    busy = Gauge("wdsprep_busy_share", "Share of time that the device computed.", keys)
+    seconds = Histogram("wdsprep_unit_seconds", "Seconds a unit took.", SECONDS, keys)
 
-    def __init__(self, tags: Mapping[str, str]) -> None:
-        keys = (*TAGS, "kind")
-        self._tags = dict(tags)
-        self._images = Counter("wdsprep_images", "Images written into shards.", keys)
-        self._nbytes = Counter("wdsprep_bytes", "Bytes of shards written.", keys)
-        self._rejects = Counter("wdsprep_rejects", "Images rejected, by code.", (*keys, "code"))
-        self._busy = Gauge("wdsprep_busy_share", "Share of time that the device computed.", keys)
-        self._seconds = Histogram("wdsprep_unit_seconds", "Seconds a unit took.", SECONDS, keys)
-
-    def counting(self, messages: Generator[Message, None, None]) -> Generator[Message, None, None]:
-        """Pass on the messages about a unit, and count its progress and the seconds it took.
-
-        The seconds are counted before the message that ends the unit: behind the last one the
-        worker may be ended.
-        """
+    def counting(messages: Messages) -> Messages:
         began, is_over = time.monotonic(), False
         last: object = None  # the progress of the unit when it was last counted
         with closing(messages):
             for kind, value in messages:
+                progress = value if kind == "progress" else last
+                unit_tags = {**tags, "kind": getattr(progress, "device", "cpu")}
                 if kind == "progress":
-                    tags = self._tagged(value)
-                    for counter, name in ((self._images, "samples"), (self._nbytes, "nbytes")):
-                        _grow(counter, getattr(value, name, 0) - getattr(last, name, 0), tags)
+                    for counter, name in ((images, "samples"), (nbytes, "nbytes")):
+                        _grow(counter, getattr(value, name, 0) - getattr(last, name, 0), unit_tags)
                     counted = getattr(last, "rejects", {})
                     for code, number in getattr(value, "rejects", {}).items():
-                        _grow(self._rejects, number - counted.get(code, 0), {**tags, "code": code})
-                    if wall_s := getattr(value, "wall_s", 0.0):
-                        self._busy.set(getattr(value, "busy_s", 0.0) / wall_s, tags)
+                        _grow(rejects, number - counted.get(code, 0), {**unit_tags, "code": code})
+                    stats = getattr(value, "stats", None)
+                    if stats is not None and stats.wall_s:
+                        busy.set(stats.busy_s / stats.wall_s, unit_tags)
                     last = value
                 elif not is_over:
-                    self._seconds.observe(time.monotonic() - began, self._tagged(last))
+                    seconds.observe(time.monotonic() - began, unit_tags)
                     is_over = True
                 yield kind, value
 
-    def _tagged(self, progress: object) -> dict[str, str]:
-        return {**self._tags, "kind": getattr(progress, "device", "cpu")}
+    return counting
 
 
 def _grow(counter: Counter, number: float, tags: dict[str, str]) -> None:
@@ -137,7 +136,7 @@ class RayWorker:
         """
         self._work = work
         self._worker: Worker | None = None
-        self._metrics = WorkersMetrics(tags)
+        self._counting = unit_metrics(tags)
         self._pause_s = max(0, others - UNPACED) / MESSAGES_A_SECOND
 
     def open(self) -> Generator[tuple[str, Message], None, None]:
@@ -154,18 +153,16 @@ class RayWorker:
         gc.freeze()  # as in local workers
         yield node, message
 
-    def do(self, unit: Unit) -> Generator[Message, None, None]:
+    def do(self, unit: Unit) -> Messages:
         assert self._worker is not None  # noqa: S101  a worker that is not open gets no unit
-        yield from limit_pace(self._metrics.counting(self._worker.do(unit)), self._pause_s)
+        yield from limit_pace(self._counting(self._worker.do(unit)), self._pause_s)
 
     def stop(self) -> None:
         if self._worker:
             self._worker.stop()
 
 
-def limit_pace(
-    messages: Generator[Message, None, None], pause_s: float
-) -> Generator[Message, None, None]:
+def limit_pace(messages: Messages, pause_s: float) -> Messages:
     """Pass on messages, except progress that comes within `pause_s` of the last message passed on.
 
     If the next message that passes is not progress, the newest progress that was left out is passed
