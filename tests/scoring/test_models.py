@@ -203,18 +203,20 @@ def test_a_head_that_does_not_fit_is_refused(
 
 
 def test_a_head_of_several_layers_is_their_chain(tmp_path: Path) -> None:
-    from wdsprep.scoring.heads import LinearHead, read_head
+    from wdsprep.scoring.heads import load_head, read_head
 
     first, last = torch.randn(5, 24), torch.randn(1, 5)
     path = tmp_path / "h.safetensors"
     save_file({"layers.10.weight": last, "layers.2.weight": first}, path)
     read = read_head("a", str(path))
     rows = torch.randn(3, 24)
-    assert torch.allclose(LinearHead(read).scores(rows), (rows @ first.T @ last.T)[:, 0], atol=1e-4)
+    _, scores = load_head(read)
+    assert torch.allclose(scores(rows), (rows @ first.T @ last.T)[:, 0], atol=1e-4)
     save_file({"0.weight": first, "1.weight": last}, path, {"activation": "relu"})
     read = read_head("a", str(path))
     wanted = ((rows @ first.T).relu() @ last.T)[:, 0]
-    assert torch.allclose(LinearHead(read).scores(rows), wanted, atol=1e-4)
+    _, scores = load_head(read)
+    assert torch.allclose(scores(rows), wanted, atol=1e-4)
 
 
 def test_the_slow_processor_is_taken_if_asked_and_stands_in_the_settings(

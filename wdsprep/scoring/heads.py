@@ -6,7 +6,7 @@ predictors do, unless the file's metadata names an `activation`: relu or gelu.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -51,45 +51,46 @@ def read_head(column: str, place: str) -> Head:
     return Head(column=column, place=place, data=data, digest=hex_digest(data))
 
 
-class LinearHead:
-    """A head that computes numbers from embeddings, in fp32."""
+def load_head(
+    head: Head, device: "torch.device | str" = "cpu"
+) -> "tuple[int, Callable[[Tensor], Tensor]]":
+    """Return the width of the embeddings that a head takes, and its function.
 
-    def __init__(self, head: Head, device: "torch.device | str" = "cpu") -> None:
-        import torch
+    The function returns a number for each embedding, computed in fp32.
+    """
+    import torch
+    from torch.nn import functional
 
-        def refusal(error: BaseException) -> UsageError:
-            what = f"is not a safetensors file of floats ({cause_of(error)})"
-            return UsageError(f"--head {head.place} {what}")
+    def refusal(error: BaseException) -> UsageError:
+        what = f"is not a safetensors file of floats ({cause_of(error)})"
+        return UsageError(f"--head {head.place} {what}")
 
-        with explain_errors(refusal):
-            entries, start, facts = model_files.read_tensor_header(BytesIO(head.data))
-            tensors = {}
-            for name, entry in entries.items():
-                numbers = entry.numbers(head.data[start + entry.begin : start + entry.end])
-                tensors[name] = torch.tensor(numbers, dtype=torch.float32)
-            self._activation = facts.get("activation", "")
-            if self._activation not in ACTIVATIONS:
-                raise UsageError(
-                    f"--head {head.place} names the activation {brief(self._activation)}: give a "
-                    f"head with {' or '.join(ACTIVATIONS[1:])}, or without one"
-                )
-            layers = _layers(head.place, tensors)
-        self._layers = [(weight.to(device), bias.to(device)) for weight, bias in layers]
-        self.width = self._layers[0][0].shape[1]
-        """The width of the embeddings that the head takes."""
-        if (outputs := len(self._layers[-1][0])) != 1:
-            raise UsageError(f"--head {head.place} has {outputs} outputs: give a head with one")
+    with explain_errors(refusal):
+        entries, start, facts = model_files.read_tensor_header(BytesIO(head.data))
+        tensors = {}
+        for name, entry in entries.items():
+            numbers = entry.numbers(head.data[start + entry.begin : start + entry.end])
+            tensors[name] = torch.tensor(numbers, dtype=torch.float32)
+        activation = facts.get("activation", "")
+        if activation not in ACTIVATIONS:
+            raise UsageError(
+                f"--head {head.place} names the activation {brief(activation)}: give a head with "
+                f"{' or '.join(ACTIVATIONS[1:])}, or without one"
+            )
+        layers = _layers(head.place, tensors)
+    layers = [(weight.to(device), bias.to(device)) for weight, bias in layers]
+    if (outputs := len(layers[-1][0])) != 1:
+        raise UsageError(f"--head {head.place} has {outputs} outputs: give a head with one")
 
-    def scores(self, embeddings: "Tensor") -> "Tensor":
-        """Return a number for each embedding."""
-        from torch.nn import functional
-
+    def scores(embeddings: "Tensor") -> "Tensor":
         values = embeddings.float()
-        for number, (weight, bias) in enumerate(self._layers):
-            if number and self._activation:
-                values = getattr(functional, self._activation)(values)
+        for number, (weight, bias) in enumerate(layers):
+            if number and activation:
+                values = getattr(functional, activation)(values)
             values = functional.linear(values, weight, bias)
         return values[:, 0]
+
+    return layers[0][0].shape[1], scores
 
 
 def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, Tensor]]":

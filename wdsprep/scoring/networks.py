@@ -36,7 +36,7 @@ from wdsprep.encoding.models.load_networks import (
 )
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import copy_planes, view_pixels
-from wdsprep.scoring.heads import LinearHead
+from wdsprep.scoring.heads import load_head
 from wdsprep.scoring.models import CLASSIFIER, DUAL, PROCESSORS, ScoreModel
 from wdsprep.text import plural
 
@@ -191,7 +191,7 @@ class ScoringNetwork:
         self.model, self.processor, self._device = model, processor, device
         self._networks = InTwoPrecisions(self._load, dtype)
         self.kind = type(self._networks.get())
-        self._heads = [LinearHead(head, device) for head in model.heads]
+        self._heads = [load_head(head, device)[1] for head in model.heads]
         self._tokenizer: Any = None
         self.token_names: tuple[str, ...] = ()
         if model.role != DUAL:
@@ -246,7 +246,7 @@ class ScoringNetwork:
                 what = "no pooled output, so there is no embedding of an image"
                 raise unsuitable(f"{self.model.name} gives {what}")
             embeddings = pooled.flatten(1).float()
-        return [*columns, *(head.scores(embeddings) for head in self._heads)], embeddings
+        return [*columns, *(head(embeddings) for head in self._heads)], embeddings
 
 
 class ScoreEncoder:
@@ -356,7 +356,8 @@ class ScoreEncoder:
 def check_heads(model: ScoreModel, width: int) -> None:
     """Raise UsageError if a head of a model is for embeddings of another width."""
     for head in model.heads:
-        if (taken := LinearHead(head).width) != width:
+        taken, _ = load_head(head)
+        if taken != width:
             raise UsageError(
                 f"--head {head.place} is for embeddings of {plural(taken, 'number')}, and those of "
                 f"{model.name} have {width}: choose the --model that it was made for"
