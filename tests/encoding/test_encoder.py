@@ -68,36 +68,6 @@ def ids_of(encoder: Encoder, captions: Sequence[str]) -> list[list[int]]:
     return [list(found.ids["tokens.npy"]) for found in encoder.tokens(captions)]
 
 
-# The plain loop that everything is held against
-
-
-def reference_posterior(folder: Path, pixels: Tensor) -> Any:
-    from diffusers import AutoencoderKL
-    from diffusers.image_processor import VaeImageProcessor
-
-    vae = AutoencoderKL.from_pretrained(folder, low_cpu_mem_usage=False)
-    images = VaeImageProcessor.normalize(pixels.float() / 255)
-    with torch.no_grad():
-        return vae.encode(images).latent_dist
-
-
-def reference_inputs(folder: Path, captions: Sequence[str]) -> Any:
-    from transformers import CLIPTokenizer
-
-    tokenizer = CLIPTokenizer.from_pretrained(folder)
-    options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-    return tokenizer(list(captions), max_length=tokenizer.model_max_length, **options)
-
-
-def reference_states(folder: Path, inputs: Any) -> Tensor:
-    from transformers import CLIPTextModel
-
-    text = CLIPTextModel.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        states: Tensor = text(inputs.input_ids, attention_mask=inputs.attention_mask)[0]
-    return states
-
-
 def copy_of_tiny(folder: Path) -> Path:
     return Path(shutil.copytree(TINY, folder / "model"))
 
@@ -118,12 +88,17 @@ def similarity(a: Tensor, b: Tensor) -> float:
 
 
 def test_moments_rebuild_the_distribution() -> None:
+    """By a plain loop, which everything here is held against."""
+    from diffusers import AutoencoderKL
+    from diffusers.image_processor import VaeImageProcessor
     from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
     pixels = pictures(4)
     stored = run(tiny(latents="moments"), pixels).arrays["latent.npy"]
     ours = DiagonalGaussianDistribution(stored.float())
-    theirs = reference_posterior(TINY / "vae", pixels)
+    vae = AutoencoderKL.from_pretrained(TINY / "vae", low_cpu_mem_usage=False)
+    with torch.no_grad():
+        theirs = vae.encode(VaeImageProcessor.normalize(pixels.float() / 255)).latent_dist
     torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(ours.std, theirs.std, rtol=3e-3, atol=1e-5)
 
@@ -213,13 +188,17 @@ def test_values_beyond_the_storage_range_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pad", ["<|endoftext|>", "!"])
 def test_tokens_are_cut_padded_and_masked_as_the_libraries_do(pad: str, tmp_path: Path) -> None:
+    from transformers import CLIPTextModel, CLIPTokenizer
+
     folder = copy_of_tiny(tmp_path)
     change_json(folder / "text_encoder/config.json", use_attention_mask=True)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         change_json(folder / "tokenizer" / name, pad_token=pad)
     ours = encoder(folder)
     found = ours.tokens(CAPTIONS)
-    inputs = reference_inputs(folder / "tokenizer", CAPTIONS)
+    tokenizer: Any = CLIPTokenizer.from_pretrained(folder / "tokenizer")
+    options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+    inputs = tokenizer(CAPTIONS, max_length=tokenizer.model_max_length, **options)
     assert [tokens.ids["tokens.npy"] for tokens in found] == inputs.input_ids.tolist()
     counts = inputs.attention_mask.sum(1).tolist()
     for tokens, count in zip(found, counts, strict=True):
@@ -227,7 +206,9 @@ def test_tokens_are_cut_padded_and_masked_as_the_libraries_do(pad: str, tmp_path
         assert min(tokens.count, 77) == count
     assert found[1].count == 2
     assert found[3].count == 242  # start, 60 times four tokens, end
-    states = reference_states(folder / "text_encoder", inputs)
+    text = CLIPTextModel.from_pretrained(folder / "text_encoder", dtype=torch.float32)
+    with torch.no_grad():
+        states = text(inputs.input_ids, attention_mask=inputs.attention_mask)[0]
     apart = ours.text_rows(found).arrays["emb.npy"] - states
     assert apart[[0, 1, 2, 3, 5]].abs().max() < 1e-5  # but for the one with ends in the middle
 

@@ -5,14 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Collection
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy
-import psutil
 import pytest
 from PIL import Image
 
@@ -29,6 +26,7 @@ from tests.kit.packs import (
     temporaries,
     tree,
     upload,
+    wait_gone,
     write_files,
 )
 from tests.kit.paths import FIND_TESTS
@@ -80,15 +78,6 @@ def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return found
 
 
-def all_but(shards: Collection[str], undisturbed: dict[str, bytes]) -> dict[str, bytes]:
-    """What is there when all is done but for these shards."""
-    return {
-        name: data
-        for name, data in undisturbed.items()
-        if name != "wdsprep.json" and not any(shard in name for shard in shards)
-    }
-
-
 def encode(
     images: Path | str,
     out: Path | str,
@@ -115,10 +104,6 @@ def go_on(images: Path | str, out: Path | str) -> Outcome:
         return encode(images, out)
 
 
-def but_manifest(out: Path | str) -> dict[str, bytes]:
-    return {name: data for name, data in tree(out).items() if name != "wdsprep.json"}
-
-
 class Done:
     """The shards that were finished at some time: none of them is ever written again."""
 
@@ -135,40 +120,6 @@ class Done:
         return len(self._seen)
 
 
-def workers_of(pid: int) -> list[int]:
-    return [child for child in children(pid) if "wdsprep.runners.worker" in words_of(child)]
-
-
-def words_of(pid: int) -> str:
-    try:
-        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return ""
-        return " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return ""
-
-
-def gone(pids: list[int], within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while any(map(words_of, pids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def start(*arguments: Path | str, pause_s: float = 0.0, harm: str = "") -> "subprocess.Popen[str]":
-    """`wdsprep encode` with the stand-in, in a process group of its own."""
-    words = ["encode", *map(str, arguments), *OPTIONS, "--batch-size", "4"]
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, str(pause_s), harm, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 OPTIONS = ("--resolution", "64", "--model", "tiny", "--runner", "local", "--device", "cpu")
 
 
@@ -180,8 +131,10 @@ def test_shards_that_break_every_worker_are_left_out_and_only_they_are_retried(
 ) -> None:
     """By the command, with exit code 3."""
     out = tmp_path / "out"
-    run = start(images, out, "-v", "--workers", "2", harm="of both kinds")
-    said, errors = run.communicate(timeout=300)
+    words = ["encode", str(images), str(out), *OPTIONS, "--batch-size", "4", "-v", "--workers", "2"]
+    command = [sys.executable, "-c", COMMAND, "0", "of both kinds", *words]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    said, errors = run.stdout, run.stderr
     assert run.returncode == 3, errors
     reasons = {
         BAD_SHARD: "worker was killed (signal 9), most often for lack of memory: fewer",
@@ -197,8 +150,11 @@ def test_shards_that_break_every_worker_are_left_out_and_only_they_are_retried(
 
 
 def check_left_out(out: Path | str, undisturbed: dict[str, bytes], *shards: str) -> None:
-    assert not Manifest.from_bytes(tree(out)["wdsprep.json"], "manifest").complete
-    assert but_manifest(out) == all_but(shards, undisturbed)
+    there = tree(out)
+    assert not Manifest.from_bytes(there["wdsprep.json"], "manifest").complete
+    left_out = (*shards, "wdsprep.json")
+    wanted = {n: d for n, d in undisturbed.items() if not any(name in n for name in left_out)}
+    assert {n: d for n, d in there.items() if n != "wdsprep.json"} == wanted
 
 
 def rerun(images: Path | str, out: Path | str, undisturbed: dict[str, bytes], *shards: str) -> None:
@@ -222,7 +178,7 @@ def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     wait_until(lambda: done.look() >= 1, within_s=60)
-    workers = workers_of(run.pid)
+    running = children(run.pid)
     os.killpg(run.pid, signal.SIGINT)
     said, errors = run.communicate(timeout=20)
     assert run.returncode == 130
@@ -231,7 +187,7 @@ def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
     assert re.sub(LOST, "", line) == INTERRUPTED
     assert errors.splitlines()[-1] == line
     assert "Traceback" not in errors
-    assert gone(workers, within_s=1.0)
+    wait_gone(running, timeout_s=1.0)
     assert not temporaries(out)
     assert len(manifest_of(out).receipts) == done.look() < SHARDS
     go_on(images, out)
@@ -346,14 +302,6 @@ def encode_on(few_images: Path, out: Path, making: Making, *, gpus: str, **wish:
         return wdsprep.encode(str(few_images), str(out), runner="local", text="none", **wanted)
 
 
-def check_done(out: Path, undisturbed_few: dict[str, bytes], outcome: Outcome) -> None:
-    """All that was asked for is there, in the bytes of an undisturbed run."""
-    assert not outcome.is_damaged
-    made = {name: data for name, data in tree(out).items() if name != "wdsprep.json"}
-    assert made == {name: undisturbed_few[name] for name in made}
-    assert outcome.samples == sum(shard.samples for shard in outcome.manifest.shards)
-
-
 def test_shards_of_a_gpu_that_soon_fails_are_done_by_others(
     few_images: Path,
     undisturbed_few: dict[str, bytes],
@@ -363,5 +311,8 @@ def test_shards_of_a_gpu_that_soon_fails_are_done_by_others(
     making = Making(fails_at=3, bad_places=("1",), pause_s=0.01)  # so that both get some
     outcome = encode_on(few_images, tmp_path / "out", making, gpus="01")
     assert outcome.samples == FEW_SHARDS * SAMPLES
-    check_done(tmp_path / "out", undisturbed_few, outcome)
+    assert not outcome.is_damaged
+    made = {name: data for name, data in tree(tmp_path / "out").items() if name != "wdsprep.json"}
+    assert made == {name: undisturbed_few[name] for name in made}
+    assert outcome.samples == sum(shard.samples for shard in outcome.manifest.shards)
     assert FAILED in caplog.text
