@@ -13,24 +13,6 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import save_file
-from transformers import (
-    AutoImageProcessor,
-    AutoTokenizer,
-    BitImageProcessor,
-    CLIPConfig,
-    CLIPImageProcessor,
-    CLIPModel,
-    Dinov2Config,
-    Dinov2Model,
-    SiglipConfig,
-    SiglipImageProcessor,
-    SiglipModel,
-    SwinConfig,
-    SwinForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessor,
-)
 
 from tests.kit.families import vocabularies
 
@@ -64,35 +46,43 @@ def _clip(more: dict[str, Any]) -> tuple[Any, ...]:
     tokenizer = vocabularies.clip()
     text = {**LAYERS, "vocab_size": len(tokenizer), "max_position_embeddings": 77}
     text |= {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
-    config = CLIPConfig(text_config=text, vision_config=VISION, projection_dim=24, **more)
-    processor = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=SQUARE)
-    return CLIPModel(config), processor, tokenizer
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config=VISION, projection_dim=24, **more
+    )
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=SQUARE)
+    return transformers.CLIPModel(config), processor, tokenizer
 
 
 def _siglip(more: dict[str, Any]) -> tuple[Any, ...]:
     tokenizer = vocabularies.t5(64)
     text = {**LAYERS, "vocab_size": len(tokenizer), "max_position_embeddings": 64}
-    config = SiglipConfig(text_config=text, vision_config=VISION, **more)
-    return SiglipModel(config), SiglipImageProcessor(size=SQUARE), tokenizer
+    config = transformers.SiglipConfig(text_config=text, vision_config=VISION, **more)
+    return (
+        transformers.SiglipModel(config),
+        transformers.SiglipImageProcessor(size=SQUARE),
+        tokenizer,
+    )
 
 
 def _dinov2(more: dict[str, Any]) -> tuple[Any, ...]:
-    config = Dinov2Config(
+    config = transformers.Dinov2Config(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=SIDE, patch_size=8
     )
     config.update(more)
-    processor = BitImageProcessor(size={"shortest_edge": 40}, crop_size=SQUARE)
-    return Dinov2Model(config), processor
+    processor = transformers.BitImageProcessor(size={"shortest_edge": 40}, crop_size=SQUARE)
+    return transformers.Dinov2Model(config), processor
 
 
 def _vit(more: dict[str, Any]) -> tuple[Any, ...]:
-    config = ViTConfig(**VISION, **_labels("vit"))
+    config = transformers.ViTConfig(**VISION, **_labels("vit"))
     config.update(more)
-    return ViTForImageClassification(config), ViTImageProcessor(size=SQUARE)
+    return transformers.ViTForImageClassification(config), transformers.ViTImageProcessor(
+        size=SQUARE
+    )
 
 
 def _swin(more: dict[str, Any]) -> tuple[Any, ...]:
-    config = SwinConfig(
+    config = transformers.SwinConfig(
         image_size=SIDE,
         patch_size=4,
         embed_dim=16,
@@ -101,7 +91,9 @@ def _swin(more: dict[str, Any]) -> tuple[Any, ...]:
         window_size=4,
         **{"problem_type": "multi_label_classification", **_labels("swin"), **more},
     )
-    return SwinForImageClassification(config), ViTImageProcessor(size=SQUARE)
+    return transformers.SwinForImageClassification(config), transformers.ViTImageProcessor(
+        size=SQUARE
+    )
 
 
 def _labels(kind: str) -> dict[str, Any]:
@@ -122,7 +114,9 @@ def _whole(folder: Path) -> tuple[Any, Any]:
     config = transformers.AutoConfig.from_pretrained(folder)
     is_classifier = config.model_type in ("vit", "swin")
     kind = transformers.AutoModelForImageClassification if is_classifier else transformers.AutoModel
-    return kind.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(folder)
+    return kind.from_pretrained(folder).eval(), transformers.AutoImageProcessor.from_pretrained(
+        folder
+    )
 
 
 def alone(folder: Path, image: Image.Image, caption: str = "") -> dict[str, torch.Tensor]:
@@ -140,7 +134,7 @@ def alone(folder: Path, image: Image.Image, caption: str = "") -> dict[str, torc
         padding = (
             {"padding": "max_length", "max_length": 64} if "siglip" in config.model_type else {}
         )
-        tokens = AutoTokenizer.from_pretrained(folder)(
+        tokens = transformers.AutoTokenizer.from_pretrained(folder)(
             [caption], truncation=True, return_tensors="pt", **padding
         )
         output = model(**pixels, **tokens)

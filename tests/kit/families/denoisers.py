@@ -7,27 +7,6 @@ and `denoised` shows what a denoiser makes of text that was cut to its length an
 from typing import Any
 
 import diffusers
-from diffusers import (
-    AuraFlowTransformer2DModel,
-    ChromaTransformer2DModel,
-    CogView4Transformer2DModel,
-    ErnieImageTransformer2DModel,
-    Flux2Transformer2DModel,
-    FluxTransformer2DModel,
-    HiDreamImageTransformer2DModel,
-    HunyuanImageTransformer2DModel,
-    Kandinsky5Transformer3DModel,
-    Krea2Transformer2DModel,
-    LongCatImageTransformer2DModel,
-    Lumina2Transformer2DModel,
-    OvisImageTransformer2DModel,
-    PixArtTransformer2DModel,
-    QwenImageTransformer2DModel,
-    SanaTransformer2DModel,
-    SD3Transformer2DModel,
-    UNet2DConditionModel,
-    ZImageTransformer2DModel,
-)
 from torch import nn
 
 LAYER = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1}
@@ -41,7 +20,7 @@ def unet(text: int, sizes: int | None = None) -> nn.Module:
     if sizes is not None:
         more = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8}
         more["projection_class_embeddings_input_dim"] = sizes + 6 * 8
-    return UNet2DConditionModel(
+    return diffusers.UNet2DConditionModel(
         sample_size=8,
         block_out_channels=(8, 16),
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
@@ -56,34 +35,34 @@ def unet(text: int, sizes: int | None = None) -> nn.Module:
 
 def sd3(text: int, pooled: int) -> nn.Module:
     sizes = {"sample_size": 8, "pos_embed_max_size": 16, "caption_projection_dim": 32}
-    return SD3Transformer2DModel(
+    return diffusers.SD3Transformer2DModel(
         **LAYER, **sizes, joint_attention_dim=text, pooled_projection_dim=pooled
     )
 
 
 def flux(text: int, pooled: int) -> nn.Module:
-    return FluxTransformer2DModel(
+    return diffusers.FluxTransformer2DModel(
         **LAYERS, joint_attention_dim=text, pooled_projection_dim=pooled, axes_dims_rope=ROPE
     )
 
 
 def flux2(text: int) -> nn.Module:
     guidance = {"timestep_guidance_channels": 16, "guidance_embeds": False}
-    return Flux2Transformer2DModel(
+    return diffusers.Flux2Transformer2DModel(
         **LAYERS, **guidance, joint_attention_dim=text, axes_dims_rope=(4, 4, 4, 4)
     )
 
 
 def pixart(text: int) -> nn.Module:
     sizes = {"sample_size": 32, "cross_attention_dim": 32}
-    return PixArtTransformer2DModel(
+    return diffusers.PixArtTransformer2DModel(
         **LAYER, **sizes, caption_channels=text, use_additional_conditions=False
     )
 
 
 def sana(text: int) -> nn.Module:
     cross = {"num_cross_attention_heads": 2, "cross_attention_head_dim": 16}
-    return SanaTransformer2DModel(
+    return diffusers.SanaTransformer2DModel(
         **LAYER, **cross, cross_attention_dim=32, sample_size=16, caption_channels=text
     )
 
@@ -91,13 +70,15 @@ def sana(text: int) -> nn.Module:
 def lumina2(text: int) -> nn.Module:
     heads = {"num_attention_heads": 2, "num_kv_heads": 1, "multiple_of": 8, "hidden_size": 32}
     layers = {"num_layers": 1, "num_refiner_layers": 1}
-    return Lumina2Transformer2DModel(
+    return diffusers.Lumina2Transformer2DModel(
         **heads, **layers, sample_size=8, axes_dim_rope=ROPE, cap_feat_dim=text
     )
 
 
 def qwen_image(text: int) -> nn.Module:
-    return QwenImageTransformer2DModel(**LAYER, joint_attention_dim=text, axes_dims_rope=ROPE)
+    return diffusers.QwenImageTransformer2DModel(
+        **LAYER, joint_attention_dim=text, axes_dims_rope=ROPE
+    )
 
 
 def qwen_image_21(text: int) -> nn.Module:
@@ -107,14 +88,14 @@ def qwen_image_21(text: int) -> nn.Module:
 
 def z_image(text: int) -> nn.Module:
     layers = {"dim": 16, "n_layers": 1, "n_refiner_layers": 1, "n_heads": 1, "n_kv_heads": 1}
-    return ZImageTransformer2DModel(
+    return diffusers.ZImageTransformer2DModel(
         **layers, cap_feat_dim=text, axes_dims=list(ROPE), axes_lens=[1024, 64, 64]
     )
 
 
 def aura_flow(text: int) -> nn.Module:
     sizes = {"sample_size": 8, "pos_embed_max_size": 64, "caption_projection_dim": 32}
-    return AuraFlowTransformer2DModel(
+    return diffusers.AuraFlowTransformer2DModel(
         num_attention_heads=2,
         attention_head_dim=16,
         num_mmdit_layers=1,
@@ -127,7 +108,7 @@ def aura_flow(text: int) -> nn.Module:
 def chroma(text: int) -> nn.Module:
     names = ("num_channels", "hidden_dim")
     small = {f"approximator_{name}": 16 for name in names} | {"approximator_layers": 1}
-    return ChromaTransformer2DModel(
+    return diffusers.ChromaTransformer2DModel(
         **LAYERS, **small, joint_attention_dim=text, axes_dims_rope=ROPE
     )
 
@@ -135,7 +116,7 @@ def chroma(text: int) -> nn.Module:
 def hidream(t5: int, llama: int, pooled: int) -> nn.Module:
     experts = {"num_routed_experts": 2, "num_activated_experts": 1}
     sizes = {"patch_size": 2, "in_channels": 16, "max_resolution": (16, 16)}
-    return HiDreamImageTransformer2DModel(
+    return diffusers.HiDreamImageTransformer2DModel(
         **(LAYERS | {"num_attention_heads": 1}),
         **experts,
         **sizes,
@@ -148,13 +129,13 @@ def hidream(t5: int, llama: int, pooled: int) -> nn.Module:
 
 def cogview4(text: int) -> nn.Module:
     sizes = {"sample_size": 8, "pos_embed_max_size": 16, "time_embed_dim": 16, "condition_dim": 8}
-    return CogView4Transformer2DModel(**LAYER, **sizes, text_embed_dim=text)
+    return diffusers.CogView4Transformer2DModel(**LAYER, **sizes, text_embed_dim=text)
 
 
 def hunyuan_image(channels: int, text: int) -> nn.Module:
     """Without the part for words in quotes, which alone would be 8 MB."""
     sides = {"in_channels": channels, "out_channels": channels, "rope_axes_dim": (8, 8)}
-    return HunyuanImageTransformer2DModel(
+    return diffusers.HunyuanImageTransformer2DModel(
         **LAYERS, **sides, num_refiner_layers=1, text_embed_dim=text
     )
 
@@ -162,20 +143,20 @@ def hunyuan_image(channels: int, text: int) -> nn.Module:
 def kandinsky5(text: int, pooled: int) -> nn.Module:
     sizes = {"in_visual_dim": 16, "out_visual_dim": 16, "model_dim": 32, "ff_dim": 32}
     blocks = {"num_text_blocks": 1, "num_visual_blocks": 1, "time_dim": 16, "visual_cond": True}
-    return Kandinsky5Transformer3DModel(
+    return diffusers.Kandinsky5Transformer3DModel(
         **sizes, **blocks, in_text_dim=text, in_text_dim2=pooled, axes_dims=ROPE
     )
 
 
 def longcat(text: int) -> nn.Module:
-    return LongCatImageTransformer2DModel(
+    return diffusers.LongCatImageTransformer2DModel(
         **LAYERS, joint_attention_dim=text, pooled_projection_dim=text, axes_dims_rope=ROPE
     )
 
 
 def krea2(text: int, layers: int) -> nn.Module:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
-    return Krea2Transformer2DModel(
+    return diffusers.Krea2Transformer2DModel(
         **LAYER,
         **{f"text_{name}": value for name, value in heads.items()},
         num_key_value_heads=1,
@@ -190,9 +171,11 @@ def krea2(text: int, layers: int) -> nn.Module:
 
 
 def ovis_image(text: int) -> nn.Module:
-    return OvisImageTransformer2DModel(**LAYERS, joint_attention_dim=text, axes_dims_rope=ROPE)
+    return diffusers.OvisImageTransformer2DModel(
+        **LAYERS, joint_attention_dim=text, axes_dims_rope=ROPE
+    )
 
 
 def ernie_image(text: int) -> nn.Module:
     sizes = {"hidden_size": 32, "ffn_hidden_size": 32, "num_attention_heads": 2, "num_layers": 1}
-    return ErnieImageTransformer2DModel(**sizes, text_in_dim=text, rope_axes_dim=ROPE)
+    return diffusers.ErnieImageTransformer2DModel(**sizes, text_in_dim=text, rope_axes_dim=ROPE)

@@ -13,20 +13,8 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import (
-    DPMSolverMultistepScheduler,
-    EulerDiscreteScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    SanaPipeline,
-)
+import transformers
 from torch import nn
-from transformers import (
-    Qwen2VLImageProcessor,
-    Qwen2VLProcessor,
-    Qwen2VLVideoProcessor,
-    Qwen3VLProcessor,
-    Qwen3VLVideoProcessor,
-)
 
 from tests.kit.families import denoisers, towers, vaes
 from tests.kit.families import vocabularies as words
@@ -60,7 +48,7 @@ def _one_tower(
     tower: Callable[[Any], nn.Module],
     vae: Callable[[], nn.Module],
     denoiser: Callable[[int], nn.Module],
-    scheduler: Callable[[], Any] = FlowMatchEulerDiscreteScheduler,
+    scheduler: Callable[[], Any] = diffusers.FlowMatchEulerDiscreteScheduler,
 ) -> dict[str, Any]:
     """Return the parts of a pipeline with one text encoder, made in this order."""
     made = tokenizer()
@@ -84,7 +72,7 @@ def _stable_diffusion() -> dict[str, Any]:
         "text_encoder": towers.clip(tokenizer, WIDTH),
         "vae": vaes.kl(0.18215),
         "unet": denoisers.unet(WIDTH),
-        "scheduler": EulerDiscreteScheduler(steps_offset=1),
+        "scheduler": diffusers.EulerDiscreteScheduler(steps_offset=1),
         "safety_checker": None,
         "feature_extractor": None,
         "requires_safety_checker": False,
@@ -95,7 +83,7 @@ def _stable_diffusion_xl() -> dict[str, Any]:
     return _two_clips() | {
         "vae": vaes.kl(0.13025),
         "unet": denoisers.unet(2 * CLIPS, sizes=CLIPS),
-        "scheduler": EulerDiscreteScheduler(steps_offset=1),
+        "scheduler": diffusers.EulerDiscreteScheduler(steps_offset=1),
         "add_watermarker": False,
     }
 
@@ -109,7 +97,7 @@ def _stable_diffusion_3() -> dict[str, Any]:
         "text_encoder_3": towers.t5(len(t5), width),
         "vae": vaes.kl16(1.5305, 0.0609),
         "transformer": denoisers.sd3(width, 2 * CLIPS),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
     }
 
 
@@ -122,14 +110,14 @@ def _flux() -> dict[str, Any]:
         "text_encoder_2": towers.t5(len(t5)),
         "vae": vaes.flux(),
         "transformer": denoisers.flux(WIDTH, CLIPS),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
     }
 
 
 def _sana() -> dict[str, Any]:
     """With a token for each line of the instruction that goes before a caption: else it has 777."""
     gemma = words.gemma()
-    defaults = inspect.signature(SanaPipeline.__call__).parameters
+    defaults = inspect.signature(diffusers.SanaPipeline.__call__).parameters
     gemma.add_tokens(
         [line for line in defaults["complex_human_instruction"].default if line[-1] != " "]
     )
@@ -138,7 +126,7 @@ def _sana() -> dict[str, Any]:
         "text_encoder": towers.gemma2(gemma),
         "vae": vaes.dc(),
         "transformer": denoisers.sana(WIDTH),
-        "scheduler": DPMSolverMultistepScheduler(),
+        "scheduler": diffusers.DPMSolverMultistepScheduler(),
     }
 
 
@@ -149,7 +137,7 @@ def _kolors(aside: Path) -> dict[str, Any]:
         "text_encoder": towers.chatglm(tokenizer.vocab_size),
         "vae": vaes.kl(0.13025),
         "unet": denoisers.unet(WIDTH, sizes=WIDTH),
-        "scheduler": EulerDiscreteScheduler(steps_offset=1),
+        "scheduler": diffusers.EulerDiscreteScheduler(steps_offset=1),
     }
 
 
@@ -169,7 +157,7 @@ def _hidream_image() -> dict[str, Any]:
         "text_encoder_4": towers.llama(llama, CLIPS),
         "vae": vaes.flux(),
         "transformer": denoisers.hidream(CLIPS, CLIPS, 2 * CLIPS),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
     }
 
 
@@ -183,7 +171,7 @@ def _hunyuan_image() -> dict[str, Any]:
         "text_encoder_2": towers.t5(len(byt5)),
         "vae": vae,
         "transformer": denoisers.hunyuan_image(vae.config.latent_channels, WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
     }
 
 
@@ -194,7 +182,7 @@ def _krea2() -> dict[str, Any]:
         "text_encoder": towers.qwen3_vl(qwen, layers=5),
         "vae": vaes.qwen_image(),
         "transformer": denoisers.krea2(WIDTH, len(layers)),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
         "text_encoder_select_layers": layers,
     }
 
@@ -202,14 +190,18 @@ def _krea2() -> dict[str, Any]:
 def _qwen_image_21() -> dict[str, Any]:
     tokenizer = words.qwen()
     tokenizer.chat_template = words.QWEN_LISTS_TEMPLATE
-    pictures = Qwen2VLImageProcessor(patch_size=16, min_pixels=64 * 64, max_pixels=128 * 128)
-    videos = Qwen3VLVideoProcessor()
+    pictures = transformers.Qwen2VLImageProcessor(
+        patch_size=16, min_pixels=64 * 64, max_pixels=128 * 128
+    )
+    videos = transformers.Qwen3VLVideoProcessor()
     return {
-        "processor": Qwen3VLProcessor(pictures, tokenizer, videos, tokenizer.chat_template),
+        "processor": transformers.Qwen3VLProcessor(
+            pictures, tokenizer, videos, tokenizer.chat_template
+        ),
         "text_encoder": towers.speaking_qwen3_vl(tokenizer),
         "vae": vaes.qwen_image_21(),
         "transformer": denoisers.qwen_image_21(WIDTH),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
     }
 
 
@@ -229,10 +221,10 @@ def _with_pictures(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, A
     return made | {name: _sees_pictures(made["tokenizer"])}
 
 
-def _sees_pictures(tokenizer: Any) -> Qwen2VLProcessor:
+def _sees_pictures(tokenizer: Any) -> transformers.Qwen2VLProcessor:
     """Return a processor that makes few tokens of a picture."""
-    pictures = Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=112 * 112)
-    return Qwen2VLProcessor(pictures, tokenizer, Qwen2VLVideoProcessor())
+    pictures = transformers.Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=112 * 112)
+    return transformers.Qwen2VLProcessor(pictures, tokenizer, transformers.Qwen2VLVideoProcessor())
 
 
 def _kandinsky5() -> dict[str, Any]:
@@ -244,13 +236,15 @@ def _kandinsky5() -> dict[str, Any]:
         "text_encoder_2": towers.clip(clip, CLIPS),
         "vae": vaes.flux(),
         "transformer": denoisers.kandinsky5(WIDTH, CLIPS),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
     }
 
 
 _longcat = partial(_one_tower, words.qwen, towers.qwen2_5_vl, vaes.flux, denoisers.longcat)
 _sd_vae = partial(vaes.kl, 0.13025)
-_pixart = partial(_one_tower, words.t5, _t5, _sd_vae, denoisers.pixart, DPMSolverMultistepScheduler)
+_pixart = partial(
+    _one_tower, words.t5, _t5, _sd_vae, denoisers.pixart, diffusers.DPMSolverMultistepScheduler
+)
 FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
     "StableDiffusion": _stable_diffusion,
     "StableDiffusionXL": _stable_diffusion_xl,

@@ -2,33 +2,7 @@
 
 from typing import Any
 
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    Gemma2Config,
-    Gemma2Model,
-    GlmConfig,
-    GlmModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Ministral3Config,
-    Mistral3Config,
-    Mistral3Model,
-    PixtralVisionConfig,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3Model,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLModel,
-    T5Config,
-    T5EncoderModel,
-    UMT5Config,
-    UMT5EncoderModel,
-)
+import transformers
 
 WIDTH = 32
 DECODER = {
@@ -46,18 +20,18 @@ PICTURES = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"
 }
 
 
-def clip(tokenizer: Any, width: int = 16, positions: int = 77) -> CLIPTextModel:
-    return CLIPTextModel(_clip(tokenizer, width, positions))
+def clip(tokenizer: Any, width: int = 16, positions: int = 77) -> transformers.CLIPTextModel:
+    return transformers.CLIPTextModel(_clip(tokenizer, width, positions))
 
 
 def projecting_clip(
     tokenizer: Any, width: int = 16, positions: int = 77
-) -> CLIPTextModelWithProjection:
-    return CLIPTextModelWithProjection(_clip(tokenizer, width, positions))
+) -> transformers.CLIPTextModelWithProjection:
+    return transformers.CLIPTextModelWithProjection(_clip(tokenizer, width, positions))
 
 
-def _clip(tokenizer: Any, width: int, positions: int) -> CLIPTextConfig:
-    return CLIPTextConfig(
+def _clip(tokenizer: Any, width: int, positions: int) -> transformers.CLIPTextConfig:
+    return transformers.CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
@@ -72,12 +46,16 @@ def _clip(tokenizer: Any, width: int, positions: int) -> CLIPTextConfig:
     )
 
 
-def t5(vocabulary: int, width: int = WIDTH) -> T5EncoderModel:
-    return T5EncoderModel(T5Config(**_t5(vocabulary, width), num_layers=2))
+def t5(vocabulary: int, width: int = WIDTH) -> transformers.T5EncoderModel:
+    return transformers.T5EncoderModel(
+        transformers.T5Config(**_t5(vocabulary, width), num_layers=2)
+    )
 
 
-def umt5(vocabulary: int) -> UMT5EncoderModel:
-    return UMT5EncoderModel(UMT5Config(**_t5(vocabulary, WIDTH), num_layers=2))
+def umt5(vocabulary: int) -> transformers.UMT5EncoderModel:
+    return transformers.UMT5EncoderModel(
+        transformers.UMT5Config(**_t5(vocabulary, WIDTH), num_layers=2)
+    )
 
 
 def _t5(vocabulary: int, width: int) -> dict[str, Any]:
@@ -91,38 +69,42 @@ def _t5(vocabulary: int, width: int) -> dict[str, Any]:
     }
 
 
-def gemma2(tokenizer: Any) -> Gemma2Model:
+def gemma2(tokenizer: Any) -> transformers.Gemma2Model:
     special = {f"{each}_token_id": getattr(tokenizer, f"{each}_token_id") for each in _SPECIAL}
     sizes = DECODER | {"query_pre_attn_scalar": 16}
-    return Gemma2Model(Gemma2Config(vocab_size=len(tokenizer), **sizes, **special))
+    return transformers.Gemma2Model(
+        transformers.Gemma2Config(vocab_size=len(tokenizer), **sizes, **special)
+    )
 
 
-def glm(tokenizer: Any) -> GlmModel:
+def glm(tokenizer: Any) -> transformers.GlmModel:
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    return GlmModel(GlmConfig(**DECODER, **sizes, eos_token_id=tokenizer.eos_token_id))
+    return transformers.GlmModel(
+        transformers.GlmConfig(**DECODER, **sizes, eos_token_id=tokenizer.eos_token_id)
+    )
 
 
-def llama(tokenizer: Any, width: int) -> LlamaForCausalLM:
+def llama(tokenizer: Any, width: int) -> transformers.LlamaForCausalLM:
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     sizes = DECODER | {"hidden_size": width, "tie_word_embeddings": True}
-    config = LlamaConfig(vocab_size=len(tokenizer), **sizes, **special)
-    return LlamaForCausalLM(config)
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes, **special)
+    return transformers.LlamaForCausalLM(config)
 
 
-def qwen3(tokenizer: Any) -> Qwen3Model:
-    return Qwen3Model(_qwen3(tokenizer))
+def qwen3(tokenizer: Any) -> transformers.Qwen3Model:
+    return transformers.Qwen3Model(_qwen3(tokenizer))
 
 
-def speaking_qwen3(tokenizer: Any, layers: int) -> Qwen3ForCausalLM:
+def speaking_qwen3(tokenizer: Any, layers: int) -> transformers.Qwen3ForCausalLM:
     more = {"num_hidden_layers": layers, "intermediate_size": 16, "tie_word_embeddings": True}
-    return Qwen3ForCausalLM(_qwen3(tokenizer, **more))
+    return transformers.Qwen3ForCausalLM(_qwen3(tokenizer, **more))
 
 
-def _qwen3(tokenizer: Any, **more: Any) -> Qwen3Config:
-    return Qwen3Config(vocab_size=len(tokenizer), **(DECODER | more))
+def _qwen3(tokenizer: Any, **more: Any) -> transformers.Qwen3Config:
+    return transformers.Qwen3Config(vocab_size=len(tokenizer), **(DECODER | more))
 
 
-def qwen2_5_vl(tokenizer: Any) -> Qwen2_5_VLForConditionalGeneration:
+def qwen2_5_vl(tokenizer: Any) -> transformers.Qwen2_5_VLForConditionalGeneration:
     text = {key: value for key, value in DECODER.items() if key != "head_dim"}
     text |= {"vocab_size": len(tokenizer), "rope_parameters": MROPE}
     text |= {f"{each}_token_id": None for each in ("bos", "eos", "pad")}
@@ -134,19 +116,21 @@ def qwen2_5_vl(tokenizer: Any) -> Qwen2_5_VLForConditionalGeneration:
         "out_hidden_size": WIDTH,
         "fullatt_block_indexes": [0],
     }
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=seen, **_places(tokenizer))
-    return Qwen2_5_VLForConditionalGeneration(config)
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text, vision_config=seen, **_places(tokenizer)
+    )
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
-def qwen3_vl(tokenizer: Any, layers: int) -> Qwen3VLModel:
-    return Qwen3VLModel(_qwen3_vl(tokenizer, layers))
+def qwen3_vl(tokenizer: Any, layers: int) -> transformers.Qwen3VLModel:
+    return transformers.Qwen3VLModel(_qwen3_vl(tokenizer, layers))
 
 
-def speaking_qwen3_vl(tokenizer: Any) -> Qwen3VLForConditionalGeneration:
-    return Qwen3VLForConditionalGeneration(_qwen3_vl(tokenizer, 2))
+def speaking_qwen3_vl(tokenizer: Any) -> transformers.Qwen3VLForConditionalGeneration:
+    return transformers.Qwen3VLForConditionalGeneration(_qwen3_vl(tokenizer, 2))
 
 
-def _qwen3_vl(tokenizer: Any, layers: int) -> Qwen3VLConfig:
+def _qwen3_vl(tokenizer: Any, layers: int) -> transformers.Qwen3VLConfig:
     text = DECODER | {"num_hidden_layers": layers, "intermediate_size": 16}
     text |= {"vocab_size": len(tokenizer), "rope_parameters": MROPE}
     seen = {
@@ -158,10 +142,10 @@ def _qwen3_vl(tokenizer: Any, layers: int) -> Qwen3VLConfig:
         "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0],
     }
-    return Qwen3VLConfig(text_config=text, vision_config=seen, **_places(tokenizer))
+    return transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **_places(tokenizer))
 
 
-def mistral3(tokenizer: Any) -> Mistral3Model:
+def mistral3(tokenizer: Any) -> transformers.Mistral3Model:
     special = {f"{each}_token_id": getattr(tokenizer, f"{each}_token_id") for each in _SPECIAL}
     places = {
         "rope_type": "yarn",
@@ -170,8 +154,10 @@ def mistral3(tokenizer: Any) -> Mistral3Model:
         "original_max_position_embeddings": 128,
         "llama_4_scaling_beta": 0.1,
     }
-    text = Ministral3Config(vocab_size=len(tokenizer), **DECODER, **special, rope_parameters=places)
-    seen = PixtralVisionConfig(
+    text = transformers.Ministral3Config(
+        vocab_size=len(tokenizer), **DECODER, **special, rope_parameters=places
+    )
+    seen = transformers.PixtralVisionConfig(
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=1,
@@ -179,7 +165,9 @@ def mistral3(tokenizer: Any) -> Mistral3Model:
         image_size=32,
         patch_size=8,
     )
-    return Mistral3Model(Mistral3Config(text_config=text, vision_config=seen))
+    return transformers.Mistral3Model(
+        transformers.Mistral3Config(text_config=text, vision_config=seen)
+    )
 
 
 def chatglm(vocabulary: int) -> Any:

@@ -6,13 +6,6 @@ no number of it is 0 or 1, so that a step that is left out shows.
 
 import diffusers
 import torch
-from diffusers import (
-    AutoencoderDC,
-    AutoencoderKL,
-    AutoencoderKLFlux2,
-    AutoencoderKLHunyuanImage,
-    AutoencoderKLQwenImage,
-)
 from torch import nn
 
 EIGHTS = (8, 8, 8, 8)
@@ -27,14 +20,16 @@ KL = {
 }
 
 
-def kl(scale: float) -> AutoencoderKL:
+def kl(scale: float) -> diffusers.AutoencoderKL:
     """Of 4 channels, as with Stable Diffusion."""
-    return AutoencoderKL(**KL, latent_channels=4, scaling_factor=scale, force_upcast=False)
+    return diffusers.AutoencoderKL(
+        **KL, latent_channels=4, scaling_factor=scale, force_upcast=False
+    )
 
 
-def kl16(scale: float, shift: float) -> AutoencoderKL:
+def kl16(scale: float, shift: float) -> diffusers.AutoencoderKL:
     """Of 16 channels with a shift, and no convolutions around the latents, as with Flux and SD3."""
-    return AutoencoderKL(
+    return diffusers.AutoencoderKL(
         **KL,
         latent_channels=16,
         scaling_factor=scale,
@@ -45,21 +40,23 @@ def kl16(scale: float, shift: float) -> AutoencoderKL:
     )
 
 
-def flux() -> AutoencoderKL:
+def flux() -> diffusers.AutoencoderKL:
     return kl16(0.3611, 0.1159)
 
 
-def flux2() -> AutoencoderKLFlux2:
-    made = AutoencoderKLFlux2(**KL, latent_channels=32)
+def flux2() -> diffusers.AutoencoderKLFlux2:
+    made = diffusers.AutoencoderKLFlux2(**KL, latent_channels=32)
     generator = torch.Generator().manual_seed(2)
     made.bn.running_mean.normal_(generator=generator)
     made.bn.running_var.uniform_(0.3, 3, generator=generator)
     return made
 
 
-def qwen_image() -> AutoencoderKLQwenImage:
+def qwen_image() -> diffusers.AutoencoderKLQwenImage:
     """With the means and deviations of the real one, which are the defaults of its class."""
-    return AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+    return diffusers.AutoencoderKLQwenImage(
+        base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1
+    )
 
 
 def qwen_image_21() -> nn.Module:
@@ -69,11 +66,11 @@ def qwen_image_21() -> nn.Module:
     )
 
 
-def dc() -> AutoencoderDC:
+def dc() -> diffusers.AutoencoderDC:
     """A 32nd of the side, 32 channels, no distribution."""
     kinds = ("ResBlock",) * 4 + ("EfficientViTBlock",) * 2
     widths = (8, 8, 8, 8, 16, 32)
-    return AutoencoderDC(
+    return diffusers.AutoencoderDC(
         attention_head_dim=8,
         encoder_block_types=kinds,
         decoder_block_types=kinds,
@@ -87,9 +84,9 @@ def dc() -> AutoencoderDC:
     )
 
 
-def hunyuan_image() -> AutoencoderKLHunyuanImage:
+def hunyuan_image() -> diffusers.AutoencoderKLHunyuanImage:
     """A 32nd of the side. 16 channels, not 64: its class would else be 5 MB at least."""
-    return AutoencoderKLHunyuanImage(
+    return diffusers.AutoencoderKLHunyuanImage(
         in_channels=3,
         out_channels=3,
         latent_channels=16,
@@ -103,7 +100,7 @@ def hunyuan_image() -> AutoencoderKLHunyuanImage:
 
 def sized(vae: nn.Module) -> None:
     """Latents of about one once they are multiplied by the scale, as those of a trained one are."""
-    if isinstance(vae, AutoencoderKL):
+    if isinstance(vae, diffusers.AutoencoderKL):
         last = vae.quant_conv or vae.encoder.conv_out
         means = slice(vae.config.latent_channels)
         for weight in (last.weight, last.bias):

@@ -9,15 +9,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import (
-    ByT5Tokenizer,
-    CLIPTokenizer,
-    GemmaTokenizer,
-    PreTrainedTokenizerFast,
-    Qwen2Tokenizer,
-    T5Tokenizer,
-)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import wdsprep
@@ -43,35 +36,35 @@ ROLES = ["system", "user", "assistant"]
 QWEN_PLACES = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 
 
-def clip(length: int = 77) -> CLIPTokenizer:
+def clip(length: int = 77) -> transformers.CLIPTokenizer:
     """That of the toy model, whole."""
-    return CLIPTokenizer.from_pretrained(str(TINY), model_max_length=length)
+    return transformers.CLIPTokenizer.from_pretrained(str(TINY), model_max_length=length)
 
 
-def t5(length: int = 512) -> T5Tokenizer:
+def t5(length: int = 512) -> transformers.T5Tokenizer:
     """Unigrams of single letters and of whole words; what it does not know becomes <unk>."""
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    return T5Tokenizer(vocab=special + _scored(), extra_ids=0, model_max_length=length)
+    return transformers.T5Tokenizer(vocab=special + _scored(), extra_ids=0, model_max_length=length)
 
 
-def byt5() -> ByT5Tokenizer:
-    return ByT5Tokenizer()
+def byt5() -> transformers.ByT5Tokenizer:
+    return transformers.ByT5Tokenizer()
 
 
-def gemma() -> GemmaTokenizer:
+def gemma() -> transformers.GemmaTokenizer:
     """BPE that falls back to bytes, with a start token before every text."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     raw = [f"<0x{each:02X}>" for each in range(256)]
     merges = [pair for pair in _merges() if all(part.isascii() for part in pair)]
     letters = ["▁", *sorted({*"abcdefghijklmnopqrstuvwxyz", *MARKS, *_single(merges)})]
     pieces = special + raw + letters + ["".join(pair) for pair in merges]
-    return GemmaTokenizer(vocab=_numbered(pieces), merges=merges, add_bos_token=True)
+    return transformers.GemmaTokenizer(vocab=_numbered(pieces), merges=merges, add_bos_token=True)
 
 
-def qwen(length: int = 131072) -> Qwen2Tokenizer:
+def qwen(length: int = 131072) -> transformers.Qwen2Tokenizer:
     merges = _merges()
     pieces = BYTES + ["".join(pair) for pair in merges] + QWEN_MARKS + QWEN_PLACES
-    made = Qwen2Tokenizer(
+    made = transformers.Qwen2Tokenizer(
         vocab=_numbered(pieces),
         merges=merges,
         eos_token="<|im_end|>",
@@ -84,18 +77,18 @@ def qwen(length: int = 131072) -> Qwen2Tokenizer:
     return made
 
 
-def llama() -> PreTrainedTokenizerFast:
+def llama() -> transformers.PreTrainedTokenizerFast:
     """No token for padding: HiDream's pipeline takes the one for the end."""
     special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
     return _byte_level(special, ["<|begin_of_text|>"], model_max_length=131072)
 
 
-def mistral() -> PreTrainedTokenizerFast:
+def mistral() -> transformers.PreTrainedTokenizerFast:
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     return _byte_level(special, ["<s>"], model_max_length=512)
 
 
-def glm() -> PreTrainedTokenizerFast:
+def glm() -> transformers.PreTrainedTokenizerFast:
     """Pads on the left, and two tokens before every text."""
     special = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
     return _byte_level(special, ["[gMASK]", "<sop>"], padding_side="left", model_max_length=128000)
@@ -122,7 +115,9 @@ def chatglm(folder: Path) -> Any:
     return ChatGLMTokenizer(str(file))
 
 
-def _byte_level(special: dict[str, str], before: list[str], **more: Any) -> PreTrainedTokenizerFast:
+def _byte_level(
+    special: dict[str, str], before: list[str], **more: Any
+) -> transformers.PreTrainedTokenizerFast:
     merges = _merges()
     marks = list(dict.fromkeys([*special.values(), *before]))
     vocabulary = _numbered(BYTES + ["".join(pair) for pair in merges] + marks)
@@ -135,7 +130,7 @@ def _byte_level(special: dict[str, str], before: list[str], **more: Any) -> PreT
         pair=[*before, "$A", "$B"],
         special_tokens=[(each, vocabulary[each]) for each in before],
     )
-    return PreTrainedTokenizerFast(tokenizer_object=made, **special, **more)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special, **more)
 
 
 def _numbered(pieces: list[str]) -> dict[str, int]:
