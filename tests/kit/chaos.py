@@ -29,7 +29,7 @@ from tests.kit.clusters import LEAN_HEAD
 from tests.kit.damaged import check
 from tests.kit.encode_work import Making
 from tests.kit.encodes import in_this_process
-from tests.kit.packs import BUCKETS, once, packing_here, tree, wait_gone
+from tests.kit.packs import BUCKETS, differences, once, packing_here, tree, wait_gone
 from wdsprep.cli import main
 from wdsprep.encoding import encode as encoding
 from wdsprep.packing import pack
@@ -335,14 +335,9 @@ def encode_job(images: Path | str, *, pause_s: float) -> Job:
 
 def faults_of(result: Result, out: str, whole: dict[str, bytes]) -> list[str]:
     """Everything that is not as after an undisturbed run. Nothing, if all is well."""
-    there = tree(out)
     found = [f"exit code {result.code}"] if result.code else []
     found += [] if result.fault_came else ["the run ended before the fault came"]
-    found += [f"{name} is lost" for name in sorted(whole.keys() - there.keys())]
-    found += [f"{name} should not be there" for name in sorted(there.keys() - whole.keys())]
-    found += [
-        f"{n} has other bytes" for n in sorted(whole.keys() & there.keys()) if whole[n] != there[n]
-    ]
+    found += differences(tree(out), whole)
     found += [f"verify: {finding}" for finding in check(out).findings]
     found += [f"{unit} was done again without need" for unit in set(result.again) - result.excused]
     return found

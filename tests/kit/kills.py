@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from tests.kit.encodes import encode_here
 from tests.kit.meetings import Stage
-from tests.kit.packs import is_running, jpeg, pack, write_files
+from tests.kit.packs import differences, is_running, jpeg, pack, write_files
 from tests.kit.scores import score_here
 from tests.kit.scoring_models import small
 from wdsprep.dataset.file_names import EDITION
@@ -220,15 +220,6 @@ def _write_all(place: str, files: Files) -> None:
     store = open_store(place)
     for name, data in files.items():
         write_bytes(store, name, data)
-
-
-def differences(there: Files, wanted: Files) -> Iterator[str]:
-    """Yield what is missing, is too much, or has other bytes."""
-    yield from (f"{name} is missing" for name in sorted(wanted.keys() - there.keys()))
-    yield from (f"{name} is too much" for name in sorted(there.keys() - wanted.keys()))
-    for name in sorted(wanted.keys() & there.keys()):
-        if wanted[name] != there[name]:
-            yield f"{name} has other bytes"
 
 
 def leftovers(place: str) -> Iterator[Path]:

@@ -257,6 +257,17 @@ def tree(root: Path | str) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
+def differences(there: dict[str, bytes], wanted: dict[str, bytes]) -> Iterator[str]:
+    """Yield what is missing of files, is too much, or has other bytes."""
+    for name in sorted(wanted.keys() | there.keys()):
+        if name not in there:
+            yield f"{name} is missing"
+        elif name not in wanted:
+            yield f"{name} is too much"
+        elif wanted[name] != there[name]:
+            yield f"{name} has other bytes"
+
+
 def tars(root: Path | str) -> dict[str, bytes]:
     return {name: data for name, data in tree(root).items() if name.endswith((".tar", ".idx"))}
 
