@@ -25,8 +25,8 @@ from wdsprep.runners.base import HopelessError
 from wdsprep.runners.run import Outcome
 
 BOTH = (64, 128)
-COUNT, LARGE = 18, 6  # pictures, and those of them in bucket 128
-SLICES, SHARDS = 3, 6
+COUNT, LARGE = 12, 4  # pictures, and those of them in bucket 128
+SLICES, SHARDS = 2, 4
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -261,9 +261,9 @@ def test_what_is_damaged_is_found_removed_and_made_again(
 
 
 def test_a_limit_is_that_of_each(images: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
-    low, high = both(images, tmp_path / "both", limit=5)
-    assert (low.samples, high.samples) == (5, 5)
-    wanted = in_runs_of_their_own(images, tmp_path / "alone", has_text_apart=False, limit=5)
+    low, high = both(images, tmp_path / "both", limit=3)
+    assert (low.samples, high.samples) == (3, 3)
+    wanted = in_runs_of_their_own(images, tmp_path / "alone", has_text_apart=False, limit=3)
     trees = [
         # the manifest has the speed of a trial
         {name: data for name, data in files.items() if not name.endswith("wdsprep.json")}
@@ -415,7 +415,7 @@ def test_each_has_a_line_at_the_end_that_says_how_the_parts_are_loaded_together(
         joined = f'"shards/latents-{resolution}", join=["shards/text"]'
         assert told.out.count(f"next: wdsprep.load({joined}, global_batch={batch})") == 1
     assert told.out.count("next: ") == 2
-    loader = wdsprep.load("shards/latents-128", join=["shards/text"], global_batch=6)
+    loader = wdsprep.load("shards/latents-128", join=["shards/text"], global_batch=LARGE)
     assert {"latent", "emb"} <= next(iter(loader)).keys()
     again = (PLACE, "--resolution", "64,128", "--text-out", "shards/text", "--json")
     assert run(images, *again) == 0
