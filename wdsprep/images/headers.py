@@ -82,12 +82,15 @@ def read_jpeg(data: bytes) -> Header:
             frame = marker, data[start:at]
     if frame is None:
         raise RejectedError(*(damage or (Code.CORRUPT, "a scan without a frame header")))
-    chunks.sort(key=lambda chunk: chunk[:1])
-    is_whole = chunks and len(chunks[0]) > 1 and chunks[0][1] == len(chunks)  # as they are numbered
+    profile = None
+    if chunks:
+        chunks.sort(key=lambda chunk: chunk[:1])
+        if len(chunks[0]) > 1 and chunks[0][1] == len(chunks):  # as they are numbered
+            profile = b"".join(chunk[2:] for chunk in chunks)
     return _read_frame(
         *frame,
         orientation=orientation(exif) if exif else 1,
-        profile=b"".join(chunk[2:] for chunk in chunks) if is_whole else None,
+        profile=profile,
         adobe=adobe,
         damage=damage,
     )
