@@ -76,17 +76,10 @@ def values_without_secrets(value: Any) -> Any:
 
 
 MOST, KEPT = 2_000, 900
-"""The most characters of a message, and how many a longer message keeps at each end."""
+"""The most characters of a message, and how many a longer message keeps at each end.
 
-
-def as_message(message: str) -> str:
-    """Return a message without secrets and of bounded length.
-
-    A stranger's file may have names of megabytes. The cause stands at the start of a message
-    and the next step at its end, so the middle is left out.
-    """
-    message = without_secrets(message)
-    return message if len(message) <= MOST else f"{message[:KEPT]} ... {message[-KEPT:]}"
+A stranger's file may have names of megabytes. The cause stands at the start of a message and the
+next step at its end, so the middle is left out."""
 
 
 class WdsprepError(Exception):
@@ -96,7 +89,8 @@ class WdsprepError(Exception):
     next_step = ""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(as_message(message))
+        text = without_secrets(message)
+        super().__init__(text if len(text) <= MOST else f"{text[:KEPT]} ... {text[-KEPT:]}")
 
     def __str__(self) -> str:
         message = super().__str__()

@@ -193,19 +193,15 @@ def fit_parts(parts: Parts, width: int) -> str:
     The first is cut if it is too long; another that does not fit is left out.
     """
     first, *others = [parts] if isinstance(parts, str) else parts
-    line = _cut(one_line(first), width)
+    line = one_line(first)
+    if cells(line) > width:
+        while cells(line) >= width:
+            line = line[:-1]
+        line += "…"
     for part in map(one_line, others):
         if cells(f"{line}, {part}") <= width:
             line = f"{line}, {part}"
     return line
-
-
-def _cut(text: str, width: int) -> str:
-    if cells(text) <= width:
-        return text
-    while cells(text) >= width:
-        text = text[:-1]
-    return f"{text}…"
 
 
 class NotebookCell:

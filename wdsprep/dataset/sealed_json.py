@@ -26,7 +26,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from operator import itemgetter
 from types import NoneType, UnionType
@@ -217,7 +217,9 @@ def check_values(kind: Any, values: Values) -> None:
         for rule in parts[1:]:
             rule(values)
     elif origin is Literal:
-        ValueRule(f"one of {', '.join(map(str, parts))}", partial(_are_among, parts))(values)
+        wanted = f"one of {', '.join(map(str, parts))}"
+        _check_types(tuple({*map(type, parts)}), values, wanted)
+        ValueRule(wanted, set(parts).issuperset)(values)
     elif origin in (Union, UnionType):
         for value in values:
             _check_any(parts, value)
@@ -257,13 +259,6 @@ _FINITE = ValueRule("a number", lambda values: all(-LARGEST < value < LARGEST fo
 def _check_types(types: tuple[type, ...], values: Values, wanted: str) -> None:
     if not {*map(type, values)} <= {*types}:
         raise WrongValueError(next(v for v in values if type(v) not in types), wanted)
-
-
-def _are_among(known: Sequence[Any], values: Values) -> bool:
-    typed = {(type(value), value) for value in known}
-    return all(type(value) in (str, int, bool) for value in values) and typed.issuperset(
-        (type(value), value) for value in values
-    )
 
 
 def _check_any(kinds: Sequence[Any], value: Any) -> None:

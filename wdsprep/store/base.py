@@ -238,13 +238,10 @@ def check_apart(source: str, output: str) -> None:
 
 def lies_in(url: str, other: str) -> bool:
     """Return whether a place is within another, or the same."""
-    inner, outer = (_real(place).rstrip("/") + "/" for place in (url, other))
+    paths = ((place, local_path(place)) for place in (url, other))
+    real = (place if path is None else os.path.realpath(path) for place, path in paths)
+    inner, outer = (f"{place.rstrip('/')}/" for place in real)
     return inner.startswith(outer)
-
-
-def _real(url: str) -> str:
-    path = local_path(url)
-    return url if path is None else os.path.realpath(path)
 
 
 def check_name(name: str) -> str:

@@ -75,7 +75,6 @@ class OtherTable:
                     new = blake3(f"{join.rows}".encode())  # rows before the column began
                     self._digests.setdefault((name, part), new).update(data.data)
             join.add(names, columns)
-        self._decide()
 
     @property
     def digest(self) -> str:
@@ -86,11 +85,8 @@ class OtherTable:
         return blake3(repr(lines).encode()).hexdigest()
 
     def _batches(self) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
-        """Yield names, as bytes, and columns."""
+        """Yield names, as bytes, and columns. At the end, what these are is set."""
         raise NotImplementedError
-
-    def _decide(self) -> None:
-        """Set what is known once all rows have been read."""
 
 
 def open_other_table(place: str, table: Table, by: str, wanted: WantedColumns) -> OtherTable:
@@ -171,6 +167,9 @@ class _TextTable(OtherTable):
         if unreadable:
             lines = plural(unreadable, "row")
             _log.warning("%s: left out %s that cannot be read", self.place, lines)
+        self.offered = {name: dtype for name, dtype in self._types.items() if dtype}
+        self.numbers = self.wanted.choose_numbers(self.offered)
+        self.texts = [n for n, dtype in self._types.items() if not dtype and n in self.wanted.named]
 
     def _columns(self, rows: "list[dict[str, Any]]") -> dict[str, pa.Array]:
         columns = {}
@@ -186,11 +185,6 @@ class _TextTable(OtherTable):
             if name in self.wanted.named or (self.wanted.for_batches and dtype is not None):
                 columns[name] = cells
         return columns
-
-    def _decide(self) -> None:
-        self.offered = {name: dtype for name, dtype in self._types.items() if dtype}
-        self.numbers = self.wanted.choose_numbers(self.offered)
-        self.texts = [n for n, dtype in self._types.items() if not dtype and n in self.wanted.named]
 
 
 def _widen_type(dtype: str | None, types: AbstractSet[type], cells: pa.Array) -> str | None:
