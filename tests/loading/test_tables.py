@@ -348,6 +348,13 @@ def test_keys_that_are_not_utf_8_stay_different(tmp_path: Path) -> None:
     ]
 
 
+def test_an_empty_text_beside_half_a_character_is_no_number(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.jsonl", {"key": ["a", "b", "c"], "n": ["1", "", "\ud800"]})
+    laid = lay_out(table, tmp_path, {"key": ["a", "b", "c"]}, (3,), "n")
+    assert (dict(laid.numbers), laid.texts) == ({}, ["n"])
+    assert laid.table(slice(0, 3), ["n"]).to_pydict() == {"n": ["1", None, None]}
+
+
 @pytest.mark.parametrize("at_once", [1, 100])
 def test_columns_of_texts_have_the_types_that_all_their_values_allow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int

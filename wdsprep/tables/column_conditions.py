@@ -366,7 +366,7 @@ def _constant_values(value: int | float | str | None) -> Values:
         if not _is_unicode(value):
             return Values(odd=TRUE)
         return Values(texts=make_array(TEXTS, [value]).cast(TEXT)[0], constant=value)
-    # Numbers of columns are compared with it as with any that is as large.
+    # Numbers of columns are below `EXACT`, and compare with it as with a larger one.
     number = value if isinstance(value, float) else max(-EXACT, min(value, EXACT))
     return Values(make_array(NUMBERS, [number])[0], constant=value)
 

@@ -227,9 +227,8 @@ def _text_array(texts: Sequence[str | None]) -> pa.Array:
     try:
         return pa.array(texts, TEXT)
     except UnicodeEncodeError:
-        return pa.array(
-            [text if text and not SURROGATE.search(text) else None for text in texts], TEXT
-        )
+        whole = [None if text and SURROGATE.search(text) else text for text in texts]
+        return pa.array(whole, TEXT)
 
 
 def text_bytes(column: pa.Array) -> memoryview:
