@@ -109,7 +109,8 @@ class HostLimits:
         """
         self._line_up(host)
         while self._free and self._ready and self._may_start():
-            turns = self._hosts[host := self._ready.popleft()]
+            ready = self._ready.popleft()
+            turns = self._hosts[ready]
             turns.queued = False
             while turns.waiting:
                 waiter = turns.waiting.popleft()
@@ -118,7 +119,7 @@ class HostLimits:
                     turns.busy += 1
                     self._free -= 1
                     break
-            self._line_up(host)
+            self._line_up(ready)
 
     def _line_up(self, host: str) -> None:
         if host not in self._hosts:  # forgotten before its pause ended

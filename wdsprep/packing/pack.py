@@ -61,8 +61,8 @@ def plan_workers(
         threads = max(threads, cpus)
     elif here:
         workers, threads = here, max(1, wanted // here)
-    each = min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS
-    settings = RunnerSettings(workers=workers, units_per_worker=each, cpus_per_worker=cpus)
+    at_once = min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS
+    settings = RunnerSettings(workers=workers, units_per_worker=at_once, cpus_per_worker=cpus)
     requests, per_host = (max(1, n // max(1, here)) for n in (fetch.requests, fetch.per_host))
     return settings, threads, replace(fetch, requests=requests, per_host=per_host)
 
