@@ -125,7 +125,7 @@ def export(options: ExportOptions) -> Exported:
     if pending:
         for name in index:
             store.delete(name)
-        work = FunctionWork(partial(export_shard, target, layout))
+        work = FunctionWork(partial(export_shard, store.url, layout))
         done |= {unit.name: mark for unit, mark in _results(options, work, pending, "exported")}
     marks = [done[unit.name] for unit in units]
     exported = [file for mark in marks for file in mark.files]
