@@ -320,8 +320,8 @@ def _point_to_memory(vectors: Vectors, reads: RowReads) -> list[memoryview]:
 
     Return new memory for the bytes after the columns, which is empty if these are not wanted.
     """
-    rows = np.asarray(reads.batch_rows) - reads.run.start
-    last_row = int(rows.max())
+    rows = np.fromiter(reads.batch_rows, np.int64) - reads.run.start
+    last_row = reads.batch_rows[-1] - reads.run.start  # they rise
     for number, column in enumerate(reads.columns):
         last = column[last_row].data
         if last.readonly or not last.c_contiguous or last.itemsize != 1:
