@@ -281,7 +281,7 @@ def test_tests_import_what_is_named() -> None:
     """But for the readers that a test is skipped without."""
     dev = {each.name for group in named("dev") for each in group}
     both = {each.name for each in (*IMPORTED, *GIVEN)} | dev | EXTRAS
-    ours = ("tests", "tools", "train_example", "lora_edit")
+    ours = ("tests", "tools", "train_example", "lora_edit", "tiny_pipeline")
     own = (*ours, "megatron", "streaming", "webshart", "wids")
     texts = (path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     assert distributions(texts, own=own) <= both
