@@ -8,7 +8,7 @@ The way of an image through the package, in the order in which a newcomer should
  1. `cli.commands:pack` reads a command line, and calls
  2. `packing.pack:pack`, whose options `packing.options:PackOptions` declares.
  3. `sources.recognise:recognise` tells what kind of source there is.
- 4. `packing.slices:make_plan` divides it into slices, the units of work.
+ 4. `packing.slices:SlicePlan` divides it into slices, the units of work.
  5. `runners.job:Job` gives units to workers; `runners.schedule:Schedule` says which, and what a
     failure costs.
  6. `packing.worker:PackWorker` packs slices.
