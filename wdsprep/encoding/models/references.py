@@ -155,7 +155,8 @@ class _StandIn:
     """
 
     def __init__(self, number: int = 0, **facts: Any) -> None:
-        vars(self).update(facts, _number=number)
+        self._number = number
+        vars(self).update(facts)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
