@@ -62,11 +62,10 @@ class Terminal:
     def during_command(self) -> Iterator[None]:
         """Show warnings of logs and of Python while a command runs.
 
-        At its end the progress line is removed. A command begins neither quiet nor verbose.
+        At its end the progress line is removed. A command begins and ends neither quiet nor verbose.
         """
         self.is_quiet = self.is_verbose = self.is_debugging = False
         logging.lastResort = lines = LogLines(logging.WARNING)
-        logging.getLogger("wdsprep").setLevel(logging.NOTSET)
         logging.captureWarnings(True)
         of_python = logging.getLogger("py.warnings")
         of_python.addHandler(lines)  # logging adds one that drops warnings if there is none
@@ -76,6 +75,7 @@ class Terminal:
             self.left_off = lambda: NOTHING_LOST
             self.is_quiet = self.is_verbose = self.is_debugging = False
             of_python.removeHandler(lines)
+            logging.getLogger("wdsprep").setLevel(logging.NOTSET)
             logging.captureWarnings(False)
             self.stop_ticking()
             self.clear()
