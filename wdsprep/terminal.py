@@ -62,7 +62,8 @@ class Terminal:
     def during_command(self) -> Iterator[None]:
         """Show warnings of logs and of Python while a command runs.
 
-        At its end the progress line is removed. A command begins and ends neither quiet nor verbose.
+        At its end the progress line is removed. A command begins and ends neither quiet nor
+        verbose.
         """
         self.is_quiet = self.is_verbose = self.is_debugging = False
         logging.lastResort = lines = LogLines(logging.WARNING)
