@@ -20,13 +20,7 @@ from wdsprep.changes.selected_samples import read_wanted_keys
 from wdsprep.cli import main
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.stored_dataset import read_receipt
-from wdsprep.errors import (
-    DamageError,
-    FingerprintError,
-    NotFoundError,
-    UsageError,
-    WdsprepError,
-)
+from wdsprep.errors import DamageError, FingerprintError, NotFoundError, UsageError, WdsprepError
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 

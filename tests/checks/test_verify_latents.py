@@ -208,10 +208,7 @@ OTHER_CROP = "json states another crop than that of 64 x 100 pixels"
     ],
 )
 def test_latents_that_break_the_format_are_found_although_their_hash_is_right(
-    request: pytest.FixtureRequest,
-    kind: str,
-    change: Callable[[Samples], Samples],
-    problem: str,
+    request: pytest.FixtureRequest, kind: str, change: Callable[[Samples], Samples], problem: str
 ) -> None:
     _images, latents, _whole = request.getfixturevalue(kind)
     rewrite(latents, UNIT, change)

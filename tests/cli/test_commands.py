@@ -308,11 +308,7 @@ def test_an_interrupt_that_python_cannot_raise_comes_again() -> None:
         (["report", "sets/images/"], 0, ""),
         (["pack", "fotos", "out"], 1, "photos?): put images in it"),
         (["encode", "sets/imagess", "out", "--resolution", "64"], 1, "(did you mean "),
-        (
-            ["duplicates", "sets/images", "--join", "tabel.csv", "--keep", "a"],
-            1,
-            "table.csv?)",
-        ),
+        (["duplicates", "sets/images", "--join", "tabel.csv", "--keep", "a"], 1, "table.csv?)"),
         (["remove", "sets/images", "--keys", "kyes.txt"], 2, "(did you mean keys.txt?)"),
         (["export", "sets/images", "out", "--to", "kohia"], 2, "(did you mean kohya?)"),
         (["score", "sets/images", "out", "--model", "clop"], 2, "(did you mean clip?)"),

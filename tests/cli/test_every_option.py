@@ -289,9 +289,7 @@ def cut(options: Cut) -> Cut:
 
 def cut_command() -> DeclaredCommand:
     return DeclaredCommand(
-        "cut",
-        callback=lambda **options: options,
-        declared="tests.cli.test_every_option:Cut",
+        "cut", callback=lambda **options: options, declared="tests.cli.test_every_option:Cut"
     )
 
 

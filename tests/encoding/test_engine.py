@@ -152,8 +152,7 @@ def test_a_batch_that_does_not_fit_is_halved_with_the_same_result(engine: Engine
 
 
 def test_what_may_be_lack_of_memory_halves_a_batch_only_where_little_is_free(
-    engine: Engines,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = [0]
     monkeypatch.setattr("wdsprep.encoding.models.device.free_nbytes", lambda _device: free[0])
@@ -479,8 +478,7 @@ class Mirroring(Overflowing):
 
 @pytest.mark.parametrize("batch_size", [3, 4])
 def test_a_refused_image_harms_no_other_when_it_and_its_mirror_image_are_in_two_batches(
-    engine: Engines,
-    batch_size: int,
+    engine: Engines, batch_size: int
 ) -> None:
     made = engine(Mirroring(), batch_size=batch_size)
     levels = [5, 250, 150, 7, 255, 9, 101, 11, 12, 201, 13, 14, 15]
@@ -512,8 +510,7 @@ class Shaped(Means):
 
 
 def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
-    engine: Engines,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[int] = []
     load = formats.load

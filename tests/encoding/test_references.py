@@ -173,10 +173,7 @@ def test_text_is_what_the_pipeline_makes_of_that_caption_and_its_images(
     count = 2 if name in SEVERAL else 1
     encoder, references = loaded(family(name), count, latents="none")
     assert encoder.takes_images
-    samples = [
-        (CAPTION, [picture(SIZES[0], 1)] * count),
-        ("two dogs " * 9, [picture(SIZES[2], 2)]),
-    ]
+    samples = [(CAPTION, [picture(SIZES[0], 1)] * count), ("two dogs " * 9, [picture(SIZES[2], 2)])]
     images = [references.prepare(pictures).for_text for _, pictures in samples]
     tokens = encoder.tokens([text for text, _ in samples], images)
     (embeddings, *others), _ = by_pipeline(family(name), samples[0][1], CAPTION, text_alone=True)

@@ -59,10 +59,7 @@ OF_SD: Cases = {
     "emb": [
         ({"vae/config.json": None}, "lacks vae/config.json"),
         ({"text_encoder/config.json": None}, "lacks text_encoder/config.json"),
-        (
-            {INDEX_FILE: None, "text_encoder/config.json": T5},
-            "T5EncoderModel, and it lacks mode",
-        ),
+        ({INDEX_FILE: None, "text_encoder/config.json": T5}, "T5EncoderModel, and it lacks mode"),
         ({INDEX_FILE: DIT}, "(DiTPipeline) has no text encoder: add --text none"),
         ({INDEX_FILE: None, "modular_model_index.json": b"{}"}, "made of modular blocks"),
     ],
@@ -261,21 +258,9 @@ def refusal(folder: Path, **recipe: str) -> str:
         ("Flux", {"_class_name": "x" * 10**6}, ""),
         ("Flux", {"_class_name": ["x" * 10**6, "y"]}, ""),
         ("Flux", {"tokenizer": ["transformers", "x" * 10**6]}, ""),
-        (
-            "QwenImage",
-            {"_class_name": "QwenImageEditPipeline"},
-            "no images of text alone (it wan",
-        ),
-        (
-            "StableDiffusionXL",
-            {"_class_name": "HunyuanDiTPipeline"},
-            "gives no prompt_embeds_2",
-        ),
-        (
-            "StableDiffusion3",
-            {"_class_name": "AmusedPipeline"},
-            "has no code that makes embed",
-        ),
+        ("QwenImage", {"_class_name": "QwenImageEditPipeline"}, "no images of text alone (it wan"),
+        ("StableDiffusionXL", {"_class_name": "HunyuanDiTPipeline"}, "gives no prompt_embeds_2"),
+        ("StableDiffusion3", {"_class_name": "AmusedPipeline"}, "has no code that makes embed"),
         (
             "StableDiffusion3",
             {"text_encoder_3": [None, None], "tokenizer_3": [None, None]},

@@ -538,8 +538,7 @@ def test_text_of_images_is_the_same_alone_apart_and_beside_latents(
 
 def test_references_that_a_pipeline_refuses_are_rejects(family: Family, tmp_path: Path) -> None:
     images = pack_images(
-        tmp_path,
-        {"target": targets(), "source": [picture((60, 200)), *[picture((128, 96))] * 4]},
+        tmp_path, {"target": targets(), "source": [picture((60, 200)), *[picture((128, 96))] * 4]}
     )
     out, model = tmp_path / "out", str(family("Flux2Klein"))
     assert encode_here(images, out, roles="source", text="none", model=model).samples == 4

@@ -14,13 +14,7 @@ from tests.kit.fetches import Answers
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WorkError
 from wdsprep.fetch.answer_rules import pause_s, retry_after_s
-from wdsprep.fetch.limits import (
-    ROOM_NBYTES,
-    USUAL_NBYTES,
-    BodyLimit,
-    HostLimits,
-    body_limit_for,
-)
+from wdsprep.fetch.limits import ROOM_NBYTES, USUAL_NBYTES, BodyLimit, HostLimits, body_limit_for
 from wdsprep.fetch.options import Fetched
 from wdsprep.fetch.outage import NO_SUCH_NAME, OutageCheck, Witnesses
 

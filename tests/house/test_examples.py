@@ -301,10 +301,7 @@ def test_a_step_of_edits_shows_the_network_what_the_pipeline_shows_it(
 @needs_trainers
 @pytest.mark.parametrize("family", ["sdxl", "flux", "kontext", "qwen-edit"])
 def test_a_small_pipeline_to_try_them_on_is_one_command(
-    family: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One is made by a process, the others in this one."""
     monkeypatch.syspath_prepend(EXAMPLES)

@@ -351,9 +351,7 @@ def test_a_pack_that_succeeds_keeps_secrets_to_itself(
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("kind", "table"),
-    [("wandb", "signature"), ("tensorboard", "password")],
-    indirect=["table"],
+    ("kind", "table"), [("wandb", "signature"), ("tensorboard", "password")], indirect=["table"]
 )
 def test_a_tracker_is_given_no_secret(kind: str, table: str, tmp_path: Path) -> None:
     words = ["pack", table, "out", *PACK, "--track", kind]

@@ -35,9 +35,7 @@ from tests.kit.packs import (
     write_files,
     write_table,
 )
-from tests.kit.packs import (
-    command as command_words,
-)
+from tests.kit.packs import command as command_words
 from tests.kit.paths import format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft

@@ -236,10 +236,7 @@ def test_zero_bytes_and_deep_or_huge_lines_cost_their_rows_alone(tmp_path: Path)
 def test_rows_that_a_footer_claims_are_held_against_its_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, claimed = (
-        tmp_path / "t.parquet",
-        b"\x80\x80\xb4\xcc\xd4\xdf\xc6\x03",
-    )  # of 10**15
+    path, claimed = (tmp_path / "t.parquet", b"\x80\x80\xb4\xcc\xd4\xdf\xc6\x03")  # of 10**15
     pq.write_table(pa.table({"image": [jpeg(1)], "n": [1]}), path, write_statistics=False)
     data = path.read_bytes()
     nbytes = int.from_bytes(data[-8:-4], "little")

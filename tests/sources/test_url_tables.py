@@ -12,16 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.kit.packs import (
-    codes,
-    jpeg,
-    outcome,
-    pack,
-    rows_of,
-    source_of,
-    write_files,
-    write_table,
-)
+from tests.kit.packs import codes, jpeg, outcome, pack, rows_of, source_of, write_files, write_table
 from tests.kit.sites import FAST, Site
 from tests.kit.webserver import WebServer, in_turn, ok, ranges_of, raw, redirect, response, status
 from wdsprep.dataset.reject_codes import Code

@@ -119,12 +119,7 @@ def _both(home: Path, side: int, count: int) -> Group:
         unit="images",
         count=count,
         rivals=[
-            Rival(
-                name=name,
-                command=call(both, home, passes),
-                role=role,
-                leaves=home / "both",
-            )
+            Rival(name=name, command=call(both, home, passes), role=role, leaves=home / "both")
             for name, passes, role in (
                 ("wdsprep encode --resolution 256,512", [[256, 512]], Role.OURS),
                 ("a run for each", [[256], [512]], Role.RIVAL),

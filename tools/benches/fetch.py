@@ -38,10 +38,7 @@ CASES = (
 def groups(home: Path, scale: float) -> Iterator[Group]:
     count = round(IMAGES * scale)
     with servers(home) as (urls, server):
-        env = {
-            "SSL_CERT_FILE": str(home / "bundle.pem"),
-            "NO_ALBUMENTATIONS_UPDATE": "1",
-        }
+        env = {"SSL_CERT_FILE": str(home / "bundle.pem"), "NO_ALBUMENTATIONS_UPDATE": "1"}
         for name, title, scheme, check, theirs, target in CASES:
             table = listed(
                 home / f"{scheme}.txt", [f"{urls[scheme]}/now/{n}.jpg" for n in range(count)]

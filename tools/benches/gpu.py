@@ -134,11 +134,7 @@ class StepProcess:
 
 
 def run(
-    home: Path,
-    plan: Sequence[Step] = PLAN,
-    *,
-    small: bool = False,
-    lines: TextIO | None = None,
+    home: Path, plan: Sequence[Step] = PLAN, *, small: bool = False, lines: TextIO | None = None
 ) -> list[Result]:
     """Do the steps of a plan, and return their results; each is written to `lines` at once."""
     results: list[Result] = []

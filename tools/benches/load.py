@@ -184,10 +184,7 @@ def _joined(home: Path, shards: int) -> Iterator[Group]:
             name=f"load-join-{batch}",
             title=f"epochs of two datasets beside each other, batches of {batch}",
             count=JOIN_EPOCHS * (shards * SAMPLES // batch) * batch,
-            rivals=[
-                Rival(name="latents and text, joined", command=joined, role=Role.OURS),
-                one,
-            ],
+            rivals=[Rival(name="latents and text, joined", command=joined, role=Role.OURS), one],
             targets={one.name: 0.9},
         )
     shutil.rmtree(home)

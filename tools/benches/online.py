@@ -53,11 +53,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
         rivals=[
             Rival(name="wdsprep.stream", command=call(ours, home, batches), role=Role.OURS),
             Rival(name=GUIDE, command=call(guide, home, batches)),
-            Rival(
-                name=UNORDERED,
-                command=call(in_any_order, home, batches),
-                role=Role.LIMIT,
-            ),
+            Rival(name=UNORDERED, command=call(in_any_order, home, batches), role=Role.LIMIT),
         ],
         targets={GUIDE: 2},
         rounds=2,
@@ -66,11 +62,7 @@ def groups(home: Path, scale: float) -> Iterator[Group]:
         name="online-memory",
         title=f"an epoch {TIMES} times as large as the object store of {STORE >> 20} MB",
         rivals=[
-            Rival(
-                name="wdsprep.stream",
-                command=call(memory, home, TIMES * scale),
-                role=Role.OURS,
-            )
+            Rival(name="wdsprep.stream", command=call(memory, home, TIMES * scale), role=Role.OURS)
         ],
         rounds=1,
     )

@@ -12,12 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
-from diffusers import (
-    DDIMScheduler,
-    DDPMScheduler,
-    Lumina2Transformer2DModel,
-    UNet2DConditionModel,
-)
+from diffusers import DDIMScheduler, DDPMScheduler, Lumina2Transformer2DModel, UNet2DConditionModel
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

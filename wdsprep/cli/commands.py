@@ -15,14 +15,7 @@ from typing import Any
 import click
 
 import wdsprep
-from wdsprep.cli.base_command import (
-    DATASETS,
-    OUTPUT,
-    PLACE,
-    Command,
-    import_function,
-    option,
-)
+from wdsprep.cli.base_command import DATASETS, OUTPUT, PLACE, Command, import_function, option
 from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo, tell
 from wdsprep.terminal import ProgressLine
@@ -109,7 +102,7 @@ def pack() -> None:
         "wdsprep encode --resolution 256,512",
         "wdsprep encode shards/images shards/trial --resolution 256 --model tiny --limit 100",
         "wdsprep encode s3://bucket/images s3://bucket/latents --resolution 512 --ray-address auto",
-    ),
+    )
 )
 def encode() -> None:
     """Encode the shards in IMAGES into latents and text embeddings in LATENTS.
@@ -229,11 +222,7 @@ def plan_command(**options: Any) -> None:
     echo(plan_lines(**options))
 
 
-@command(
-    name="models",
-    resumes=False,
-    examples=("wdsprep models", "wdsprep models --json"),
-)
+@command(name="models", resumes=False, examples=("wdsprep models", "wdsprep models --json"))
 @OUTPUT
 def models_command(as_json: bool) -> None:
     """List the models that have a short name, and the size of a sample of each.
@@ -250,7 +239,7 @@ def models_command(as_json: bool) -> None:
         "wdsprep score shards/images shards/scores --model clip --language",
         "wdsprep score shards/images shards/scores --model clip --head aesthetic=head.safetensors",
         "wdsprep score s3://bucket/images s3://bucket/scores --model nsfw --ray-address auto",
-    ),
+    )
 )
 def score() -> None:
     """Score the image shards in IMAGES, by models and captions, into the dataset SCORES.
@@ -298,7 +287,7 @@ def remove() -> None:
         "wdsprep select shards/images shards/latents-256 '{split}/{name}' "
         "--split train=0.9,val=0.1",
         "wdsprep select january/images february/images both --prefix",
-    ),
+    )
 )
 def select() -> None:
     """Copy samples of DATASETs into OUT: a subset, a split, other shards, several in one.
@@ -330,7 +319,7 @@ def duplicates() -> None:
         "wdsprep import cache-mds shards/latents-256 --resolution 256",
         "wdsprep import flux-preprocessed shards/flux-256 --resolution 256",
         "wdsprep import 's3://bucket/cache/*.tar' s3://bucket/latents --resolution 512",
-    ),
+    )
 )
 def import_() -> None:
     """Turn latents that another program has cached into a dataset for wdsprep.load.
@@ -347,7 +336,7 @@ def import_() -> None:
         "wdsprep export shards/latents-256 --to energon",
         "wdsprep export shards/latents-256 shards/mds --to mds",
         "wdsprep export shards/latents-1024 kohya --to kohya --join shards/images",
-    ),
+    )
 )
 def export() -> None:
     """Write DATASET into OUT as another trainer reads it.

@@ -48,14 +48,7 @@ from wdsprep.dataset.settings import (
 )
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.errors import DamageError
-from wdsprep.text import (
-    brief,
-    command,
-    one_line,
-    plural,
-    shortened,
-    shown,
-)
+from wdsprep.text import brief, command, one_line, plural, shortened, shown
 
 LINES_AT_ONCE = 400
 SHARD_FIELDS = ("name", "samples", "nbytes", "blake3")

@@ -25,13 +25,7 @@ from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
-from wdsprep.reporting.datasets import (
-    ReportDataset,
-    open_each,
-    pick,
-    read_output,
-    read_samples,
-)
+from wdsprep.reporting.datasets import ReportDataset, open_each, pick, read_output, read_samples
 from wdsprep.reporting.options import REPO, CardOptions
 from wdsprep.store import split_url
 from wdsprep.store.base import local_path, write_bytes

@@ -213,10 +213,7 @@ def sheet_item(sample: ReadSample, facts: FactPairs, pictures: Sequence[SheetPic
 def unread_item(sample: ReadSample) -> SheetItem:
     """Return the item of a sample that could not be read."""
     place = sample.place
-    return {
-        "key": f"sample {place.number:,} of {place.shard.name}",
-        "problem": sample.problem,
-    }
+    return {"key": f"sample {place.number:,} of {place.shard.name}", "problem": sample.problem}
 
 
 def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:

@@ -22,14 +22,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.store.base import Entry, check_prefix
-from wdsprep.store.remote import (
-    FIRST_PAUSE_S,
-    OverNetwork,
-    PerProcess,
-    Range,
-    ReadOnly,
-    length_of,
-)
+from wdsprep.store.remote import FIRST_PAUSE_S, OverNetwork, PerProcess, Range, ReadOnly, length_of
 
 URL = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.IGNORECASE)
 LISTINGS = 64  # so many folders' listings are kept: what is in a commit never changes

@@ -192,9 +192,7 @@ class Trainer:
     def _made(self) -> "Generator[Piece, None, None]":
         pieces: Generator[Piece, None, None] = iter(
             self._source.iter_torch_batches(
-                batch_size=1,
-                collate_fn=PieceCollate(),
-                prefetch_batches=self._ready,
+                batch_size=1, collate_fn=PieceCollate(), prefetch_batches=self._ready
             )
         )
         self._at_exit = partial(_close_on_ray, pieces)

@@ -42,15 +42,7 @@ from ray.exceptions import (
 
 from wdsprep.errors import WorkError
 from wdsprep.runners import worker_versions
-from wdsprep.runners.base import (
-    Event,
-    Failure,
-    Message,
-    RunnerSettings,
-    SlotMessage,
-    Unit,
-    Work,
-)
+from wdsprep.runners.base import Event, Failure, Message, RunnerSettings, SlotMessage, Unit, Work
 from wdsprep.runners.ray.cluster import connect_to_ray, wait_warning, worker_count
 from wdsprep.runners.ray.worker import DriversMetrics
 from wdsprep.runners.schedule import drive

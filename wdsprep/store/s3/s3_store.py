@@ -23,12 +23,7 @@ from wdsprep.store.remote import FIRST_PAUSE_S, PART_NBYTES, PerProcess, Range
 from wdsprep.store.s3.failures import explain, is_transient, settings_error, status_of
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.reads import BROKE_OFF, Reads
-from wdsprep.store.s3.uploads import (
-    S3Sink,
-    abort_upload,
-    has_living_writer,
-    remove_old_notes,
-)
+from wdsprep.store.s3.uploads import S3Sink, abort_upload, has_living_writer, remove_old_notes
 
 ABANDONED_UPLOAD = datetime.timedelta(days=1)
 FRESH_UPLOAD = datetime.timedelta(hours=1)

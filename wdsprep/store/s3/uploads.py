@@ -37,11 +37,7 @@ class S3Sink(PartSink):
     """A file that is uploaded to S3. Full parts go out in the background, a few at a time."""
 
     def __init__(
-        self,
-        ask: Callable[..., Any],
-        place: str,
-        part_nbytes: int,
-        condition: Mapping[str, str],
+        self, ask: Callable[..., Any], place: str, part_nbytes: int, condition: Mapping[str, str]
     ) -> None:
         super().__init__(place)
         self._ask, self._place, self._condition = ask, place, condition
