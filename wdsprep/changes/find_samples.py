@@ -315,10 +315,10 @@ def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:
 def find_neighbours(
     urls: Sequence[str],
 ) -> tuple[tuple[str, ...], dict[str, Mapping[str, ShardSuccessor]]]:
-    """Return the latents beside some datasets that were made of images among these.
+    """Return the latents in the parent folders of `urls` that were made of images among `urls`.
 
-    Also return what became of the shards of the images beside them from which samples were removed,
-    by the URL of the images. A dataset that cannot be read is passed over.
+    Also return what became of the shards of each dataset of images there that has lost samples, by
+    its URL. A dataset that cannot be read is passed over.
     """
     wanted: set[str] = set()
     for url in urls:

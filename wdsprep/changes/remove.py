@@ -428,8 +428,9 @@ class _RemovalJob:
     def _images_of(self, latents: _Dataset) -> str:
         """Return the URL of the images that latents were made of, or "" if nobody knows them.
 
-        It is the one of whose shards, as they are or were, the latents state the most as their
-        inputs: one that is given, or else one beside the latents from which samples were removed.
+        Of the images that are given, it is the dataset with the most shards, present or former,
+        that the latents state as their inputs. If none has any, it is the same of those beside the
+        latents from which samples were removed.
         """
         inputs = latents.manifest.image_digests()
         chosen = {

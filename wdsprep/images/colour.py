@@ -1,4 +1,6 @@
-"""Pixels as a trainer expects them: upright, 8 bits a channel, sRGB, opaque.
+"""Pixels as a trainer expects them: upright, 8 bits a channel, sRGB, with the alpha apart.
+
+The pixel rule lays what is transparent on white (`pixel_rule`).
 
 A profile counts as sRGB by what it does: a cube of colours sent through it may move by two levels
 of 255, which no eye and no encoder sees. Names do not matter (there are dozens of "sRGB"s, and some

@@ -335,5 +335,3 @@ OTHER_IMAGES = frozenset(
 )
 """Extensions of images that nobody decodes here. A file may be another kind by its first bytes; if
 not, it is a reject."""
-CAPTIONS = (".txt",)
-"""Extensions of caption files, unless the user names others."""

@@ -76,8 +76,8 @@ def hash_image(data: bytes) -> tuple[int, int, int]:
 def _shares(length: int, scale: int) -> NDArray[numpy.float64]:
     """Return a matrix of cells by pixels: how much of each pixel of a line lies in each cell.
 
-    `length` is the side of the picture along the line. A pixel stands for `scale` pixels of the
-    picture.
+    It counts in parts of a pixel of the picture, of which a pixel has _CELLS. `length` is the side
+    of the picture along the line. A pixel of the line stands for `scale` pixels of the picture.
     """
     pixels = numpy.minimum(numpy.arange(-(-length // scale) + 1) * scale, length) * _CELLS
     cells = numpy.arange(_CELLS + 1)[:, None] * length

@@ -241,8 +241,8 @@ class Memory:
     def take_padded(self, count: int, field: Field) -> tuple[torch.Tensor, PaddedRows]:
         """Return memory for a field of variable length: the tensor, and its rows to be filled.
 
-        The rows know how far each may hold nonzero bytes. In pinned memory, and in the memory
-        of a DataLoader's worker, that is to their ends.
+        The rows know how far each may hold nonzero bytes. Nobody can know that of pinned memory,
+        nor of the memory of a DataLoader's worker: there, each may hold them to its end.
         """
         shape = count, field.array_nbytes
         used = np.full(count, field.array_nbytes)

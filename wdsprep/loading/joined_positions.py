@@ -63,7 +63,7 @@ class DatasetPositions:
         """Check that the positions in all shards can be found, except in the shards `read`.
 
         A shard passes if its samples did not move, or if its table is listed: one listing takes
-        less time than reading all tables. The others are read, which raises an error.
+        less time than reading all tables. Of the others the first is read, which raises the error.
         """
         unread = self.moved.copy()
         unread[read] = False

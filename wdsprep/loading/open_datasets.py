@@ -314,7 +314,7 @@ def select(dataset: Dataset, keep: SampleSelection) -> Dataset | None:
 def _with_selection(
     dataset: Dataset, selection: SampleSelection, digest: str, size: Size | None = None
 ) -> Dataset:
-    """Return a dataset with this selection, also of the images that it is made from."""
+    """Return the part of a dataset that a selection keeps, with the same part of its images."""
     images = dataset.images
     return replace(
         dataset,

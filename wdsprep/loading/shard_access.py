@@ -259,7 +259,7 @@ _in_use: "weakref.WeakSet[Shards]" = weakref.WeakSet()
 
 
 def read_samples(wanted: Sequence[RowReads]) -> None:
-    """Read samples: all that lie on local disks in one call, the others one after another.
+    """Read samples into `wanted`: those on local disks in one call, the others one after another.
 
     The places of all are checked at once: one by one takes three times as long, and delays the
     other threads.

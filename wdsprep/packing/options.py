@@ -29,6 +29,7 @@ from wdsprep.runners.options import (
     limit,
     overwrite,
 )
+from wdsprep.sources.captions import CAPTIONS
 from wdsprep.text import brief, parse_names, parse_size
 
 if TYPE_CHECKING:
@@ -166,10 +167,10 @@ class PackRules(ShardSizes, ImageOptions):
         "such as .caption. Of several, as .caption,.txt, the first that an image has counts, even "
         "if it is empty.",
         COLUMNS,
-        default=headers.CAPTIONS,
+        default=CAPTIONS,
         read=_caption_extensions,
         metavar="EXT,...",
-        usual=headers.CAPTIONS[0],
+        usual=CAPTIONS[0],
         decides=True,
         example=".caption,.txt",
     )

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchRules
-from wdsprep.images.headers import CAPTIONS
 from wdsprep.options import options_given_under, takes_options
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
 from wdsprep.runners.base import JobWork, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
+from wdsprep.sources.captions import CAPTIONS
 
 if TYPE_CHECKING:
     from wdsprep.packing.slices import PackJob

@@ -30,7 +30,8 @@ from wdsprep.dataset.samples import MAPPING, ROLE, Sample, image_name, role_of
 from wdsprep.dataset.sealed_json import Nbytes, hex_digest
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
-from wdsprep.images.headers import CAPTIONS, IMAGES, OTHER_IMAGES
+from wdsprep.images.headers import IMAGES, OTHER_IMAGES
+from wdsprep.sources.captions import CAPTIONS
 from wdsprep.store.base import Entry
 from wdsprep.text import brief, examples, list_columns, plural, shown
 

@@ -16,6 +16,8 @@ MAX_DEPTH = 64
 shards."""
 _AS_THEY_ARE = frozenset({str, int, bool})
 """The types of values that any JSON can hold, which nearly all are."""
+CAPTIONS = (".txt",)
+"""The extensions of caption files, unless the user names others."""
 NAMES = (
     *("caption", "text", "captions", "prompt", "TEXT", "CAPTION", "title", "description", "alt"),
     *("edit_prompt", "edit_instruction", "instruction"),

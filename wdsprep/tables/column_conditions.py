@@ -445,9 +445,10 @@ def _is_full(value: Values) -> Any:
 
 
 def _contains(part: Values, whole: Values, *, is_in: bool) -> Any:
-    """Return whether a text is in another or in a list, or is not in it.
+    """Return whether a text is in another text or in a list, or is not in it.
 
-    A list or an object of JSON is left to the closures where the JSON has the text in it.
+    A row is left undecided, for the condition that looks at single samples, if its list or object
+    is JSON that may contain the text.
     """
     answers, odds, odd = [], [part.odd], whole.odd
     text = part.constant if isinstance(part.constant, str) else None

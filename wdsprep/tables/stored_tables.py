@@ -84,7 +84,10 @@ class ShardTables:
 
     @property
     def threads(self) -> int:
-        """Return how many threads are worth their memory: unpacking a table takes some 15 MB."""
+        """Return how many threads read tables: on a local disk as many as there are cores.
+
+        More threads than that take memory: to unpack a table takes some 15 MB.
+        """
         most = max(2, usable_cpus()) if self._store.root else MOST_THREADS
         return min(self._store.readers, most)
 

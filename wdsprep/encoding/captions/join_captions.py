@@ -125,8 +125,9 @@ class CaptionLayout:
     def match(self, datasets: Sequence[CaptionedDataset]) -> None:
         """Find the captions of all samples, unless all that are needed are laid out.
 
-        Nothing is written to the datasets. Raise UsageError if no sample has a name by which the
-        table may list it, as pack was not asked for it.
+        Nothing is written to the datasets. If no sample has a name by which the table may list it,
+        say so; raise UsageError if that is a digest that pack was not asked for. Raise SourceError
+        if the table has just changed.
         """
         self._datasets = datasets
         shards = {_unit(shard): shard for _, shards, _ in datasets for shard in shards}

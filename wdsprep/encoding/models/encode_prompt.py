@@ -155,9 +155,9 @@ class PromptCall:
         """Call `encode_prompt` on captions, and return its outputs by name.
 
         `images` are the references of the only caption, if the text depends on them. With `guided`,
-        there may be outputs for the negative prompt too. Each call gets a new list
-        of captions: some pipelines write to it. The device is given, since a pipeline takes 0.1 ms
-        to find its own. Functions that are scripted (in the encoder of Kolors) run as they are
+        there may be outputs for the negative prompt too. Each call gets a new list of captions:
+        some pipelines write to it. The device is given, since a pipeline takes 0.1 ms to find its
+        own. Functions that are scripted (in the encoder of Kolors) run as they are
         written: on a GPU torch would fuse them once they have run, and each shape once more, so
         that the bits of a caption would depend on what came before.
         """

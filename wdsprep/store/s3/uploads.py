@@ -159,9 +159,9 @@ def write_note(upload: str) -> Note | None:
 
 
 def has_living_writer(upload: str) -> bool | None:
-    """Return whether the writer of an upload lives, by its note here, or None without a note.
+    """Return whether the writer of an upload lives, by its note here; None if nobody can tell.
 
-    A dead writer's note is deleted.
+    That is so if there is no note here, or it cannot be read. A dead writer's note is deleted.
     """
     with contextlib.suppress(OSError):
         path = _folder() / _name(upload)
