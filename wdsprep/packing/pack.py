@@ -3,8 +3,8 @@
 The slices that are left go to a runner. The shards of a slice depend on the slice and the rules
 alone, so the dataset is the same to the byte for every runner, worker count and history of kills.
 
-The limits on requests to web servers hold for a machine, and its workers share them. If it has more
-cores than the requests that one host may get at a time, it has fewer workers with more threads
+The limits on requests to web servers hold for a machine, and its workers share them. A machine with
+more cores than the requests that one host may get at a time has fewer workers, with more threads
 each. `plan_workers` has the rules and only computes; `plan_for_machines` looks up the machines.
 
 `pack` imports the code that does the work only when the work begins.
@@ -25,17 +25,22 @@ from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.sources.captions import CAPTIONS
 
 if TYPE_CHECKING:
-    from wdsprep.packing.slices import PackJob
+    from wdsprep.packing.slices import PackJob, SourceSurvey
     from wdsprep.packing.worker import PackWorker
     from wdsprep.runners.run import Outcome
+    from wdsprep.sources.base import Source
 
 
-SLICES_OF_URLS = 3  # under way in a worker: the last rows of one hold up nobody
+SLICES_OF_URLS = 3
+"""The slices of URLs that a worker has at a time, so that the last rows of one hold up no other."""
 
 
 PackWorkerPlan = tuple[RunnerSettings, int, FetchRules | None]
-"""The workers with the slices that each has at a time and, on Ray, its cores; the threads of each;
-and for a table of URLs the rules of downloads, with a worker's share of requests."""
+"""The settings of the workers, the number of threads of each, and the rules of downloads.
+
+The settings have the slices that a worker has at a time and, on Ray, its cores. The rules allow a
+worker its share of the requests; they are None unless the source is a table of URLs.
+"""
 
 
 def plan_workers(
@@ -53,17 +58,24 @@ def plan_workers(
     threads, workers = max(1, wanted // max(1, slices)), min(wanted, slices)
     if fetch is None:
         return RunnerSettings(workers=workers), threads, None
-    bound = min(fetch.per_host, fetch.requests)
-    cpus, here = 1, min(workers, bound)
+    # Each worker of a machine gets at least one request, in all and to each host.
+    workers_allowed = min(fetch.per_host, fetch.requests)
+    cpus_per_worker, machine_workers = 1, min(workers, workers_allowed)
     if node_cpus:
-        cpus = 1 if min(node_cpus, workers or node_cpus) <= bound else -(-node_cpus // bound)
-        here = min(node_cpus // cpus, workers or node_cpus)
-        threads = max(threads, cpus)
-    elif here:
-        workers, threads = here, max(1, wanted // here)
+        # Ray fills a machine by cores: if each worker takes more, fewer fit.
+        if min(node_cpus, workers or node_cpus) > workers_allowed:
+            cpus_per_worker = -(-node_cpus // workers_allowed)
+        machine_workers = min(node_cpus // cpus_per_worker, workers or node_cpus)
+        threads = max(threads, cpus_per_worker)
+    elif machine_workers:
+        workers, threads = machine_workers, max(1, wanted // machine_workers)
     at_once = min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS
-    settings = RunnerSettings(workers=workers, units_per_worker=at_once, cpus_per_worker=cpus)
-    requests, per_host = (max(1, n // max(1, here)) for n in (fetch.requests, fetch.per_host))
+    settings = RunnerSettings(
+        workers=workers, units_per_worker=at_once, cpus_per_worker=cpus_per_worker
+    )
+    requests, per_host = (
+        max(1, limit // max(1, machine_workers)) for limit in (fetch.requests, fetch.per_host)
+    )
     return settings, threads, replace(fetch, requests=requests, per_host=per_host)
 
 
@@ -74,7 +86,7 @@ def plan_for_machines(
 
     If no cluster is there, the run starts a Ray that has this machine alone.
     """
-    workers, node_cpus = options.most or options.least, 0
+    workers, node_cpus = options.most or options.least, 0  # of a range of workers the largest
     if options.runner == "ray":
         from wdsprep.runners.ray.cluster import cluster_resources
 
@@ -89,9 +101,9 @@ def plan_for_machines(
     settings = replace(
         settings, max_attempts=options.max_attempts, address=options.ray_address, name="pack"
     )
-    if options.most:  # it grows up to them
-        least = min(options.least, settings.workers)
-        settings = replace(settings, workers=least, max_workers=settings.workers)
+    if options.most:  # begin with the least of the range, and grow up to what is planned
+        initial = min(options.least, settings.workers)
+        settings = replace(settings, workers=initial, max_workers=settings.workers)
     return settings, threads, share
 
 
@@ -99,6 +111,41 @@ def open_worker(job: "PackJob") -> "PackWorker":
     from wdsprep.packing.worker import PackWorker  # images and the client: for workers alone
 
     return PackWorker(job)
+
+
+def _check_options(options: PackOptions, source: "Source", place: str) -> None:
+    """Raise UsageError if an option does not fit the kind of a source, which lies at `place`.
+
+    The listener gets a line about options for downloads that change nothing.
+    """
+    rules, has_urls = options.part(PackRules), source.kind == "urls"
+    if options.retry_rejected and not has_urls:
+        raise UsageError(
+            f"{place} is not a table of URLs: leave --retry-rejected out, which fetches URLs again"
+        )
+    if not has_urls and (idle := options_given_under(options, DOWNLOADING)):
+        options.listener_or_mute.on_message(
+            f"{place} holds no URLs to fetch: {', '.join(idle)} changes nothing here"
+        )
+    if source.kind not in ("folder", "tars") and rules.columns.caption_ext != CAPTIONS:
+        raise UsageError(f"{place} holds tables: give their captions by --caption-col")
+    if source.kind != "folder" and rules.repeats_from_folders:
+        raise UsageError(f"{place} is no folder of images: leave --repeats-from-folders out")
+
+
+def _check_roles(options: PackOptions, source: "Source", seen: "SourceSurvey") -> None:
+    """Raise SourceError if a role that is not optional has no image in the first samples.
+
+    The listener gets a line about an optional one. The listing of a folder has looked already.
+    """
+    from wdsprep.sources.base import find_unseen_roles
+
+    if not source.columns.roles or source.kind == "folder":
+        return
+    for role, lack in find_unseen_roles(source, seen.items()):
+        if not role.is_optional:
+            raise SourceError(f"{lack}, or give --optional-role {role.name}")
+        options.listener_or_mute.on_message(lack)
 
 
 @takes_options(PackOptions)
@@ -116,57 +163,44 @@ def pack(options: PackOptions) -> "Outcome":
     from wdsprep.packing.retry_rejected import Retries, read_retries
     from wdsprep.packing.slices import PackJob, SlicePlan, restore_inputs, survey_source
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write, write_generations
-    from wdsprep.sources.base import check_slices, find_unseen_roles
+    from wdsprep.sources.base import check_slices
     from wdsprep.sources.patterns import is_glob
     from wdsprep.sources.recognise import recognise
     from wdsprep.store import open_store
     from wdsprep.store.base import absolute, check_apart
     from wdsprep.store.remote import ReadOnly
 
-    source, images = absolute(options.source), absolute(options.images)  # workers run elsewhere
+    source_url, images = absolute(options.source), absolute(options.images)  # workers run elsewhere
     rules, fetch = options.part(PackRules), options.fetching
-    if isinstance(place := open_store(images), ReadOnly):  # said before a long listing
-        raise place.write_error()
+    if isinstance(target := open_store(images), ReadOnly):  # said before a long listing
+        raise target.write_error()
     listener = options.listener_or_mute
-    found = recognise(
-        source,
+    source = recognise(
+        source_url,
         columns=rules.columns,
         rows_per_item=rules.samples_per_shard,
         max_nbytes=rules.max_nbytes,
         input_format=options.input_format,
     )
-    has_urls = found.kind == "urls"
-    if options.retry_rejected and not has_urls:
-        raise UsageError(
-            f"{source} is not a table of URLs: leave --retry-rejected out, which fetches URLs again"
-        )
-    if not has_urls and (idle := options_given_under(options, DOWNLOADING)):
-        listener.on_message(
-            f"{source} holds no URLs to fetch: {', '.join(idle)} changes nothing here"
-        )
-    if found.kind not in ("folder", "tars") and rules.columns.caption_ext != CAPTIONS:
-        raise UsageError(f"{source} holds tables: give their captions by --caption-col")
-    if found.kind != "folder" and rules.repeats_from_folders:
-        raise UsageError(f"{source} is no folder of images: leave --repeats-from-folders out")
-    check_apart(found.url if is_glob(source) else source, images)
-    for role in found.columns.roles:
+    _check_options(options, source, source_url)
+    has_urls = source.kind == "urls"
+    check_apart(source.url if is_glob(source_url) else source_url, images)
+    for role in source.columns.roles:
         if role.url:
             check_apart(role.url, images)
-    seen = survey_source(found, options.limit, lambda count: listener.on_listing(source, count, 0))
-    slice_size = rules.samples_per_shard if found.kind == "folder" else 1
+    seen = survey_source(
+        source, options.limit, lambda count: listener.on_listing(source_url, count, 0)
+    )  # `seen.source` may have metadata tables that `source` lacks: see MetadataFound
+    slice_size = rules.samples_per_shard if source.kind == "folder" else 1
     check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
     listener.on_begin(seen)
-    if found.columns.roles and found.kind != "folder":  # whose listing tells it
-        for role, lack in find_unseen_roles(found, seen.items()):
-            if not role.is_optional:
-                raise SourceError(f"{lack}, or give --optional-role {role.name}")
-            listener.on_message(lack)
-    settings = settings_of(options, found)
+    _check_roles(options, source, seen)
+    settings = settings_of(options, source)
     edition, manifest = open_dataset_to_write(
         images, "images", settings, overwrite=options.overwrite
     )
     retries = read_retries(edition) if has_urls else Retries(edition=edition)
-    more = loosened(manifest.settings, settings)
+    loosened_settings = loosened(manifest.settings, settings)
     manifest = retries.settle(manifest)
     if has_urls:
         restore_inputs(edition, manifest, seen)
@@ -181,10 +215,10 @@ def pack(options: PackOptions) -> "Outcome":
     if plan.generations != manifest.generations:
         manifest = write_generations(edition, manifest, plan.generations)
     if options.retry_rejected:
-        larger, size = "max_bytes" in more, rules.samples_per_shard
+        larger, size = "max_bytes" in loosened_settings, rules.samples_per_shard
         retries = retries.extended(manifest, fetch, larger=larger, size=size)
-    again = retries.pending(manifest)
-    count = plan.count + len(again)
+    retry_slices = retries.pending(manifest)
+    count = plan.count + len(retry_slices)
     if count:
         options = with_runner(options, listener.on_message)
     runner_settings, threads, fetch_rules = plan_for_machines(
@@ -200,18 +234,19 @@ def pack(options: PackOptions) -> "Outcome":
         threads=threads,
         retries=frozenset(part.name for part in retries.slices),
         fetch_rules=fetch_rules,
-        allowed_more=more,
+        allowed_more=loosened_settings,
     )
     runner = make_runner(options.runner, runner_settings) if count else None
     run = Run(
         edition,
         manifest,
         count=count,
-        samples=max(0, seen.samples - manifest.inputs) + sum(part.samples for part in again),
+        samples=max(0, seen.samples - manifest.inputs) + sum(part.samples for part in retry_slices),
         limit=options.limit,
         extra=lambda: {"left_out": dict(seen.left_out)} if seen.left_out else {},
         settle=retries.settle,
     )
-    work, pending = JobWork(open_worker, job), retries.apart_from(chain(plan.pending(), again))
+    work = JobWork(open_worker, job)
+    pending = retries.apart_from(chain(plan.pending(), retry_slices))
     (packed,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     return packed
