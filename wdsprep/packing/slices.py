@@ -1,5 +1,9 @@
 """The slices that are left to pack: those that are wanted, without those that have a receipt.
 
+A first pass over the source counts its items (`survey_source`), hashes of packed items are compared
+with them (`PackedItems`), the slices that are left follow (`SlicePlan`), and workers are given what
+they need to pack them (`PackJob`).
+
 The items of a source are cut into slices again in each run. If a slice that has a receipt now has
 other items, apart from the dates of files, the source has changed, and that is an error before any
 work is done. An append leaves the packed slices as they are and cuts the new items into further
@@ -82,55 +86,58 @@ Compared = Callable[[int, int], object]
 
 
 Change = Literal["none", "dated", "changed", "added"]
-"""What has become of an item; of one that is dated, its dates alone are others."""
+"""How an item has changed since it was packed; "dated" means that only its dates are others."""
 
 
 class PackedItems:
     """The items that have been packed, kept as hashes to compare the items of a source with.
 
     Three hashes of 64 bits are kept of an item: of its name, of its entry in a listing without
-    dates, and of the entry with dates. `change` collects in `dated` the hashed names of the items
-    of which only the dates have changed.
+    dates, and of the entry with dates. `note_change` collects in `dated` the hashed names of the
+    items of which only the dates have changed.
     """
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
-        self._marks = {name_mark(item): _mark(item) for item in items}
+        self._marks = {name_hash(item): _entry_hashes(item) for item in items}
         self.dated: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._marks)
 
-    def change(self, item: Item) -> Change:
-        """Return how an item has changed since it was packed.
-
-        If only its dates have changed, its hashed name is added to `dated`.
-        """
-        before = self._marks.get(name_mark(item))
+    def note_change(self, item: Item) -> Change:
+        """Return how an item has changed, and add its hashed name to `dated` if only by dates."""
+        before = self._marks.get(name_hash(item))
         if before is None:
             return "added"
-        now = _mark(item)
+        now = _entry_hashes(item)
         if before == now:
             return "none"
-        if before >> 64 != now >> 64:
+        if before >> 64 != now >> 64:  # the hashes without dates
             return "changed"
-        self.dated.add(name_mark(item))
+        self.dated.add(name_hash(item))
         return "dated"
 
 
-def identity(item: Item) -> int:
-    """Return a hash of 64 bits over everything about an item except its dates."""
-    return _hash(_undated(item))
-
-
-def name_mark(item: Item) -> int:
+def name_hash(item: Item) -> int:
+    """Return a hash of the name of an item, without all else."""
     return _hash(item.name)
 
 
-def _mark(item: Item) -> int:
-    return identity(item) << 64 | _hash(without_facts(item).to_json())
+def undated_hash(item: Item) -> int:
+    """Return a hash of an item without its dates, and with a digest of its metadata."""
+    return _hash(_undated_json(item))
 
 
-def _undated(item: Item) -> str:
+def _entry_hashes(item: Item) -> int:
+    """Return two hashes of an item: without its dates in the upper 64 bits, with them in the lower.
+
+    One number takes less memory than a pair. Both hashes have a digest in place of the metadata.
+    """
+    return undated_hash(item) << 64 | _hash(without_facts(item).to_json())
+
+
+def _undated_json(item: Item) -> str:
+    """Return the entry of an item without its dates, and with a digest of its metadata."""
     sizes = [(name, nbytes) for name, nbytes, _stamp in item.parts]
     return json.dumps([item.name, sizes, without_facts(item).extra, item.take])
 
@@ -138,8 +145,8 @@ def _undated(item: Item) -> str:
 def without_facts(item: Item) -> Item:
     """Return an item with the metadata from a folder's table replaced by a digest.
 
-    The list of inputs has an item in this form once its sample was removed, so that it is still
-    recognised.
+    All else stays, dates too. The list of inputs has an item in this form once its sample was
+    removed, so that it is still recognised.
     """
     if not item.extra.startswith("{"):
         return item
@@ -166,9 +173,9 @@ def compare_inputs(store: Store, part: Slice) -> Change:
     """
     try:
         before = list(packed_items(store, [part.name]))
-    except NotFoundError:  # nothing tells
+    except NotFoundError:  # without the list nobody knows
         return "changed"
-    if list(map(_undated, before)) != list(map(_undated, part.items)):
+    if list(map(_undated_json, before)) != list(map(_undated_json, part.items)):
         return "changed"
     lines = [[without_facts(item).to_json() for item in items] for items in (before, part.items)]
     return "none" if lines[0] == lines[1] else "dated"
@@ -179,7 +186,7 @@ def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> li
     return [
         unit
         for unit in (units if names else ())
-        if any(name_mark(item) in names for item in packed_items(store, [unit]))
+        if any(name_hash(item) in names for item in packed_items(store, [unit]))
     ]
 
 
@@ -285,7 +292,7 @@ class SlicePlan:
         self._slice_size, self._compared = slice_size, compared
         self.generations = manifest.generations
         self._packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
-        """The digests of what the slices that are done are made from."""
+        """The digest of the inputs of each slice that is done, by its name."""
         start = self.generations[-1]
         self._holes = self._find_holes(start)
         filled = [part.name for part in self._holes]
@@ -309,8 +316,8 @@ class SlicePlan:
     def _wanted(self) -> Iterator[Slice]:
         items = self._seen.items()
         if self._older:
-            new = ("added", "changed")
-            items = (item for item in items if self._older.change(item) in new)
+            new = ("added", "changed")  # a changed item has to make a slice differ
+            items = (item for item in items if self._older.note_change(item) in new)
         return slices(items, size=self._slice_size, first=self.generations[-1])
 
     def pending(self) -> Iterator[Slice]:
@@ -337,28 +344,31 @@ class SlicePlan:
         """
         store, packed = self._store, self._packed
         units: list[str] = []
-        if sum(int(unit) < start for unit in packed) < start:
-            there = (BESIDE.fullmatch(entry.name) for entry in store.list(INPUTS))
-            units = [f[2] for f in there if f and int(f[2]) < start and f[2] not in packed]
+        if sum(int(unit) < start for unit in packed) < start:  # an earlier slice has no receipt
+            matches = (BESIDE.fullmatch(entry.name) for entry in store.list(INPUTS))
+            listed = (match[2] for match in matches if match)
+            units = [unit for unit in listed if int(unit) < start and unit not in packed]
         if not units:
             return ()
-        items = {u: [identity(item) for item in packed_items(store, [u])] for u in sorted(units)}
-        wanted = set(chain.from_iterable(items.values()))
-        wanted -= set(map(identity, packed_items(store, packed)))
-        real = {mark: item for item in self._seen.items() if (mark := identity(item)) in wanted}
+        hashes = {unit: [*map(undated_hash, packed_items(store, [unit]))] for unit in sorted(units)}
+        wanted = set(chain.from_iterable(hashes.values()))
+        wanted -= set(map(undated_hash, packed_items(store, packed)))
+        present = {
+            key: item for item in self._seen.items() if (key := undated_hash(item)) in wanted
+        }
         return tuple(
-            Slice(number=int(unit), items=tuple(map(real.__getitem__, marks)))
-            for unit, marks in items.items()
-            if marks and real.keys() >= set(marks)
+            Slice(number=int(unit), items=tuple(map(present.__getitem__, needed)))
+            for unit, needed in hashes.items()
+            if needed and present.keys() >= set(needed)
         )
 
     def _pending_if_unchanged(self) -> tuple[int, list[str]] | None:
         """Compare the packed slices of the last generation with the source.
 
-        Return the number of slices that are left to do, and the names of those with other dates. A
-        packed slice gets a new digest if its list of inputs has other dates, or lacks the metadata
-        of removed samples. Return None if a packed slice is gone or has changed in another way, or
-        if a complete dataset does not cover the source.
+        Return the number of slices that are left to do, and the names of those with other dates. If
+        the list of inputs of a packed slice has other dates, or lacks the metadata of removed
+        samples, its present digest replaces that in `_packed`. Return None if a packed slice is
+        gone or has changed in another way, or if a complete dataset does not cover the source.
         """
         digests: dict[str, str] = {}
         touched: list[str] = []
@@ -386,25 +396,25 @@ class SlicePlan:
         items have changed or are gone, or if there are new ones without `append`.
         """
         units, seen = [*filled, *self._packed], self._seen
-        known, found = PackedItems(packed_items(self._store, units)), 0
+        known, recognised = PackedItems(packed_items(self._store, units)), 0
         added, changed, removed = _Names("added"), _Names("changed"), _Names("removed")
         for item in seen.items():
-            change = known.change(item)
-            found += change != "added"
+            change = known.note_change(item)
+            recognised += change != "added"
             if change == "added":
                 added.note(item.name)
             elif change == "changed":
                 changed.note(item.name)
-        if found < len(known):
-            there = {name_mark(item) for item in seen.items()}
+        if recognised < len(known):
+            present = {name_hash(item) for item in seen.items()}
             for item in packed_items(self._store, units):
-                if name_mark(item) not in there:
+                if name_hash(item) not in present:
                     removed.note(item.name)
         if changed.count or removed.count or (added.count and not append):
             limit = self._manifest.extra.get("limit", 0)
             what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
             ways = OVERWRITE
-            if removed.count and found == changed.count:
+            if removed.count and recognised == changed.count:  # no item is as it was
                 ways = f"if it is another source, give another place for its shards; {ways}"
             if not changed.count and not removed.count:
                 ways = f"--append packs what is new into further shards, {ways}"
@@ -420,16 +430,16 @@ class SlicePlan:
             return
         store, source, touched = self._store, self._seen.source, set(units)
         contents = {r.unit: r.content for r in _own_receipts(self._manifest) if r.unit in touched}
-        of = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
+        total = sum(store.read(inputs_name(unit)).count(b"\n") for unit in contents)
         if changed := find_changed_units(
             source,
             contents,
             lambda unit: list(packed_items(store, [unit])),
-            heard=lambda done: self._compared(done, of),
+            heard=lambda done: self._compared(done, total),
         ):
             known, names = PackedItems(packed_items(store, changed)), _Names("changed")
             for item in self._seen.items():
-                if known.change(item) == "dated":
+                if known.note_change(item) == "dated":
                     names.note(item.name)
             if names.count > len(changed):
                 names.what = "have other dates, and some of them other bytes"
