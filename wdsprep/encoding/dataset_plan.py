@@ -61,7 +61,7 @@ class PackedShards:
         return map(ImageShard.from_bytes, reversed(self._packed))
 
     def hand_out(self) -> Iterator[ImageShard]:
-        """Remove and yield each shard, in order."""
+        """Yield each shard in order, and drop it from the queue."""
         while self._packed:
             yield ImageShard.from_bytes(self._packed.pop())
 
@@ -106,21 +106,16 @@ def plan_dataset(
     """Return the plan of one dataset: what lies at its place, and which image shards it lacks.
 
     It is made of the `wanted` image shards of a source, which `tars` reads. Raise DamageError if
-    stored arrays of the empty caption differ from the digests in receipts.
+    stored arrays of the empty caption differ from the digests in receipts. Raise FingerprintError
+    if the place holds a dataset of other settings, or if image shards have changed or are gone:
+    `overwrite` and `redo_changed` allow these.
     """
     store = open_store(place)
     claim = find_claim(store, "latents", settings, overwrite=overwrite)
     manifest = claim.manifest
     if claim.is_there or manifest.receipts:
         manifest = refresh_manifest(store, manifest)
-    # New receipts list the digests of these stored files, so damaged ones would pass as sound.
-    files = (item for files in manifest.ledger.column("files") for item in files.items())
-    known = {(name, digest) for name, digest in files if name.startswith("empty.")}
-    for name in {name for name, _ in known}:
-        with suppress(NotFoundError):  # the first worker writes it
-            if (name, hex_digest(store.read(name))) not in known:
-                damage = DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
-                raise damage.with_next_step(repair_step(store.url))
+    _check_empty_caption(store, manifest)
     pending = pending_shards(
         store,
         manifest,
@@ -146,6 +141,20 @@ def plan_dataset(
     )
 
 
+def _check_empty_caption(store: Store, manifest: Manifest) -> None:
+    """Raise DamageError if stored arrays of the empty caption differ from the digests in receipts.
+
+    New receipts list the digests of these stored files, so damaged ones would pass as sound.
+    """
+    files = (item for files in manifest.ledger.column("files") for item in files.items())
+    recorded = {(name, digest) for name, digest in files if name.startswith("empty.")}
+    for name in {name for name, _ in recorded}:
+        with suppress(NotFoundError):  # the first worker writes it
+            if (name, hex_digest(store.read(name))) not in recorded:
+                damage = DamageError(f"{store.url}/{name}", UNLIKE_RECEIPT)
+                raise damage.with_next_step(repair_step(store.url))
+
+
 def count_samples(shards: Sequence[ImageShard]) -> int:
     """Return the number of samples to encode in image shards; 0 if nobody has counted them."""
     counts = [shard.item.take or shard.item.samples for shard in shards]
@@ -167,7 +176,7 @@ class PendingShards(NamedTuple):
 def pending_shards(
     store: Store,
     manifest: Manifest,
-    known: Sequence[ImageShard],
+    source_shards: Sequence[ImageShard],
     wanted: Sequence[ImageShard],
     *,
     redo_changed: bool = False,
@@ -175,10 +184,11 @@ def pending_shards(
     tars: TarsSource | None = None,
     compared: Callable[[int, int], object] = lambda _done, _of: None,
 ) -> PendingShards:
-    """Return the image shards that are wanted and have no receipt in a dataset.
+    """Return the image shards to do, and the units to remove from the dataset first.
 
-    Nothing is written: the units to remove are returned too, for `remove_units`. A shard that
-    an earlier --limit cut is done again, unless the same number of its samples is wanted now.
+    Shards are to do if they are wanted and have no receipt. A shard that an earlier --limit cut is
+    done again, unless the same number of its samples is wanted now. Nothing is written: it is
+    `remove_units` that removes.
 
     Raise FingerprintError if shards have changed or are gone, unless `redo_changed` is true. Then
     changed shards are done again, and the units made from shards that are gone are to be removed.
@@ -189,14 +199,18 @@ def pending_shards(
     """
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
-    made_of = {shard.name: shard.whole_input for shard in known}
-    stale = {name for name, of in done.items() if made_of.get(name) != image_shard_digest(of)}
-    is_foreign = any(shard.is_foreign for shard in known)
-    same = {}
+    inputs_now = {shard.name: shard.whole_input for shard in source_shards}
+    stale = {
+        name
+        for name, made_of in done.items()
+        if inputs_now.get(name) != image_shard_digest(made_of)
+    }
+    is_foreign = any(shard.is_foreign for shard in source_shards)
+    unchanged = {}
     if stale and is_foreign and tars:
-        same = _find_unchanged_tars(manifest, known, stale, tars, compared)
-    stale -= same.keys()
-    now = done | same
+        unchanged = _find_unchanged_tars(manifest, source_shards, stale, tars, compared)
+    stale -= unchanged.keys()
+    refreshed = done | unchanged
     kind, did = ("scores", "scored") if manifest.is_scored else ("latents", "encoded")
     if stale and not redo_changed:
         command, does = (SCORER, "scores") if manifest.is_scored else ("wdsprep encode", "encodes")
@@ -208,11 +222,12 @@ def pending_shards(
             "changed, and removes what has no image now"
         )
     if not is_whole:
-        stale &= made_of.keys()
+        stale &= inputs_now.keys()
+    # A shard is done if its unit has as many of its samples as are wanted now, or all of them.
     pending = [
-        shard  # neither done as it is, nor without its limit on samples
+        shard
         for shard in wanted
-        if now.get(shard.name) not in (shard.input, shard.whole_input)
+        if refreshed.get(shard.name) not in (shard.input, shard.whole_input)
     ]
     removals = []
     if cut := {shard.name for shard in pending if shard.name in done} - stale:
@@ -233,13 +248,15 @@ def pending_shards(
 
 def _find_unchanged_tars(
     manifest: Manifest,
-    known: Sequence[ImageShard],
+    source_shards: Sequence[ImageShard],
     stale: Collection[str],
     tars: TarsSource,
     compared: Callable[[int, int], object],
 ) -> dict[str, str]:
     """Return the stale foreign tars whose content has not changed, each with its present input."""
-    shards = {shard.name: shard for shard in known if shard.name in stale and shard.is_foreign}
+    shards = {
+        shard.name: shard for shard in source_shards if shard.name in stale and shard.is_foreign
+    }
     receipts = {r.unit: r for r in manifest.receipts if r.unit in shards and r.content}
     takes = {unit: int(r.input.partition(":")[2] or 0) for unit, r in receipts.items()}
     shards = {
@@ -289,10 +306,11 @@ def _group_by_shard(
 ) -> Iterator[Iterator[tuple[int, ImageShard]]]:
     """Yield for each image shard a group: the number of each dataset that lacks it, and the shard.
 
+    A group has to be used before the next one is asked for, which empties it.
     `pending` has the shards that each dataset lacks, the largest first. If datasets need different
     numbers of a shard's samples, each number makes a group.
     """
     numbered = (zip(repeat(number), shards) for number, shards in enumerate(pending))
-    in_order = merge(*numbered, key=lambda found: _size_key(found[1]))
-    for _, same in groupby(in_order, key=lambda found: (found[1].item, found[1].digest)):
+    in_order = merge(*numbered, key=lambda pair: _size_key(pair[1]))
+    for _, same in groupby(in_order, key=lambda pair: (pair[1].item, pair[1].digest)):
         yield same
