@@ -87,16 +87,16 @@ def export(options: ExportOptions) -> Exported:
     datasets: list[SourceDataset] = []
     for place in (options.dataset, *options.joined):
         later = SourceDataset(place)
-        for earlier in datasets:
+        for earlier in datasets:  # each array of a sample comes from the last dataset that has it
             earlier.give_way(later)
         datasets.append(later)
-    chosen: Layout | None = None
+    default_layout: Layout | None = None
     if LAYOUTS[to]:  # only the module of that layout is imported
         module, _, name = LAYOUTS[to].partition(":")
-        chosen = getattr(importlib.import_module(f"wdsprep.exporting.{module}"), name)()
-    takes_images = chosen is not None and chosen.takes_images
+        default_layout = getattr(importlib.import_module(f"wdsprep.exporting.{module}"), name)()
+    takes_images = default_layout is not None and default_layout.takes_images
     exportable = Exportable(datasets, tower=options.tower, takes_images=takes_images)
-    if chosen is None:
+    if default_layout is None:
         if options.joined:
             raise UsageError(
                 "--to energon takes no --join, as tars stay as they are: let Energon join datasets"
@@ -106,37 +106,39 @@ def export(options: ExportOptions) -> Exported:
         raise UsageError(f"--to {to} needs a folder to write to: give it after the dataset")
     for dataset in datasets:
         check_apart(dataset.url, target)
-    layout = chosen.check(exportable)
+    layout = default_layout.check(exportable)  # the one that fits these datasets
     if left := [role for role in exportable.roles if role not in layout.roles]:
         options.listener_or_mute.on_message(
             f"--to {to} has no place for the images in roles of a sample: "
             f"those in {', '.join(left)} are left behind"
         )
-    first, *joined = (dataset.settings for dataset in datasets)
-    claim = {"form": FORM, "join": joined, "layout": repr(layout), "settings": first, "to": to}
+    settings, *joined_settings = (dataset.settings for dataset in datasets)
+    claim = {"form": FORM, "layout": repr(layout), "to": to}
+    claim |= {"join": joined_settings, "settings": settings}
     store, units = open_store(target), tuple(_units(datasets, layout))
-    there = {entry.name: entry.nbytes for entry in store.list()}
-    marks_before = _claim_folder(store, there, claim=to_json(claim), units=units, options=options)
-    done = {mark.name: mark for mark in marks_before}
-    store.sweep(lambda name: name in there or name.startswith(MARKS))
-    before = len(done)
-    pending = [unit for unit in units if unit.name not in done]
-    index = tuple(layout.index(()))
+    existing = {entry.name: entry.nbytes for entry in store.list()}
+    old_marks = _claim_folder(store, existing, claim=to_json(claim), units=units, options=options)
+    marks_by_unit = {mark.name: mark for mark in old_marks}
+    store.sweep(lambda name: name in existing or name.startswith(MARKS))
+    pending = [unit for unit in units if unit.name not in marks_by_unit]
+    index_names = tuple(layout.index(()))  # the same whatever shards there are
     if pending:
-        for name in index:
+        for name in index_names:
             store.delete(name)
         work = FunctionWork(partial(export_shard, store.url, layout))
-        done |= {unit.name: mark for unit, mark in _results(options, work, pending, "exported")}
-    marks = [done[unit.name] for unit in units]
+        results = _results(options, work, pending, participle="exported")
+        marks_by_unit |= {unit.name: mark for unit, mark in results}
+    marks = [marks_by_unit[unit.name] for unit in units]
     exported = [file for mark in marks for file in mark.files]
     written = dict(layout.index(exported))
-    texts = {field.name for field in text_fields(exportable.fields)}
+    # Arrays of the empty caption are copied as they are, from the dataset whose text is exported.
+    text_names = {field.name for field in text_fields(exportable.fields)}
     for source in units[0].sources if units else ():
-        for name in texts.intersection(source.arrays or ()):
+        for name in text_names.intersection(source.arrays or ()):
             with suppress(NotFoundError):
                 written[empty_name(name)] = source.store.read(empty_name(name))
     for name, data in written.items():
-        if pending or there.get(name) != len(data) or store.read(name) != data:
+        if pending or existing.get(name) != len(data) or store.read(name) != data:
             write_bytes(store, name, data)
     return Exported(
         to=to,
@@ -146,8 +148,8 @@ def export(options: ExportOptions) -> Exported:
         files=len(exported),
         nbytes=sum(file.nbytes for file in exported),
         units=len(marks),
-        units_before=before,
-        index=index,
+        units_before=len(units) - len(pending),
+        index=index_names,
     )
 
 
@@ -157,15 +159,19 @@ def _units(datasets: Sequence[SourceDataset], layout: Layout) -> Iterator[Export
     Raise UsageError if they were not made of the same images.
     """
     first, *others = datasets
-    # Of each unit the digest of the image shard, which latents state as its input (after `encode
-    # --limit` the number of samples follows), and its receipt if samples may have moved.
+    # Of each dataset, by unit: what the unit was made of, which is the digest of its image shard,
+    # followed after `encode --limit` by the number of samples.
     made_of: list[dict[str, str]] = []
+    # Of each dataset, by unit: the receipts of units whose samples may have moved.
     moved: list[dict[str, Receipt]] = []
+    arrays: list[tuple[str, ...] | None] = []  # of each dataset the names of those to export
     for dataset in datasets:
         receipts = dataset.manifest.receipts if others else ()
         images = {unit: shard.digest for unit, shard in dataset.shards.items()}
         made_of.append(images if dataset.has_images else {r.unit: r.input for r in receipts})
         moved.append({r.unit: r for r in receipts if may_have_moved(r)})
+        wanted = tuple(sorted(dataset.names.intersection(layout.arrays)))
+        arrays.append(None if dataset.has_images else wanted)  # of images all members are read
     for unit, shard in first.shards.items():
         if not shard.samples or not all(unit in dataset.shards for dataset in others):
             continue
@@ -181,15 +187,13 @@ def _units(datasets: Sequence[SourceDataset], layout: Layout) -> Iterator[Export
                 UnitSource(
                     url=dataset.url,
                     shard=dataset.shards[unit],
-                    arrays=None  # of images all members are read
-                    if dataset.has_images
-                    else tuple(sorted(dataset.names.intersection(layout.arrays))),
+                    arrays=names,
                     roles=tuple(role for role in dataset.roles if role in layout.roles),
                     scores=dataset.settings if dataset.is_scored else None,
                     gives_caption=bool(dataset.texts),
                     receipt=receipts.get(unit),
                 )
-                for dataset, receipts in zip(datasets, moved, strict=True)
+                for dataset, receipts, names in zip(datasets, moved, arrays, strict=True)
             ),
         )
 
@@ -212,16 +216,17 @@ def export_shard(out: str, layout: Layout, unit: ExportUnit) -> Generator[int, N
 
     Yield now and then about how many bytes of the shard have been read so far.
     """
-    output, of = Output(shared_store(out)), unit.sources[0].shard.samples
-    count, reported, samples = 0, time.monotonic(), unit.read(heads=layout.heads)
-    if (first := next(samples, None)) is not None:
+    output, total = Output(shared_store(out)), unit.sources[0].shard.samples
+    exported, reported, samples = 0, time.monotonic(), unit.read(heads=layout.heads)
+    if (first := next(samples, None)) is not None:  # without a sample there are no files
         with closing(layout.write(output, unit.name, chain([first], samples))) as steps:
-            for count, _ in enumerate(steps, 1):
+            for _ in steps:
+                exported += 1
                 if time.monotonic() - reported > PROGRESS_S:
-                    yield unit.nbytes * count // of
+                    yield unit.nbytes * exported // total
                     reported = time.monotonic()
     mark = ExportMark(
-        name=unit.name, inputs=unit.inputs, files=tuple(output.files), left_out=of - count
+        name=unit.name, inputs=unit.inputs, files=tuple(output.files), left_out=total - exported
     )
     write_bytes(output.store, mark.file_name, mark.to_bytes())
     return mark
@@ -229,28 +234,28 @@ def export_shard(out: str, layout: Layout, unit: ExportUnit) -> Generator[int, N
 
 def _claim_folder(
     store: Store,
-    there: Mapping[str, int],
+    existing: Mapping[str, int],
     *,
     claim: bytes,
     units: Sequence[ExportUnit],
     options: ExportOptions,
-) -> Iterator[ExportMark]:
-    """Claim a folder for an export, and yield the marks of shards exported before.
+) -> list[ExportMark]:
+    """Claim a folder for an export, and return the marks of shards exported before.
 
-    `there` has the sizes of the files in it. `claim` has the settings that decide the bytes of
-    files, beside the shards themselves. Files of shards whose inputs changed, or whose files
-    are not as they were written, are deleted. Raise UsageError if the folder holds other files,
+    `existing` has the sizes of the files in it. `claim` has the settings that, with the shards,
+    decide the bytes of the files. Files of shards whose inputs changed, or whose files are not as
+    they were written, are deleted. Raise UsageError if the folder holds other files,
     and FingerprintError if it holds another export.
     """
-    if CLAIM not in there:
-        others = (name for name in there if not is_hidden(name) and name not in HUB_FILES)
+    if CLAIM not in existing:
+        others = (name for name in existing if not is_hidden(name) and name not in HUB_FILES)
         if names := [shown(name) for name in islice(others, EXAMPLES + 1)]:
             raise UsageError(
                 f"{store.url} holds other files ({examples(names)}): give an empty or new "
                 "folder for the export"
             )
         write_bytes(store, CLAIM, claim)
-        return
+        return []
     try:
         stored = read_record(dict[str, Any], store.read(CLAIM), f"{store.url}/{CLAIM}")
     except FormatError as error:
@@ -262,23 +267,28 @@ def _claim_folder(
             "remove it first"
         )
     wanted = {unit.name: unit.inputs for unit in units}
-    names = sorted(n for n in there if n != CLAIM and n.startswith(MARKS) and n.endswith(".json"))
-    current = []
+    names = sorted(
+        n for n in existing if n != CLAIM and n.startswith(MARKS) and n.endswith(".json")
+    )
+    current: list[ExportMark] = []
     for mark in filter(None, read_each(partial(ExportMark.read, store), names, store.readers)):
-        is_here = all(there.get(file.name) == file.nbytes for file in mark.files)
+        is_here = all(existing.get(file.name) == file.nbytes for file in mark.files)
         if mark.inputs == wanted.get(mark.name) and is_here:
             current.append(mark)
         else:
             _delete(store, mark)
-    if current:
-        told = f"checking {plural(len(current), 'shard')} exported before"
-        options.listener_or_mute.on_message(told)
-        work = FunctionWork(partial(check_files, store.url))
-        for mark, is_sound in _results(options, work, current, "checked"):
-            if is_sound:
-                yield mark
-            else:
-                _delete(store, mark)
+    if not current:
+        return []
+    told = f"checking {plural(len(current), 'shard')} exported before"
+    options.listener_or_mute.on_message(told)
+    work = FunctionWork(partial(check_files, store.url))
+    sound: list[ExportMark] = []
+    for mark, is_sound in _results(options, work, current, participle="checked"):
+        if is_sound:
+            sound.append(mark)
+        else:
+            _delete(store, mark)
+    return sound
 
 
 def _delete(store: Store, mark: ExportMark) -> None:
@@ -288,13 +298,13 @@ def _delete(store: Store, mark: ExportMark) -> None:
 
 
 def _results(
-    options: ExportOptions, work: Work, units: Sequence[Unit], done: str
+    options: ExportOptions, work: Work, units: Sequence[Unit], *, participle: str
 ) -> Iterator[tuple[Any, Any]]:
     """Yield each unit with its result. Raise WorkError at the end if a unit failed.
 
-    `done` is the word in its message for what could not be done.
+    `participle` is the word in its message for what could not be done, such as "exported".
     """
     job: Job[Any, Any] = job_largest_first(options, work, units, name="export")
     with closing(job):
         yield from job.results()
-    check_all_done(job.quarantined, "shard", done, "run the same command again")
+    check_all_done(job.quarantined, "shard", participle, "run the same command again")
