@@ -17,11 +17,12 @@ from tests.kit.encodes import encode_here, members, packed, positions_in, reject
 from tests.kit.packs import check_tables, jpeg, manifest_of, tar_bytes, tree, write_files
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
-from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
+from wdsprep.dataset.file_names import MANIFEST, index_name, receipt_name, table_name
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import write_rebuilt
+from wdsprep.errors import FormatError
 
 SIZES = ((64, 80), (100, 70), (300, 66), (70, 120), (66, 66), (64, 300))
 """Of these, the third and the last lose too much in any shape."""
@@ -168,6 +169,22 @@ def test_nothing_but_their_table_has_the_positions_of_foreign_samples(root: Path
     encode_here(tars / "64", made, **SHAPED)
     assert check_made(tars, made)
     assert tree(made).keys() - {"removed"} == whole.keys()
+
+
+def test_repair_finishes_before_it_says_which_table_it_cannot_make(root: Path) -> None:
+    images, made = root / "part/images", root / "part/shaped"
+    wdsprep.select(
+        [root / "images", root / "shaped"], str(root / "part/{name}"), samples_per_shard=99
+    )
+    shards = [shard.name for shard in manifest_of(made).shards]
+    for name in (MANIFEST, index_name(shards[0]), table_name(shards[0])):
+        (made / name).unlink()
+    with pytest.raises(FormatError, match='same "wdsprep encode" again with --overwrite'):
+        wdsprep.repair(str(made), yes=True)
+    assert findings(made) == [f"{table_name(shards[0])} index"]
+    encode_here(images, made, overwrite=True, **SHAPED)
+    assert check_made(images, made)
+    assert findings(made) == []
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_table_that_another_pyarrow_makes_again_is_that_of_its_receipt(
         pq, "ParquetWriter", lambda *args, **more: real(*args, **{**more, "compression": "gzip"})
     )
     (images / "32/000001.parquet").unlink()
-    assert repair(images).indexes == ("32/000001.parquet",)
+    assert repair(images).remade == ("32/000001.parquet",)
     changed = {name for name, data in tree(images).items() if whole.get(name) != data}
     assert changed == {"32/000001.parquet", "receipts/000001.json", MANIFEST}
     monkeypatch.undo()

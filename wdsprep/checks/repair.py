@@ -1,8 +1,8 @@
 """`repair`: remove what is damaged, so that the next `pack` or `encode` makes exactly that again.
 
 A damaged file costs its unit of work: without its receipt a unit never happened, so receipts go
-first, and a repair that is killed leaves nothing worse than a unit to do again. An index and the
-manifest need no unit: they are made again on the spot, from the tar and from the receipts.
+first, and a repair that is killed leaves nothing worse than a unit to do again. Indexes, tables of
+samples and the manifest cost no unit: they are made again on the spot, from tars and receipts.
 
 Images may have gone from the web. So if only files beside their shards are damaged, the shards
 stay: rejects that can be read stay too, and the others become rejects whose record was lost; a list
@@ -41,7 +41,7 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.options import takes_options
 from wdsprep.packing.retry_rejected import read_retries
 from wdsprep.store.base import Store, write_bytes
-from wdsprep.text import plural
+from wdsprep.text import examples, plural
 
 MOST_MENDED = 1_000_000
 """The most inputs of a unit whose rejects are made again; a damaged receipt may claim more."""
@@ -79,7 +79,8 @@ class Repair:
     """Units whose shards stay, while a file beside them is made again or removed."""
     unsettled: tuple[Finding, ...]
     """Findings about a retry that was killed before rejects and rows agreed again."""
-    indexes: tuple[str, ...]
+    remade: tuple[str, ...]
+    """Indexes and tables of samples that are made again from their tars, tables last."""
     writes_manifest: bool
     beyond: tuple[Finding, ...]
     """Findings that a repair does nothing about."""
@@ -91,7 +92,8 @@ class Repair:
         parts = [
             f"{plural(len(self.units), 'unit')} to make again" * bool(self.units),
             f"{plural(len(self.mended), 'unit')} to mend" * bool(self.mended),
-            f"{plural(len(self.indexes), 'index', 'indexes')} to write" * bool(self.indexes),
+            f"{plural(len(self.remade), 'index or table', 'indexes or tables')} to write"
+            * bool(self.remade),
             "a retry to finish" * bool(self.unsettled),
             "the manifest to write" * self.writes_manifest,
         ]
@@ -103,12 +105,13 @@ class Repair:
     @property
     def is_whole(self) -> bool:
         """Return whether nothing is wrong any more: all was repaired, or nothing was wrong."""
-        return self.done is self.is_needed and not self.beyond and not self.changed
+        is_repaired = self.done or not self.is_needed
+        return is_repaired and not self.beyond and not self.changed
 
     @property
     def is_needed(self) -> bool:
         mends = self.mended or self.unsettled
-        return bool(self.units or mends or self.indexes or self.writes_manifest)
+        return bool(self.units or mends or self.remade or self.writes_manifest)
 
     @property
     def redone(self) -> frozenset[str]:
@@ -116,42 +119,41 @@ class Repair:
 
         Units whose receipt belongs to another kind of dataset are not among them.
         """
-        receipt, _rest = OURS[self.survey.dataset]
-        return frozenset(unit for unit in self.units if receipt.fullmatch(receipt_name(unit)))
+        pattern, _ = OURS[self.survey.dataset]
+        return frozenset(unit for unit in self.units if pattern.fullmatch(receipt_name(unit)))
 
     @property
     def samples(self) -> int:
         """Return how many samples the shards to remove have, as far as receipts can be read."""
-        lost = (r for r in self.survey.receipts if r.unit in self.units)
-        return sum(shard.samples for receipt in lost for shard in receipt.shards)
+        removed = (receipt for receipt in self.survey.receipts if receipt.unit in self.units)
+        return sum(shard.samples for receipt in removed for shard in receipt.shards)
 
 
 def plan_repair(survey: DatasetSurvey) -> Repair:
     """Plan what to do about the findings of a verification."""
     units: dict[str, list[Finding]] = {}
-    indexes, beyond = [], []
-    lost = {
+    remade, beyond = [], []
+    # Retry slices without a sound list of inputs: nothing else tells what to make them from.
+    retries_without_inputs = {
         finding.unit
         for finding in survey.findings
         if is_retry(finding.unit) and finding.name == inputs_name(finding.unit)
     }
     for finding in survey.findings:
-        if finding.kind in REDONE and finding.unit not in lost:
+        if finding.kind in REDONE and finding.unit not in retries_without_inputs:
             units.setdefault(finding.unit, []).append(finding)
         elif finding.kind is Kind.INDEX:
-            indexes.append(finding)
+            remade.append(finding)
         elif finding.kind is not Kind.MANIFEST and not finding.kind.is_note:
             beyond.append(finding)
-    # Images may have gone from the web, so shards stay if only a file beside them is damaged,
-    # unless a removal has begun to change them.
     mended: dict[str, tuple[Finding, ...]] = {}
     for receipt in survey.receipts:
         unit = receipt.unit
         names = {finding.name for finding in units.get(unit, ())}
         is_beside = bool(names) and names <= {rejects_name(unit), inputs_name(unit)}
         is_of_web = receipt.settings.get("source") == "urls" and receipt.inputs <= MOST_MENDED
-        is_changing = unit in survey.begun and survey.removing[unit].shards
-        if is_beside and is_of_web and not is_changing:
+        is_half_removed = unit in survey.begun and bool(survey.removing[unit].shards)
+        if is_beside and is_of_web and not is_half_removed:
             mended[unit] = tuple(units.pop(unit))
     unsettled = tuple(f for f in survey.findings if f.kind is Kind.UNSETTLED)
     changes = units or mended or unsettled
@@ -162,7 +164,8 @@ def plan_repair(survey: DatasetSurvey) -> Repair:
         mended=mended,
         unsettled=unsettled,
         # tables last, which are read by the indexes
-        indexes=tuple(sorted((f.name for f in indexes if f.unit not in units), key=is_table)),
+        remade=tuple(sorted((f.name for f in remade if f.unit not in units), key=is_table)),
+        # A new table may have another digest, which its receipt and so the manifest record.
         writes_manifest=bool(changes)
         or any(f.kind is Kind.MANIFEST or is_table(f.name) for f in survey.findings),
         beyond=tuple(beyond),
@@ -186,14 +189,14 @@ def _files_to_remove(
         for unit in units
         if is_retry(unit) or (survey.dataset == "images" and unit.isdecimal() and int(unit) < last)
     }
-    ours_of_receipts, ours = OURS[survey.dataset]
+    receipt_pattern, file_pattern = OURS[survey.dataset]
     rest = []
     for name in sorted(survey.files.keys() - {*receipts, *(staying - named)}):
-        match = ours.fullmatch(name)
+        match = file_pattern.fullmatch(name)
         if survey.dataset == "images" and match and match[1]:
             is_ours = int(match[1]) in survey.settings["buckets"]
         else:
-            is_ours = bool(match or ours_of_receipts.fullmatch(name))
+            is_ours = bool(match or receipt_pattern.fullmatch(name))
         if is_ours and (name in named or unit_of_file(name, survey.dataset) in units):
             rest.append(name)
     return (*receipts, *rest)
@@ -203,56 +206,56 @@ def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: N
     """Carry out a repair, and return it with what was done.
 
     `on_count` gets the number of files removed or written. Units that have changed since they were
-    found are left as they are.
+    found are left as they are. If a table cannot be made, raise FormatError once all else is done.
     """
     survey, edition = repair.survey, repair.survey.edition
-    store, done, changed = edition.store, count(1), list[str]()
+    store, file_numbers, changed = edition.store, count(1), list[str]()
 
-    def is_same(shown: str, names: Collection[str]) -> bool:
+    def may_repair(what: str, names: Collection[str]) -> bool:
+        """Return whether these files are as they were found. If not, note in `changed` what is."""
         if has_changed := survey.has_changed(names):
-            changed.append(shown)
+            changed.append(what)
         return not has_changed
 
-    names_of = {unit: {f.name for f in findings} for unit, findings in repair.units.items()}
+    files_by_unit = {unit: {f.name for f in findings} for unit, findings in repair.units.items()}
     for name in survey.files:
-        if (unit := unit_of_file(name, survey.dataset)) in names_of:
-            names_of[unit].add(name)
+        if (unit := unit_of_file(name, survey.dataset)) in files_by_unit:
+            files_by_unit[unit].add(name)
     order = {name: place for place, name in enumerate(repair.names)}
-    for unit, names in names_of.items():
+    for unit, names in files_by_unit.items():
         with edition.holding(unit):
             removed = sorted(names & order.keys(), key=order.__getitem__)
-            for name in removed if is_same(unit, names) else ():
+            for name in removed if may_repair(unit, names) else ():
                 store.delete(name)
-                on_count(next(done))
+                on_count(next(file_numbers))
     for unit, findings in repair.mended.items():
         names = {finding.name for finding in findings}
         with edition.holding(unit):
-            if not is_same(unit, {receipt_name(unit), *names}):
+            if not may_repair(unit, {receipt_name(unit), *names}):
                 continue
             if rejects_name(unit) in names:
                 gone = read_retries(edition).taken_from(unit)
                 mend_rejects(store, read_receipt(store, unit), gone)
-                on_count(next(done))
+                on_count(next(file_numbers))
             if inputs_name(unit) in names:
                 store.delete(inputs_name(unit))
-                on_count(next(done))
+                on_count(next(file_numbers))
     if repair.unsettled:
         receipts = survey.receipts
         known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
         read_retries(edition).settle(known)
     units = {finding.name: finding.unit for finding in survey.findings}
-    for name in repair.indexes:
+    unmade: list[str] = []
+    for name in repair.remade:
         with edition.holding(units[name]):
-            if not is_same(name, {tar_of(name), name}):
+            if not may_repair(name, {tar_of(name), name}):
                 continue
             if not is_table(name):
                 write_index(store, tar_of(name))
             elif not write_table(store, read_receipt(store, units[name]), tar_of(name)):
-                raise FormatError(
-                    f"{store.url}/{name} cannot be made, as {UNTOLD}: run the same "
-                    '"wdsprep encode" again with --overwrite'
-                )
-            on_count(next(done))
+                unmade.append(name)
+                continue
+            on_count(next(file_numbers))
     if repair.writes_manifest:
         with edition.holding_manifest():
             if not rewrite_manifest(store):  # no receipt is left to make it from
@@ -261,6 +264,11 @@ def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: N
                 else:
                     store.delete(MANIFEST)
     store.sweep()
+    if unmade:
+        raise FormatError(
+            f"{store.url}/{examples(unmade)} cannot be made, as {UNTOLD}: run the same "
+            f'"{survey.maker}" again with --overwrite'
+        )
     return replace(repair, changed=tuple(changed), done=True)
 
 
@@ -284,9 +292,9 @@ def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:
                     is_of_unit = reject.key.startswith(unit) and reject.key not in taken
                     if is_of_unit and not is_moved(reject, gone):
                         known[reject.key] = reject
-    lost = receipt.inputs - len(taken) - len(known)
+    unrecorded = receipt.inputs - len(taken) - len(known)
     free = (sample_key(unit, number) for number in count())
-    for key in islice((k for k in free if k not in taken and k not in known), max(0, lost)):
+    for key in islice((k for k in free if k not in taken and k not in known), max(0, unrecorded)):
         known[key] = Reject(key=key, source="", code=Code.RECORD_LOST)
     data, rejects = rejects_file(known[key] for key in sorted(known, key=key_order))
     write_bytes(store, name, data)

@@ -111,7 +111,7 @@ class RepairOutput(CheckOutput[Repair]):
             "beyond": [*map(finding_facts, repair.beyond)],
             "dataset": repair.survey.shown,
             "done": repair.done,
-            "indexes": repair.indexes,
+            "indexes": repair.remade,
             "manifest": repair.writes_manifest,
             "mended": _by_unit(repair.mended),
             "removed": repair.names,
@@ -144,7 +144,7 @@ def _intent_lines(repair: Repair) -> Iterator[str]:
             yield f"keep {noun} {unit}, and write {finding.name} again ({finding.what})"
     for finding in repair.unsettled:
         yield f"finish what a retry has begun ({finding.name}: {finding.what})"
-    for name in repair.indexes:
+    for name in repair.remade:
         yield f"write {name} again, from its tar"
     if repair.writes_manifest:
         yield "write wdsprep.json again, from the receipts"
