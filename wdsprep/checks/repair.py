@@ -217,6 +217,7 @@ def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: N
             changed.append(what)
         return not has_changed
 
+    # A unit is removed only if none of its files has changed, so all that it has are compared.
     files_by_unit = {unit: {f.name for f in findings} for unit, findings in repair.units.items()}
     for name in survey.files:
         if (unit := unit_of_file(name, survey.dataset)) in files_by_unit:

@@ -200,11 +200,8 @@ def pending_shards(
     ledger = manifest.ledger
     done = dict(zip(ledger.units(), ledger.column("input"), strict=True))
     inputs_now = {shard.name: shard.whole_input for shard in source_shards}
-    stale = {
-        name
-        for name, made_of in done.items()
-        if inputs_now.get(name) != image_shard_digest(made_of)
-    }
+    digests = ((unit, image_shard_digest(made_of)) for unit, made_of in done.items())
+    stale = {unit for unit, digest in digests if inputs_now.get(unit) != digest}
     is_foreign = any(shard.is_foreign for shard in source_shards)
     unchanged = {}
     if stale and is_foreign and tars:

@@ -60,19 +60,17 @@ def plan_workers(
         return RunnerSettings(workers=workers), threads, None
     # Each worker of a machine gets at least one request, in all and to each host.
     workers_allowed = min(fetch.per_host, fetch.requests)
-    cpus_per_worker, machine_workers = 1, min(workers, workers_allowed)
+    cores, machine_workers = 1, min(workers, workers_allowed)
     if node_cpus:
-        # Ray fills a machine by cores: if each worker takes more, fewer fit.
+        # Ray fills a machine by cores: the more each worker takes, the fewer fit.
         if min(node_cpus, workers or node_cpus) > workers_allowed:
-            cpus_per_worker = -(-node_cpus // workers_allowed)
-        machine_workers = min(node_cpus // cpus_per_worker, workers or node_cpus)
-        threads = max(threads, cpus_per_worker)
+            cores = -(-node_cpus // workers_allowed)
+        machine_workers = min(node_cpus // cores, workers or node_cpus)
+        threads = max(threads, cores)
     elif machine_workers:
         workers, threads = machine_workers, max(1, wanted // machine_workers)
     at_once = min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS
-    settings = RunnerSettings(
-        workers=workers, units_per_worker=at_once, cpus_per_worker=cpus_per_worker
-    )
+    settings = RunnerSettings(workers=workers, units_per_worker=at_once, cpus_per_worker=cores)
     requests, per_host = (
         max(1, limit // max(1, machine_workers)) for limit in (fetch.requests, fetch.per_host)
     )

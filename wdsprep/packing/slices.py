@@ -353,9 +353,7 @@ class SlicePlan:
         hashes = {unit: [*map(undated_hash, packed_items(store, [unit]))] for unit in sorted(units)}
         wanted = set(chain.from_iterable(hashes.values()))
         wanted -= set(map(undated_hash, packed_items(store, packed)))
-        present = {
-            key: item for item in self._seen.items() if (key := undated_hash(item)) in wanted
-        }
+        present = {h: item for item in self._seen.items() if (h := undated_hash(item)) in wanted}
         return tuple(
             Slice(number=int(unit), items=tuple(map(present.__getitem__, needed)))
             for unit, needed in hashes.items()
