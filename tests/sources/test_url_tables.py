@@ -222,6 +222,19 @@ def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path)
             rows_of(tmp_path / name)
 
 
+@pytest.mark.parametrize(("kind", "comma"), [("csv", ","), ("tsv", "\t")])
+def test_a_caption_with_a_comma_that_nobody_quoted_is_refused_not_cut(
+    tmp_path: Path, kind: str, comma: str
+) -> None:
+    lines = (["url", "caption"], ["http://x/a", "red", " green"], ["http://x/b", "blue", "", ""])
+    write_files(tmp_path, {f"t.{kind}": "".join(f"{comma.join(line)}\n" for line in lines)})
+    cut, whole = rows_of(tmp_path / f"t.{kind}")
+    assert isinstance(cut, Reject)
+    assert cut.detail == "it has 3 cells, and the header 2: quote its text"
+    assert isinstance(whole, Sample)
+    assert whole.caption == "blue", "empty cells beyond the header lose nothing"
+
+
 # --- a table by URL
 
 

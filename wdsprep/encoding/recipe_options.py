@@ -145,8 +145,8 @@ class RecipeOptions(Options):
         default=False,
     )
     roles: str | Sequence[str] = option_field(
-        "Encode the images that samples have [in these roles](#several-images-a-sample), the "
-        "target among them, as in target,source; by default the target alone.",
+        "Encode the images that samples have [in these roles](#several-images-a-sample), as in "
+        "target,source; target is the image of the sample itself, and the default.",
         MODEL,
         default=(),
         read=check_roles_option,

@@ -89,8 +89,8 @@ class ReportOptions(ListenedOptions):
         is_place=True,
     )
     yes: bool = option_field(
-        "Replace the file without asking, whatever it is. Otherwise that is done with an earlier "
-        "report alone; another file is asked about at a terminal, and refused elsewhere.",
+        "Replace the file without asking, whatever it is. Otherwise only an earlier report is "
+        "replaced; for another file you are asked at a terminal, and it is refused elsewhere.",
         OUTPUT,
         default=False,
     )
@@ -125,8 +125,8 @@ class CardOptions(ListenedOptions):
         example="README.md",
     )
     yes: bool = option_field(
-        "Replace the file without asking, whatever it is. Otherwise that is done with a card that "
-        "is as it was written alone; what was changed is asked about, or refused.",
+        "Replace the file without asking, whatever it is. Otherwise only a card is replaced that "
+        "is as it was written; for one that was changed you are asked, or it is refused.",
         OUTPUT,
         default=False,
     )

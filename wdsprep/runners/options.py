@@ -165,7 +165,7 @@ class WorkerOptions(Options):
     )
     runner: str = option_field(
         "Work in processes of this machine, or on Ray; auto takes Ray where --ray-address or "
-        "RAY_ADDRESS names one, and to encode on several GPUs.",
+        "RAY_ADDRESS names one, encode and score also on several GPUs.",
         WORKERS,
         default="auto",
         choices=RUNNERS,

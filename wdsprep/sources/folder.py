@@ -443,7 +443,7 @@ def _read_rows(store: Store, table: str, column: str) -> Iterator[tuple[str, str
         name = row.get(column)
         if not isinstance(name, str):
             raise SourceError(
-                f"{what} has a row without {column} (it has {list_columns([*row])}): name the "
-                "column of the files by --image-col, or move the table away"
+                f"{what}, row {number}: no {column} (it has {list_columns([*row])}): name the "
+                "column of the files by --image-col, or mend the row or move the table away"
             )
         yield shown(posixpath.normpath(posixpath.join(folder, name))), as_json, folder

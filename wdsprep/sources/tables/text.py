@@ -250,9 +250,9 @@ def _json_rows(lines: Iterable[bytes]) -> Iterator[TableRow]:
 
 
 def _csv_rows(lines: Iterable[bytes], header: list[str], delimiter: str) -> Iterator[TableRow]:
-    """Yield the rows of a CSV file, without their empty cells, and without cells beyond the header.
+    """Yield the rows of a CSV file, without their empty cells.
 
-    A row that cannot be read is a RejectedError.
+    A row that cannot be read, or that has text beyond the header, is a RejectedError.
     """
     cells = csv.reader(_decode_lines(lines), delimiter=delimiter)
     while True:
@@ -266,7 +266,10 @@ def _csv_rows(lines: Iterable[bytes], header: list[str], delimiter: str) -> Iter
         except UnicodeEncodeError:
             yield RejectedError(Code.BAD_CAPTION, "the row is not UTF-8: save it as UTF-8")
         else:
-            if found:
+            if any(found[len(header) :]):  # a caption with a comma would lose its end
+                why = f"it has {len(found)} cells, and the header {len(header)}: quote its text"
+                yield RejectedError(Code.UNREADABLE, why)
+            elif found:
                 pairs = zip(header, found, strict=False)
                 yield {name: value for name, value in pairs if value}
 
