@@ -293,7 +293,7 @@ def test_metadata_may_name_its_targets_in_another_field_and_chain_edits(tmp_path
     stored = [(sample["txt"], sample["jpg"], sample["source.jpg"]) for sample in samples_of(out)]
     assert stored == [(f"edit {n}", TARGETS[n], TARGETS[n - 1]) for n in (1, 2)]
     assert not rejects_of(out)
-    with pytest.raises(SourceError, match=r"without file_name .* by --image-col"):
+    with pytest.raises(SourceError, match=r"no file_name .* by --image-col"):
         packed(tmp_path / "in", tmp_path / "other", role)
 
 
