@@ -68,7 +68,7 @@ MEMBERS = {role: f"{role}.npy" for role in TEXT}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportJob:
-    """What a worker of `import` is given, which can be pickled.
+    """The picklable description of a worker of `import`, whose process it is sent to.
 
     Its units are `ImageShard`s, each of which is a file of the cache.
     """

@@ -63,7 +63,7 @@ from wdsprep.text import EXAMPLES, examples, shown
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackJob:
-    """What a worker of `pack` is given, which can be pickled."""
+    """The picklable description of a worker of `pack`, whose process it is sent to."""
 
     source: Source
     images: str
