@@ -23,7 +23,7 @@ from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.models.base import Encoded, Part
 from wdsprep.encoding.worker import EncodeWorker
-from wdsprep.encoding.worker_plan import EncodeWork, EncodeWorkerPlan
+from wdsprep.encoding.worker_plan import EncodeJob, EncodeWorkerPlan
 from wdsprep.images.crop import crop
 from wdsprep.runners.base import BrokenWorkerError
 from wdsprep.runners.run import JointUnit
@@ -39,7 +39,7 @@ def worker(
     )
     settings = {"layout": layout(encoder.fields), "seed": 0}
     places = {out: encoder.resolution, **(also or {})}
-    workshop = EncodeWork(
+    job = EncodeJob(
         images=str(images),
         datasets=[
             (str(place), {**settings, "resolution": resolution}, "")
@@ -50,7 +50,7 @@ def worker(
         max_area=10**8,
         **options,
     )
-    return EncodeWorker(workshop)
+    return EncodeWorker(job)
 
 
 def _same(encoder: Any) -> Any:

@@ -206,7 +206,7 @@ class Watched:
             last=frozenset(self._scene.last),
             **self._tracing,
         )
-        with closing(self._runner.run(traced, todo)) as events:  # type: ignore[type-var]
+        with closing(self._runner.run(traced.open, todo)) as events:  # type: ignore[type-var]
             for event in events:
                 if isinstance(event, Finished):
                     self._scene.done.add(event.unit.name)

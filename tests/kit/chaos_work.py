@@ -47,7 +47,7 @@ class Traced:
                 yield checked
 
         PackedSlice.check_samples = check_slowly  # type: ignore[assignment, method-assign]
-        return Tracing(self.work.open(), page, self.last)
+        return Tracing(self.work(), page, self.last)
 
 
 class Tracing:

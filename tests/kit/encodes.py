@@ -63,7 +63,7 @@ class Here:
     """A runner that does one unit after another in this process, each once."""
 
     def run(self, work: Work, units: Iterable[Unit]) -> Generator[Event, None, None]:
-        with closing(work.open()) as call:  # type: ignore[type-var]
+        with closing(work()) as call:  # type: ignore[type-var]
             for unit in units:
                 yield from self._do(call, unit)
 

@@ -332,7 +332,7 @@ def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:
     count = int(units_per_worker)
     runner = make_runner(kind, RunnerSettings(workers=2, units_per_worker=count))
     try:
-        for event in runner.run(Endless(folder), map(Number, range(2 * count))):
+        for event in runner.run(Endless(folder).open, map(Number, range(2 * count))):
             if isinstance(event, Step):
                 Path(folder, f"running-{event.unit.name}").touch()
     except KeyboardInterrupt:

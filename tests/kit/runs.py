@@ -19,7 +19,7 @@ def numbers(count: int) -> Iterator[Number]:
 
 def run(kind: str, work: Any, units: Any, *, workers: int = 2, **options: Any) -> tuple[Any, ...]:
     runner = make_runner(kind, RunnerSettings(workers=workers, name="test", **options))
-    events = list(runner.run(work, units))
+    events = list(runner.run(work.open, units))
     return tuple([e for e in events if isinstance(e, k)] for k in (Step, Finished, Quarantined))
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,11 +41,7 @@ class Halves:
     fails: dict[int, list[Exception]] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
 
-    def open(self) -> Callable[[Piece], Generator[int, None, int]]:
-        self.log.append("opened")
-        return self.call
-
-    def call(self, unit: Piece) -> Generator[int, None, int]:
+    def do(self, unit: Piece) -> Generator[int, None, int]:
         self.log.append(f"begun {unit.nbytes}")
         try:
             yield unit.nbytes // 2
@@ -60,7 +56,7 @@ PIECES = [Piece(20), Piece(40), Piece(10)]
 
 
 def job_of(work: Halves, **options: Any) -> Job[Piece, int]:
-    return job_largest_first(JobOptions(runner="local"), work, PIECES, name="halves", **options)
+    return job_largest_first(JobOptions(runner="local"), work.do, PIECES, name="halves", **options)
 
 
 def test_the_largest_goes_first_and_each_event_is_told_with_where_the_job_stands() -> None:
@@ -94,7 +90,7 @@ def test_closing_a_job_ends_what_is_under_way() -> None:
     work = Halves()
     with pytest.raises(KeyboardInterrupt), closing(job_of(work, on_status=interrupt)) as job:
         next(job.results())
-    assert work.log == ["opened", "begun 40", "ended 40"]
+    assert work.log == ["begun 40", "ended 40"]
 
 
 # --- failures in this process cost what they cost among workers
@@ -143,35 +139,27 @@ COMMANDS = {
 }
 
 
-@dataclass(frozen=True)
-class Failing:
-    """Another's work, in which the second unit that is begun raises, however often it is tried."""
-
-    work: Work
-    seen: list[str]
-
-    def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
-        call = self.work.open()
-
-        def failing(unit: Unit) -> Generator[Any, None, Any]:
-            self.seen.append(unit.name)
-            if unit.name in self.seen[1:2]:
-                raise OSError("the disk is gone")
-            return (yield from call(unit))
-
-        return failing
-
-
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have a unit of each job fail in this process; its units, as they were begun."""
+    """Have the second unit of each job fail at each attempt, in this process.
+
+    Return the names of units as they are begun.
+    """
     seen: list[str] = []
     real = InProcessRunner.run
 
     def run(
         self: InProcessRunner, work: Work, units: Iterable[Unit]
     ) -> Generator[Event, None, None]:
-        return real(self, Failing(work, seen), units)
+        call = work()
+
+        def do(unit: Unit) -> Generator[Any, None, Any]:
+            seen.append(unit.name)
+            if unit.name in seen[1:2]:
+                raise OSError("the disk is gone")
+            return (yield from call(unit))
+
+        return real(self, lambda: do, units)
 
     monkeypatch.setattr(InProcessRunner, "run", run)
     return seen

@@ -25,7 +25,7 @@ from wdsprep.runners.make_runner import make_runner
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_worker_that_gets_sigterm_leaves_no_temporary_file(count: int, tmp_path: Path) -> None:
     runner = make_runner("local", RunnerSettings(workers=1, max_attempts=9, units_per_worker=count))
-    with closing(runner.run(Endless(str(tmp_path)), numbers(count))) as events:
+    with closing(runner.run(Endless(str(tmp_path)).open, numbers(count))) as events:
         while len(list(tmp_path.glob("*.tmp.*"))) < count:
             next(events)
         (first,) = pids(tmp_path)
@@ -55,7 +55,7 @@ def test_workers_see_the_gpus_in_turn() -> None:
 
 def test_a_step_that_takes_long_is_interrupted(tmp_path: Path) -> None:
     events = make_runner("local", RunnerSettings(workers=1)).run(
-        Endless(str(tmp_path), step_s=60.0), numbers(1)
+        Endless(str(tmp_path), step_s=60.0).open, numbers(1)
     )
     next(events)
     time.sleep(0.2)

@@ -37,7 +37,7 @@ def test_a_removed_node_costs_no_attempt(
     )
     lost: set[str] = set()
     finished = []
-    for event in runner.run(Slow(str(tmp_path)), numbers(4)):
+    for event in runner.run(Slow(str(tmp_path)).open, numbers(4)):
         assert not isinstance(event, Quarantined)
         if isinstance(event, Finished):
             finished.append(event.unit.value)
@@ -60,7 +60,7 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
     runner = make_runner("ray", RunnerSettings(**workers, max_attempts=1))
     joined = None
     finished = []
-    for event in runner.run(Slow(str(tmp_path)), numbers(6)):
+    for event in runner.run(Slow(str(tmp_path)).open, numbers(6)):
         assert not isinstance(event, Quarantined)
         if isinstance(event, Finished):
             finished.append(event.unit.value)
@@ -76,7 +76,7 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
 def test_a_worker_on_a_gpu_that_comes_later_sees_the_cores_of_its_own_node(cluster: Any) -> None:
     runner = make_runner("ray", RunnerSettings(workers=1, gpus_per_worker=1))
     events: list[Any] = []
-    run = runner.run(Shared(), numbers(1))
+    run = runner.run(Shared().open, numbers(1))
     thread = threading.Thread(target=lambda: events.extend(run), daemon=True)
     thread.start()
     time.sleep(1.0)  # until it waits
@@ -96,7 +96,7 @@ def test_a_run_whose_nodes_have_all_left_says_again_and_again_what_it_waits_for(
     events: list[Any] = []
 
     def run() -> None:
-        events.extend(runner.run(Slow(str(tmp_path)), numbers(2)))
+        events.extend(runner.run(Slow(str(tmp_path)).open, numbers(2)))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

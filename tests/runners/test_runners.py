@@ -142,7 +142,7 @@ def test_units_are_read_as_workers_need_them(kind: str) -> None:
 
     runner = make_runner(kind, RunnerSettings(workers=2))
     finished = 0
-    with closing(runner.run(Square(), units())) as events:
+    with closing(runner.run(Square().open, units())) as events:
         for event in events:
             finished += isinstance(event, Finished)
             assert len(drawn) <= finished + 5
@@ -154,7 +154,7 @@ def test_closing_early_ends_all_workers_and_leaves_no_temporary_file(
     kind: str, tmp_path: Path
 ) -> None:
     runner = make_runner(kind, RunnerSettings(workers=2, units_per_worker=3))
-    with closing(runner.run(Endless(str(tmp_path)), numbers(9))) as events:
+    with closing(runner.run(Endless(str(tmp_path)).open, numbers(9))) as events:
         running: set[str] = set()
         while len(running) < 6:
             running.add(next(events).unit.name)

@@ -254,7 +254,7 @@ def scraped(endpoint: str) -> dict[str, float]:
 
 def test_prometheus_sees_images_rejects_attempts_and_what_is_left(endpoint: str) -> None:
     runner = make_runner("ray", RunnerSettings(workers=1, name="encode", phase="256", units=3))
-    events = runner.run(Counts(), map(Number, range(3)))
+    events = runner.run(Counts().open, map(Number, range(3)))
     assert sum(isinstance(event, Finished) for event in events) == 3
     wanted = {
         "images_total": 34.0,  # four were counted at the attempt that failed

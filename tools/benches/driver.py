@@ -162,7 +162,7 @@ def sleep(kind: str, workers: str) -> None:
     """So many units of a crew that is complete: each of it has finished one."""
     size, ready = int(workers), set()
     runner = make_runner(kind, RunnerSettings(workers=size, cpus_per_worker=1, address="local"))
-    with closing(runner.run(Asleep(ASLEEP_S), map(Number, itertools.count()))) as events:
+    with closing(runner.run(Asleep(ASLEEP_S).open, map(Number, itertools.count()))) as events:
         done = (event.result for event in events if isinstance(event, Finished))
         while len(ready) < size:
             ready.add(next(done))

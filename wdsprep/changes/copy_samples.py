@@ -8,7 +8,7 @@ makes the digest.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -52,6 +52,7 @@ from wdsprep.errors import (
     StoreError,
     TarError,
 )
+from wdsprep.runners.base import Call
 from wdsprep.runners.run import RunProgress
 from wdsprep.store import open_store, shared_store
 from wdsprep.tables.stored_tables import read_positions, read_sound_columns
@@ -63,8 +64,8 @@ AHEAD, AHEAD_S3 = 1, 8  # the reads, and the parsing of what they return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CopyWork:
-    """The work of copying samples, as workers receive it.
+class CopyJob:
+    """The picklable description of what a worker that copies samples does.
 
     `origins` are the source datasets by number, and `prefixes` are put before their keys. With
     `by_images`, pieces are numbered as in the image shards that latents were made of. `empty` has
@@ -80,23 +81,24 @@ class CopyWork:
     by_images: bool = False
     empty: Mapping[str, str] = field(default_factory=dict)
 
-    def open(self) -> Callable[[CopyUnit], Generator[RunProgress, None, Receipt]]:
-        return partial(copy_unit, self, Edition(store=open_store(self.out), mark=self.edition))
+
+def open_worker(job: CopyJob) -> Call:
+    return partial(copy_unit, job, Edition(store=open_store(job.out), mark=job.edition))
 
 
 def copy_unit(
-    work: CopyWork, edition: Edition, unit: CopyUnit
+    job: CopyJob, edition: Edition, unit: CopyUnit
 ) -> Generator[RunProgress, None, Receipt]:
     """Write one shard, and its receipt last. Yield progress, and return the receipt.
 
     A shard that has a receipt already is not written again. Raise FingerprintError if a source
     shard has changed.
     """
-    if done := find_receipt(edition.store, unit.name, unit.input, work.settings):
+    if done := find_receipt(edition.store, unit.name, unit.input, job.settings):
         return done
-    sources = [_Source(work, piece) for piece in unit.pieces]
+    sources = [_Source(job, piece) for piece in unit.pieces]
     with Draft(edition, unit.name) as draft:
-        shard = _NewShard(draft, unit, work)
+        shard = _NewShard(draft, unit, job)
         try:
             yield from shard.fill(sources)
         except (FormatError, StoreError, TarError):
@@ -114,9 +116,9 @@ def copy_unit(
 class _Source:
     """A shard that samples are copied from, with the receipt of its unit."""
 
-    def __init__(self, work: CopyWork, piece: SamplesToCopy) -> None:
-        self.store, self.piece = shared_store(work.origins[piece.origin]), piece
-        self.prefix, self._by_images = work.prefixes[piece.origin], work.by_images
+    def __init__(self, job: CopyJob, piece: SamplesToCopy) -> None:
+        self.store, self.piece = shared_store(job.origins[piece.origin]), piece
+        self.prefix, self._by_images = job.prefixes[piece.origin], job.by_images
         self.receipt = self.read_receipt()
         unit = latent_unit(piece.shard.name)
         # It has no samples if all were rejected.
@@ -344,8 +346,8 @@ class CopiedSamples:
 class _NewShard:
     """A new shard that is being written. Its tar opens with its first sample, so none is empty."""
 
-    def __init__(self, draft: Draft, unit: CopyUnit, work: CopyWork) -> None:
-        self._draft, self._unit, self._work = draft, unit, work
+    def __init__(self, draft: Draft, unit: CopyUnit, job: CopyJob) -> None:
+        self._draft, self._unit, self._job = draft, unit, job
         self._tar: DraftShard | None = None
         self._samples = self._nbytes = 0
         self._counts = Counter[str]()
@@ -357,8 +359,8 @@ class _NewShard:
             with naming_repair(source.store):
                 for reject in source.rejects():
                     rejects.add(reject)
-        settings = self._work.settings
-        kind, roles = counted_as(self._work.dataset, settings), roles_of(settings)
+        settings = self._job.settings
+        kind, roles = counted_as(self._job.dataset, settings), roles_of(settings)
         for source, before, among, shape in order_sources(sources, settings):
             with naming_repair(source.store):
                 for samples in source.read(before, among):
@@ -382,16 +384,16 @@ class _NewShard:
         """End the tar, and return the receipt of the unit."""
         rejects, name = self._draft.rejects, self._unit.name
         return Receipt(
-            dataset=self._work.dataset,
+            dataset=self._job.dataset,
             unit=name,
             generation=0,
-            settings=self._work.settings,
+            settings=self._job.settings,
             input=self._unit.input,
             inputs=self._samples + rejects.counts.total(),
             shards=(self._tar.finish(),) if self._tar else (),
             rejects=dict(rejects.counts),
             counts=dict(self._counts),
-            files={rejects_name(name): rejects.digest, **self._work.empty},
+            files={rejects_name(name): rejects.digest, **self._job.empty},
         )
 
     def _leave_out_removed(self, samples: CopiedSamples, prefix: str) -> None:
@@ -414,11 +416,11 @@ class _NewShard:
 
     def _add(self, samples: CopiedSamples, prefix: str) -> None:
         """Add samples of a part. A prefix is put before their keys, in their json too."""
-        work = self._work
+        job = self._job
         if not self._tar:
-            is_of_images = work.dataset == "images"
-            name = latent_shard(self._unit.name, work.settings)
-            columns = table_columns(work.dataset, work.settings)
+            is_of_images = job.dataset == "images"
+            name = latent_shard(self._unit.name, job.settings)
+            columns = table_columns(job.dataset, job.settings)
             self._tar = self._draft.shard(self._unit.shard if is_of_images else name, columns)
         if not prefix:
             sizes = [end - begin for begin, end in samples.reach]

@@ -52,7 +52,6 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import UsageError
 from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.options import Place, as_places, takes_datasets
-from wdsprep.runners.base import FunctionWork
 from wdsprep.runners.job import JobStatus, check_all_done
 from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import split_url
@@ -219,8 +218,7 @@ def _look(images: Sequence[HashedImages], options: DuplicatesOptions) -> None:
     def on_status(status: Callable[[], JobStatus]) -> None:
         listener.on_status(lambda: replace(status(), samples=samples))
 
-    work = FunctionWork(hash_shard)
-    job = job_largest_first(options, work, units, name="duplicates", on_status=on_status)
+    job = job_largest_first(options, hash_shard, units, name="duplicates", on_status=on_status)
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples

@@ -31,13 +31,13 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
 
-from wdsprep.changes.copy_samples import CopyWork
+from wdsprep.changes.copy_samples import CopyJob, open_worker
 from wdsprep.changes.merged_datasets import (
     NAME,
     SPLIT,
@@ -331,7 +331,7 @@ class _SelectedDataset:
         if options and any(wanted.get(unit) != of for unit, of in done.items()):
             raise self._conflict()
         pending = [unit for unit in units if unit.name not in done]
-        work = CopyWork(
+        job = CopyJob(
             dataset=self.group.dataset,
             origins=tuple(origin.url for origin in self.group.origins),
             prefixes=self.selection.prefixes(self.group),
@@ -351,7 +351,7 @@ class _SelectedDataset:
             runner = runner_for(
                 options, len(pending), nbytes, on_message=lambda _line: None, name="select"
             )
-        track = self.selection.options.track
+        work, track = partial(open_worker, job), self.selection.options.track
         (outcome,) = do_runs([run], runner, work, pending, listener=listener, track=track)
         return outcome
 

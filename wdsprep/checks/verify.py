@@ -25,7 +25,6 @@ from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.options import Place, takes_datasets
-from wdsprep.runners.base import FunctionWork
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import shared_store
@@ -104,8 +103,9 @@ def _check_bytes(
         options.listener_or_mute.on_status(with_findings)
 
     units = [unit for survey in surveys for unit in _units(survey, pairs)]
-    work = FunctionWork(check_unit)
-    job = job_largest_first(options, work, units, name="verify", is_safe=True, on_status=on_status)
+    job = job_largest_first(
+        options, check_unit, units, name="verify", is_safe=True, on_status=on_status
+    )
     with closing(job):
         for unit, (findings, digests) in job.results():
             _log.info("%s is checked: %s", unit.name, plural(len(findings), "finding"))

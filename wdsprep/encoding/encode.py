@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, cast
 from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.stored_dataset import take_claim
 from wdsprep.encoding.dataset_plan import DatasetPlan, joint_units
-from wdsprep.encoding.gpus import require_gpu
+from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.models.find_model import Model, check_weights
 from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.run_plan import RunPlan, make_plan
-from wdsprep.encoding.worker_plan import EncodeWork, runner_of
+from wdsprep.encoding.worker_plan import EncodeJob, runner_of
 from wdsprep.options import OverloadedFunction, takes_options
+from wdsprep.runners.base import Call
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, remove_units, sweep_to_begin
 
@@ -98,12 +99,13 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     outcomes = do_plan(
         plan,
         partial(
-            EncodeWork,
+            EncodeJob,
             make_encoder=partial(make_encoder, plan.model, recipe, plan.worker_plan.device),
             max_area=recipe.max_area,
             max_nbytes=int(recipe.max_bytes),
             batch_size=int(recipe.batch_size),
         ),
+        open_worker,
         listener=listener,
         limit=options.limit,
         track=options.track,
@@ -122,7 +124,8 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
 
 def do_plan(
     plan: RunPlan,
-    make_work: Callable[..., EncodeWork],
+    make_job: Callable[..., EncodeJob],
+    open_worker: Callable[[EncodeJob], Call],
     *,
     listener: JobListener,
     limit: int,
@@ -133,9 +136,9 @@ def do_plan(
 ) -> list[Outcome]:
     """Do what a plan says, and return the outcome of each dataset.
 
-    `make_work` gets what follows from the plan: the images, the datasets and the workers. `extra`
-    returns further entries of the manifest of a dataset, once it is published. `speeds` takes the
-    progress of workers, and so does the listener then.
+    `make_job` gets what follows from the plan: the images, the datasets and the workers. These
+    begin by `open_worker`. `extra` returns further entries of the manifest of a dataset, once it is
+    published. `speeds` takes the progress of workers, and so does the listener then.
     """
 
     def on_step(progress: RunProgress) -> None:
@@ -173,20 +176,28 @@ def do_plan(
         )
         for dataset, edition in planned
     ]
+    job = make_job(
+        images=plan.source.url,
+        datasets=[(dataset.place, dataset.settings, ed.mark) for dataset, ed in planned],
+        worker_plan=plan.worker_plan,
+    )
     return do_runs(
         runs,
         runner,
-        make_work(
-            images=plan.source.url,
-            datasets=[(dataset.place, dataset.settings, ed.mark) for dataset, ed in planned],
-            worker_plan=plan.worker_plan,
-        ),
+        partial(open_worker, job),
         joint_units([dataset.pending for dataset in plan.datasets]),
         listener=listener,
         track=track,
         figures=speeds.figures if speeds else dict,
         on_step=on_step,
     )
+
+
+def open_worker(job: EncodeJob) -> Call:
+    prepare_allocator()
+    from wdsprep.encoding.worker import EncodeWorker  # torch and models: for workers alone
+
+    return EncodeWorker(job)
 
 
 def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":

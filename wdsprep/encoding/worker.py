@@ -19,7 +19,7 @@ from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cache
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.draft import Draft
@@ -44,15 +44,13 @@ from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.role_images import RoleCuts
 from wdsprep.encoding.sample_chain import Block, CaptionFinder, Output, blocks_of, write
 from wdsprep.encoding.two_passes import TextPass, Turns
+from wdsprep.encoding.worker_plan import EncodeJob
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import JointUnit, RunProgress
 from wdsprep.sources.base import Content, LeftOut
 from wdsprep.sources.captions import caption_at
 from wdsprep.store import open_store
-
-if TYPE_CHECKING:
-    from wdsprep.encoding.worker_plan import EncodeWork
 
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """The progress of a shard that another run has already made."""
@@ -93,14 +91,14 @@ class EncodeWorker:
     engine_class: type[Engine] = Engine
     shard_class: type[LatentShard] = LatentShard
 
-    def __init__(self, work: "EncodeWork") -> None:
-        plan = work.worker_plan
-        settings = [of_dataset for _, of_dataset, _ in work.datasets]
+    def __init__(self, job: EncodeJob) -> None:
+        plan = job.worker_plan
+        settings = [of_dataset for _, of_dataset, _ in job.datasets]
         rules = [RoleCuts.of(each) for each in settings]
         self._roles = tuple(
             dict.fromkeys(role for each in rules for role in (*each.sizes, *each.text_roles))
         )
-        self._source = tars_of(work.images, work.max_nbytes, self._roles)
+        self._source = tars_of(job.images, job.max_nbytes, self._roles)
         if plan.gpu_share < 1:
             require_gpu("cuda")
             limit_memory(plan.gpu_share)
@@ -108,7 +106,7 @@ class EncodeWorker:
             from wdsprep.runners.ray.cluster import node_share  # where nobody else could know
 
             threads = max(1, int(node_share(plan.gpus_per_worker)))
-        self._encoder = work.make_encoder()
+        self._encoder = job.make_encoder()
         self._parts = list(map(self._part_of, settings))
         self._engine = self.engine_class(
             self._encoder,
@@ -116,8 +114,8 @@ class EncodeWorker:
             roles=rules if self._roles else (),
             parts=self._parts,
             seed=settings[0].get("seed", 0),
-            batch_size=work.batch_size,
-            max_area=work.max_area,
+            batch_size=job.batch_size,
+            max_area=job.max_area,
             decoders=threads,
             threads=max(1, plan.threads),
         )
@@ -126,7 +124,7 @@ class EncodeWorker:
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         empty = cache(self._engine.empty)
-        self._datasets = [_Dataset(*dataset, empty) for dataset in work.datasets]
+        self._datasets = [_Dataset(*dataset, empty) for dataset in job.datasets]
 
     def _part_of(self, settings: Settings) -> Part:
         """Return the part of a sample from which a dataset is made."""

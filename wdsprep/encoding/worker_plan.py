@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.settings import Settings
-from wdsprep.encoding.gpus import prepare_allocator, visible_gpus
+from wdsprep.encoding.gpus import visible_gpus
 from wdsprep.encoding.options import SHARDS_IN_TURN, EncodeWorkerOptions
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_NBYTES
@@ -20,7 +20,6 @@ from wdsprep.runners.options import with_runner
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.device import Encoder
-    from wdsprep.encoding.worker import EncodeWorker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,8 +171,8 @@ def runner_of(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeWork:
-    """The picklable description of a worker of `encode`, which a runner opens.
+class EncodeJob:
+    """The picklable description of what a worker of `encode` does.
 
     A unit of work is a `JointUnit`. Its parts are image shards, each with the number of the dataset
     in `datasets` that what is made of them goes to.
@@ -188,9 +187,3 @@ class EncodeWork:
     max_area: int
     max_nbytes: int = MAX_NBYTES
     batch_size: int
-
-    def open(self) -> "EncodeWorker":
-        prepare_allocator()
-        from wdsprep.encoding.worker import EncodeWorker  # torch and models: for workers alone
-
-        return EncodeWorker(self)

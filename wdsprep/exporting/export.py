@@ -39,7 +39,7 @@ from wdsprep.exporting.layout import (
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.read_samples import ExportUnit, UnitSource
 from wdsprep.options import takes_options
-from wdsprep.runners.base import PROGRESS_S, FunctionWork, Unit, Work
+from wdsprep.runners.base import PROGRESS_S, Call, Unit
 from wdsprep.runners.job import Job, check_all_done
 from wdsprep.runners.make_runner import job_largest_first
 from wdsprep.store import open_store, shared_store
@@ -125,8 +125,8 @@ def export(options: ExportOptions) -> Exported:
     if pending:
         for name in index_names:
             store.delete(name)
-        work = FunctionWork(partial(export_shard, store.url, layout))
-        results = _results(options, work, pending, participle="exported")
+        export_unit = partial(export_shard, store.url, layout)
+        results = _results(options, export_unit, pending, participle="exported")
         marks_by_unit |= {unit.name: mark for unit, mark in results}
     marks = [marks_by_unit[unit.name] for unit in units]
     exported = [file for mark in marks for file in mark.files]
@@ -281,9 +281,9 @@ def _claim_folder(
         return []
     told = f"checking {plural(len(current), 'shard')} exported before"
     options.listener_or_mute.on_message(told)
-    work = FunctionWork(partial(check_files, store.url))
+    check_unit = partial(check_files, store.url)
     sound: list[ExportMark] = []
-    for mark, is_sound in _results(options, work, current, participle="checked"):
+    for mark, is_sound in _results(options, check_unit, current, participle="checked"):
         if is_sound:
             sound.append(mark)
         else:
@@ -298,13 +298,13 @@ def _delete(store: Store, mark: ExportMark) -> None:
 
 
 def _results(
-    options: ExportOptions, work: Work, units: Sequence[Unit], *, participle: str
+    options: ExportOptions, do_unit: Call, units: Sequence[Unit], *, participle: str
 ) -> Iterator[tuple[Any, Any]]:
     """Yield each unit with its result. Raise WorkError at the end if a unit failed.
 
     `participle` is the word in its message for what could not be done, such as "exported".
     """
-    job: Job[Any, Any] = job_largest_first(options, work, units, name="export")
+    job: Job[Any, Any] = job_largest_first(options, do_unit, units, name="export")
     with closing(job):
         yield from job.results()
     check_all_done(job.quarantined, "shard", participle, "run the same command again")

@@ -1,6 +1,7 @@
 """`import`: turn latents that another tool has cached into a dataset, file by file."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from wdsprep.importing.import_plan import ZEROS, ImportJob, empty_of, settings_o
 from wdsprep.importing.latent_caches import LatentCache, find_cache, stem_of
 from wdsprep.importing.options import ImportOptions
 from wdsprep.options import takes_options
-from wdsprep.runners.base import JobWork
+from wdsprep.runners.base import Call
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write, remove_units
 from wdsprep.sources.base import Item
@@ -25,14 +26,14 @@ from wdsprep.store.base import absolute, check_apart
 from wdsprep.text import examples, plural, shown
 
 if TYPE_CHECKING:
-    from wdsprep.importing.worker import ImportWorker
+    pass
 
 PROBED_FILES = 4
 ImportBegun = tuple[str, int, ImportPlan]
 """An import before its first worker starts: the kind of its cache, its files, and its plan."""
 
 
-def open_worker(job: ImportJob) -> "ImportWorker":
+def open_worker(job: ImportJob) -> Call:
     from wdsprep.importing.worker import ImportWorker  # torch: for workers alone
 
     return ImportWorker(job)
@@ -94,7 +95,7 @@ def import_(options: ImportOptions) -> Outcome:
             options, len(pending), nbytes, on_message=listener.on_message, name="import"
         )
     run = Run(edition, manifest, count=len(pending), limit=options.limit if wanted != shards else 0)
-    work = JobWork(open_worker, job)
+    work = partial(open_worker, job)
     (imported,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     return imported
 

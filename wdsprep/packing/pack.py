@@ -11,6 +11,7 @@ each. `plan_workers` has the rules and only computes; `plan_for_machines` looks 
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -19,14 +20,13 @@ from wdsprep.errors import SourceError, UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchRules
 from wdsprep.options import options_given_under, takes_options
 from wdsprep.packing.options import PackOptions, PackRules, settings_of
-from wdsprep.runners.base import JobWork, RunnerSettings
+from wdsprep.runners.base import Call, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.sources.captions import CAPTIONS
 
 if TYPE_CHECKING:
     from wdsprep.packing.slices import PackJob, SourceSurvey
-    from wdsprep.packing.worker import PackWorker
     from wdsprep.runners.run import Outcome
     from wdsprep.sources.base import Source
 
@@ -105,7 +105,7 @@ def plan_for_machines(
     return settings, threads, share
 
 
-def open_worker(job: "PackJob") -> "PackWorker":
+def open_worker(job: "PackJob") -> Call:
     from wdsprep.packing.worker import PackWorker  # images and the client: for workers alone
 
     return PackWorker(job)
@@ -244,7 +244,7 @@ def pack(options: PackOptions) -> "Outcome":
         extra=lambda: {"left_out": dict(seen.left_out)} if seen.left_out else {},
         settle=retries.settle,
     )
-    work = JobWork(open_worker, job)
+    work = partial(open_worker, job)
     pending = retries.apart_from(chain(plan.pending(), retry_slices))
     (packed,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     return packed

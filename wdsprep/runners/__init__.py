@@ -1,6 +1,7 @@
 """Who does units of work: processes on this machine, or Ray actors.
 
-1. A *unit* is small, has a name and can be done twice without harm. *Work* is what is done with it.
+1. A *unit* is small, has a name and can be done twice without harm. *Work* is what prepares
+   a worker for it.
 2. A driver keeps each worker supplied: with its next unit when it is idle, or with up to
    `units_per_worker` at once. It reads units as lazily as that needs.
 3. A unit that raised, or killed its worker, is tried again; after `max_attempts` it is
@@ -26,7 +27,7 @@ makes a runner of its `RunnerSettings`, or one that does without workers, and ju
 `base` has what all of these tell each other, `options` the options that several commands have,
 `progress` their progress line. `track` tells Weights & Biases or TensorBoard how far a run is.
 
-    job = job_largest_first(options, work, units, name="verify")
+    job = job_largest_first(options, check_unit, units, name="verify")
     with contextlib.closing(job):  # which ends the workers, also after an exception
         for unit, result in job.results(): ...
     job.quarantined  # what failed for good

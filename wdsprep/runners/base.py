@@ -36,45 +36,22 @@ class Unit(Protocol):
     def name(self) -> str: ...
 
 
-class Work(Protocol):
-    """The work that is done on units. Workers import it by name, and get it pickled."""
+Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
+"""A function that does a unit: it yields progress, cumulative for the unit, and returns the result.
 
-    def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
-        """Prepare a worker, and return the function that does a unit.
+With several units per worker it is called in several threads at once, and each of its generators
+has to yield at least every half second: a worker that is told to stop closes them there, so that
+their context managers clean up. If it is an object with a `close()`, that is called afterwards, if
+the worker ends in order. If it has a number `units_at_once`, the worker takes no more units than
+that. A worker that does one unit at a time is interrupted on the spot when it is a local process;
+as a Ray actor it stops at the next yield too.
+"""
+Work: TypeAlias = Callable[[], Call]
+"""A function that prepares a worker, and returns the function that does a unit.
 
-        This is called once in each worker. The function that it returns is called once for
-        each unit: it yields progress (cumulative for the unit) and returns the result.
-
-        With several units per worker that function is called in several threads at once,
-        and each of its generators has to yield at least every half second: a worker that is
-        told to stop closes them there, so that their context managers clean up. If the
-        returned object has a `close()`, it is called after that, if the worker ends in
-        order. If it has a number `units_at_once`, the worker takes no more units than that.
-        A worker that does one unit at a time is interrupted on the spot when it is a local
-        process; as a Ray actor it stops at the next yield too.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionWork:
-    """Work for which a worker prepares nothing. The function, or `partial` of one, does a unit."""
-
-    function: Callable[[Any], Generator[Any, None, Any]]
-
-    def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
-        return self.function
-
-
-@dataclass(frozen=True, slots=True)
-class JobWork:
-    """Work that opens by a function of its job, which imports what workers alone need."""
-
-    open_worker: Callable[[Any], Callable[[Any], Generator[Any, None, Any]]]
-    job: Any
-
-    def open(self) -> Callable[[Any], Generator[Any, None, Any]]:
-        return self.open_worker(self.job)
+It is called once in each worker, which gets it pickled: by name, often as a `partial` with the
+description of a job. It imports what workers alone need.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

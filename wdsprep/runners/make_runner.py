@@ -5,11 +5,21 @@ units, or none. `job_largest_first` is such a job, of units whose sizes are know
 """
 
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.runners.base import Event, Message, Runner, RunnerSettings, SlotMessage, Unit, Work
+from wdsprep.runners.base import (
+    Call,
+    Event,
+    Message,
+    Runner,
+    RunnerSettings,
+    SlotMessage,
+    Unit,
+    Work,
+)
 from wdsprep.runners.job import Job, StatusListener
 from wdsprep.runners.options import JobOptions, WorkerOptions, with_runner
 from wdsprep.runners.schedule import drive
@@ -114,7 +124,7 @@ S = TypeVar("S", bound=SizedUnit)
 
 def job_largest_first(
     options: JobOptions,
-    work: Work,
+    do_unit: Call,
     units: Iterable[S],
     *,
     name: str,
@@ -123,8 +133,9 @@ def job_largest_first(
 ) -> Job[S, Any]:
     """Return a job of units that are all known beforehand, the largest first.
 
-    So no worker begins a large unit at the end. The runner is that of `runner_for`. The listener of
-    the options hears of the status, unless `on_status` is given.
+    So no worker begins a large unit at the end. `do_unit` is a function, or a `partial` of one, for
+    which workers prepare nothing. The runner is that of `runner_for`. The listener of the options
+    hears of the status, unless `on_status` is given.
     """
     units = sorted(units, key=lambda unit: -unit.nbytes)
     sizes = {unit.name: unit.nbytes for unit in units}
@@ -137,4 +148,9 @@ def job_largest_first(
         name=name,
         is_safe=is_safe,
     )
+    work = partial(_prepare_nothing, do_unit)
     return Job(runner, work, units, sizes=sizes, on_status=on_status or listener.on_status)
+
+
+def _prepare_nothing(do_unit: Call) -> Call:
+    return do_unit

@@ -30,7 +30,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from wdsprep.errors import (
     BusyError,
@@ -43,7 +43,15 @@ from wdsprep.errors import (
     WorkError,
     without_secrets,
 )
-from wdsprep.runners.base import BrokenWorkerError, Failure, HopelessError, Message, Unit, Work
+from wdsprep.runners.base import (
+    BrokenWorkerError,
+    Call,
+    Failure,
+    HopelessError,
+    Message,
+    Unit,
+    Work,
+)
 from wdsprep.runners.stuck_workers import FEWER, is_of_memory, report_opening
 
 GRACE_S = 5.0
@@ -58,14 +66,13 @@ alone: its GPU has too little memory left, its node has no weights or reaches no
 NEVER = 1_000_000
 """A threshold of the garbage collector that is never reached."""
 
-Call: TypeAlias = Callable[[Any], Generator[Any, None, Any]]
 Send: TypeAlias = Callable[[int, Message], bool]
 
 
 def open_worker(load: Callable[[], Work]) -> tuple[Worker | None, Message]:
     try:
         with without_full_collections():
-            call = load().open()
+            call = load()()
         return Worker(call), ("ready", getattr(call, "units_at_once", 0))
     except OF_THE_REQUEST as error:
         return None, ("fatal", (_make_picklable(error), traceback.format_exc()))

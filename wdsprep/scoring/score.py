@@ -2,8 +2,8 @@
 
 An image shard is a unit of work; its scores have the same name, keys and order. All models are
 loaded once here, before anything is written, so that an unsuitable model is reported at once. Then
-the plan is carried out as that of `encode` is (`do_plan`). Workers get a `ScoreWork`, and load what
-they need when they open it.
+the plan is carried out as that of `encode` is (`do_plan`). Workers load what they need when they
+open.
 """
 
 import json
@@ -26,10 +26,11 @@ from wdsprep.encoding.image_shards import find_image_shards, tars_of
 from wdsprep.encoding.models.model_files import find_on_node
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.run_plan import RunPlan
-from wdsprep.encoding.worker_plan import EncodeWork, settle_workers
+from wdsprep.encoding.worker_plan import EncodeJob, settle_workers
 from wdsprep.errors import UsageError
 from wdsprep.images.options import check_has_image
 from wdsprep.options import takes_options
+from wdsprep.runners.base import Call
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome
 from wdsprep.scoring.heads import read_head
@@ -49,7 +50,6 @@ from wdsprep.store.base import absolute, check_apart
 
 if TYPE_CHECKING:
     from wdsprep.scoring.networks import ScoreEncoder
-    from wdsprep.scoring.worker import ScoreWorker
 
 
 CPU_BATCH, GPU_BATCH = 16, 64
@@ -70,20 +70,12 @@ def make_encoder(models: Sequence[ScoreModel], device: str, dtype: str) -> "Scor
     return ScoreEncoder([find_on_node(model, PRESETS) for model in models], device, dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreWork(EncodeWork):
-    """The picklable description of a worker of `score`, which a runner opens.
+def open_worker(role: str, job: EncodeJob) -> Call:
+    """Prepare a worker, which scores the image in a role, or the target for ""."""
+    prepare_allocator()
+    from wdsprep.scoring.worker import ScoreWorker  # torch and models: for workers alone
 
-    `role` is the name of the image that is scored, or "" for the target.
-    """
-
-    role: str = ""
-
-    def open(self) -> "ScoreWorker":
-        prepare_allocator()
-        from wdsprep.scoring.worker import ScoreWorker  # torch and models: for workers alone
-
-        return ScoreWorker(self)
+    return ScoreWorker(job, role)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,13 +106,13 @@ def score(options: ScoreOptions) -> Outcome:
     (outcome,) = do_plan(
         plan,
         partial(
-            ScoreWork,
+            EncodeJob,
             make_encoder=partial(make_encoder, models, device, plan.dtype),
             max_area=options.max_area,
             max_nbytes=int(options.max_bytes),
             batch_size=int(options.batch_size) or (CPU_BATCH if device == "cpu" else GPU_BATCH),
-            role=options.role,
         ),
+        partial(open_worker, options.role),
         listener=listener,
         limit=options.limit,
         track=options.track,

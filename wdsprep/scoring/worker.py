@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,15 +27,13 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import DeviceBatch, ImageBatch
 from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample, Row
 from wdsprep.encoding.worker import EncodeWorker
+from wdsprep.encoding.worker_plan import EncodeJob
 from wdsprep.images.crop import NO_PIXELS, Crop, decode_image
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.run import RunProgress
 from wdsprep.scoring.languages import caption_columns, plain_caption
 from wdsprep.scoring.networks import DecodedImage, Prepared, ScoreEncoder
 from wdsprep.sources.base import Columns
-
-if TYPE_CHECKING:
-    from wdsprep.scoring.score import ScoreWork
 
 BATCH_NBYTES = 256 << 20
 """The most bytes of the prepared images of a batch: the engine holds a few batches of them."""
@@ -221,9 +219,9 @@ class ScoreWorker(EncodeWorker):
     shard_class = ScoreShard
     _encoder: ScoreEncoder
 
-    def __init__(self, work: "ScoreWork") -> None:
-        super().__init__(work)
-        self._source = replace(self._source, columns=Columns(image=work.role))
+    def __init__(self, job: EncodeJob, role: str) -> None:
+        super().__init__(job)
+        self._source = replace(self._source, columns=Columns(image=role))
 
     def _part_of(self, _settings: Settings) -> Part:
         return Part.of(self._encoder.fields) & Part.IMAGE  # captions are not encoded by themselves
