@@ -21,7 +21,7 @@ from wdsprep.errors import BusyError, FormatError
 from wdsprep.runners.base import BrokenWorkerError, Event, Finished, HopelessError, Unit, Work
 from wdsprep.runners.job import Job, JobStatus
 from wdsprep.runners.make_runner import InProcessRunner, job_largest_first
-from wdsprep.runners.options import JobOptions
+from wdsprep.runners.options import WorkerOptions
 
 
 # --- the job alone
@@ -56,7 +56,9 @@ PIECES = [Piece(20), Piece(40), Piece(10)]
 
 
 def job_of(work: Halves, **options: Any) -> Job[Piece, int]:
-    return job_largest_first(JobOptions(runner="local"), work.do, PIECES, name="halves", **options)
+    return job_largest_first(
+        WorkerOptions(runner="local"), work.do, PIECES, name="halves", **options
+    )
 
 
 def test_the_largest_goes_first_and_each_event_is_told_with_where_the_job_stands() -> None:

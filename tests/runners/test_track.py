@@ -12,6 +12,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from wdsprep.runners import track
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.job import JobListener, JobStatus
 from wdsprep.runners.make_runner import make_runner
-from wdsprep.runners.track import RunTracking, Tracker
+from wdsprep.runners.track import Tracker, track_run
 
 
 @pytest.fixture
@@ -138,7 +140,7 @@ def test_a_tracker_that_fails_or_hangs_is_told_of_once(
     broken(at)
     told: list[str] = []
     listener = JobListener(on_message=told.append)
-    with RunTracking("tensorboard", ["out"], listener, settings={}, before=0) as heard:
+    with track_run("tensorboard", ["out"], listener, settings={}, before=0) as heard:
         heard(lambda: JobStatus(samples=3, units=1))
     assert not told or at == "hang at log"
     (record,) = caplog.records
@@ -160,17 +162,25 @@ def test_figures_are_asked_for_at_a_steady_pace(
 ) -> None:
     broken("nothing")
     monkeypatch.setattr(track, "PACE_S", 0.5)
-    untracked = RunTracking("", ["a"], JobListener(), settings={}, before=0)
-    assert not untracked.is_due
-    tracking = RunTracking("tensorboard", ["a"], JobListener(), settings={}, before=0)
-    with tracking as on_status:
-        for _ in range(2):
-            assert tracking.is_due
-            on_status(JobStatus)
-            began = time.monotonic()
-            assert not tracking.is_due
-            wait_until(lambda: tracking.is_due, within_s=60)
-            assert time.monotonic() - began > 0.4
+    asked: list[float] = []
+
+    def more() -> dict[str, float]:
+        asked.append(time.monotonic())
+        return {}
+
+    def ask_until(times: int) -> bool:
+        on_status(JobStatus)
+        return len(asked) == times
+
+    with track_run("tensorboard", ["a"], JobListener(), settings={}, before=0, more=more) as (
+        on_status
+    ):
+        for times in (1, 2, 3):
+            wait_until(partial(ask_until, times), within_s=60)
+    assert all(later - sooner > 0.4 for sooner, later in pairwise(asked[:3]))
+    with track_run("", ["a"], JobListener(), settings={}, before=0, more=more) as on_status:
+        on_status(JobStatus)
+    assert len(asked) == 4, "the last figures of the first run, and none of the second"
 
 
 def test_what_is_missing_is_said_before_anything_is_done(

@@ -21,8 +21,8 @@ from wdsprep.runners.options import (
     JOIN,
     OUTPUT,
     TRACK,
-    JobOptions,
     ListenedOptions,
+    WorkerOptions,
     WorkerRangeOptions,
     overwrite,
 )
@@ -143,7 +143,7 @@ class RemoveOptions(ListenedOptions):
 
 
 @dataclass(frozen=True)
-class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
+class SelectOptions(WorkerRangeOptions, ShardSizes):
     """The options of `select`."""
 
     datasets: Place | Sequence[Place] = field(
@@ -194,7 +194,7 @@ class SelectOptions(WorkerRangeOptions, ShardSizes, ListenedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DuplicatesOptions(JobOptions):
+class DuplicatesOptions(WorkerOptions):
     """The options of `duplicates` beside its datasets."""
 
     unit_noun: ClassVar[str] = "comparison"

@@ -4,13 +4,13 @@ import os
 from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.options import about, option_field
-from wdsprep.runners.options import JobOptions
+from wdsprep.runners.options import WorkerOptions
 
 CHECKS = "Checks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(JobOptions):
+class VerifyOptions(WorkerOptions):
     """The options of `verify` beside its datasets."""
 
     quick: bool = option_field(

@@ -29,7 +29,6 @@ from wdsprep.runners.options import (
     OUTPUT,
     TRACK,
     WORKERS,
-    ListenedOptions,
     WorkerRangeOptions,
     limit,
     overwrite,
@@ -156,7 +155,7 @@ class EncodeWorkerOptions(WorkerRangeOptions):
 
 
 @dataclass(frozen=True)
-class EncodeCall(EncodeWorkerOptions, OneCaption, RecipeOptions, ListenedOptions):
+class EncodeCall(EncodeWorkerOptions, OneCaption, RecipeOptions):
     """The options of `encode` that calls for one dataset and for several have in common."""
 
     images: "str | os.PathLike[str]" = option_field(

@@ -6,13 +6,13 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.exporting import LAYOUTS
 from wdsprep.options import Place, about, as_places, option_field
-from wdsprep.runners.options import JobOptions
+from wdsprep.runners.options import WorkerOptions
 
 LAYOUT = "Layout"
 
 
 @dataclass(frozen=True)
-class ExportOptions(JobOptions):
+class ExportOptions(WorkerOptions):
     """The options of `export`."""
 
     dataset: "str | os.PathLike[str]" = field(

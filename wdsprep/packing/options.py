@@ -21,14 +21,7 @@ from wdsprep.images.options import HEADING, ImageOptions, Limits, Recode, jpeg_q
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, option_field, options_in_settings
 from wdsprep.packing import HASHES
-from wdsprep.runners.options import (
-    OUTPUT,
-    TRACK,
-    ListenedOptions,
-    WorkerRangeOptions,
-    limit,
-    overwrite,
-)
+from wdsprep.runners.options import OUTPUT, TRACK, WorkerRangeOptions, limit, overwrite
 from wdsprep.sources.captions import CAPTIONS
 from wdsprep.text import brief, parse_names, parse_size
 
@@ -370,7 +363,7 @@ class PackRules(ShardSizes, ImageOptions):
 
 
 @dataclass(frozen=True)
-class PackOptions(WorkerRangeOptions, FetchOptions, PackRules, ListenedOptions):
+class PackOptions(WorkerRangeOptions, FetchOptions, PackRules):
     """The options of `pack`."""
 
     unit_noun: ClassVar[str] = "slice"

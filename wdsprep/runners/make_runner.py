@@ -21,7 +21,7 @@ from wdsprep.runners.base import (
     Work,
 )
 from wdsprep.runners.job import Job, StatusListener
-from wdsprep.runners.options import JobOptions, WorkerOptions, with_runner
+from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.runners.schedule import drive
 from wdsprep.runners.worker import Worker, open_worker
 
@@ -123,7 +123,7 @@ S = TypeVar("S", bound=SizedUnit)
 
 
 def job_largest_first(
-    options: JobOptions,
+    options: WorkerOptions,
     do_unit: Call,
     units: Iterable[S],
     *,

@@ -152,7 +152,7 @@ WORKERS = "Workers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(Options):
+class WorkerOptions(ListenedOptions):
     """Options for the workers of a command. `auto` leaves the choice to wdsprep."""
 
     workers: int | str | tuple[int, int] = option_field(
@@ -211,11 +211,6 @@ class WorkerOptions(Options):
     def most(self) -> int:
         """Return the most workers that a cluster may grow to, or 0 if it does not grow."""
         return parse_workers(self.workers)[1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobOptions(WorkerOptions, ListenedOptions):
-    """The options of a command whose units of work are all known before it begins."""
 
 
 SPAN = about(

@@ -23,16 +23,19 @@ IN_WORKER = "RAY_RAYLET_PID"
 
 
 class JobProgress(JobListener):
-    """A listener that draws a progress line of jobs, in bytes, or in samples if `counted`."""
+    """A listener that draws a progress line of jobs: in bytes if a job counts these, or in samples.
+
+    Its notes stay on the screen if a person looks on.
+    """
 
     unit, done, touched = "shard", "done", "touched unit"
     """A unit of work, what becomes of it, and what is read again where dates alone have changed."""
-    counted = ""
+    counted = "sample"
     """The noun for samples in the progress line."""
     waiting = "waiting for the first worker"
     """The words for the time until the first worker is heard of."""
-    first = ""
-    """The words for the time until the first sample, if that may be long."""
+    first = "waiting for the first sample"
+    """The words for the time until the first sample."""
 
     def __init__(self, *, waits: bool = True) -> None:
         super().__init__()
@@ -47,7 +50,14 @@ class JobProgress(JobListener):
         return time.monotonic() - self._at_work
 
     def on_message(self, text: str) -> None:
-        self.line.say(text)
+        if self.line.is_seen:
+            self.line.say(text)
+
+    def on_listing(self, _place: str, done: int, _of: int) -> None:
+        self.line.show(f"listing: {done:,} so far")
+
+    def on_begin(self, _plan: Any) -> None:
+        self.start_counting()
 
     def start_counting(self) -> None:
         """Begin a new progress line, which says that the job waits for its first worker."""
@@ -66,7 +76,7 @@ class JobProgress(JobListener):
         """
         is_early = self.working_s < terminal.FIRST_S
         unit = f"{self.unit} {status.units_done:,} of {status.units:,}"
-        if self.first and not (status.samples or status.rejects or status.nbytes_of):
+        if not (status.samples or status.rejects or status.nbytes_of):
             return [f"{self.first}, {human_time(self.working_s)}", unit]
         left = 0.0 if is_early else status.left_s(self.working_s)
         done, rate = self._pace(status)
@@ -84,7 +94,7 @@ class JobProgress(JobListener):
         """Return what is kept and what is lost if the job ends now."""
         if not status.unfinished:
             return NOTHING_LOST
-        lost = f"the work on {plural(status.unfinished, self.counted or 'sample')}"
+        lost = f"the work on {plural(status.unfinished, self.counted)}"
         if not status.units_done:
             return f"no {self.unit} was finished, and {lost} is lost", False
         kept = f"{status.units_done:,} of {plural(status.units, self.unit)} are kept"
@@ -92,7 +102,7 @@ class JobProgress(JobListener):
 
     def _pace(self, status: JobStatus) -> tuple[str, str]:
         seconds = max(self.working_s, terminal.FIRST_S)
-        if not self.counted:
+        if status.nbytes_of:
             done = f"{human_bytes(status.nbytes)} of {human_bytes(status.nbytes_of)}"
             return done, f"{human_bytes(status.nbytes / seconds)}/s"
         inputs = status.samples + sum(status.rejects.values())
@@ -118,31 +128,6 @@ class JobProgress(JobListener):
         self.line.show(f"{told}: {done:,} so far")
 
 
-class CallProgress(JobProgress):
-    """The progress line of a function that was called from Python without a listener."""
-
-    counted, first = "sample", "waiting for the first sample"
-
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
-
-    def on_listing(self, _place: str, done: int, _of: int) -> None:
-        self.line.show(f"listing: {done:,} so far")
-
-    def on_begin(self, _plan: object) -> None:
-        self.start_counting()
-
-    def on_message(self, text: str) -> None:
-        """Print a line that stays, if a person looks on."""
-        if self.line.is_seen:
-            super().on_message(text)
-
-    def _pace(self, status: JobStatus) -> tuple[str, str]:
-        self.counted = "" if status.nbytes_of else "sample"
-        return super()._pace(status)
-
-
 @contextmanager
 def progress_of_call(unit: str) -> Iterator[JobListener]:
     """Yield a listener that draws the progress of a call, and remove the line when the block ends.
@@ -153,7 +138,8 @@ def progress_of_call(unit: str) -> Iterator[JobListener]:
     if is_worker():
         yield JobListener()
         return
-    progress = CallProgress(unit)
+    progress = JobProgress()
+    progress.unit = unit
     other, logging.lastResort = logging.lastResort, LogLines(logging.WARNING)
     try:
         yield progress

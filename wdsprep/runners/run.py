@@ -32,7 +32,7 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import AccessError, FormatError, StoreError, WorkError
 from wdsprep.runners.base import Event, Finished, Quarantined, Runner, Step, Unit, Work
 from wdsprep.runners.job import JobListener, JobStatus
-from wdsprep.runners.track import Figures, RunTracking
+from wdsprep.runners.track import Figures, track_run
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import human_counts, plural
@@ -352,7 +352,7 @@ def do_runs(
     The listener hears of the state of all runs together at each event. Where units are done, the
     tracker of the kind `track` gets it too, with the `figures` that only these runs have.
     """
-    tracking = RunTracking(
+    tracking = track_run(
         track if runner else "",
         [run.store.url for run in runs],
         listener or JobListener(),

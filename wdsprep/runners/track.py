@@ -16,7 +16,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,66 +138,58 @@ def check_tracker(kind: str) -> str:
     return kind
 
 
-class RunTracking(Tracking):
-    """The tracked figures of a run over the datasets `places`, while a block lasts.
+@contextmanager
+def track_run(
+    kind: str,
+    places: Sequence[str],
+    listener: JobListener,
+    *,
+    settings: Mapping[str, Any],
+    before: int,
+    more: Callable[[], Figures] = dict,
+) -> Iterator[StatusListener]:
+    """Track the figures of a run over the datasets `places` while the block lasts.
 
-    The block gets a function that takes the status of the run, and passes it to the listener too.
-    Without a `kind` nothing is tracked. However the run ends, its last figures are tracked. If the
-    tracker works, the listener is told how to look at them.
-
-    `before` is the number of samples that the datasets had, and `more` returns the figures that
-    only this kind of run has.
+    Yield a function that takes the status of the run, and passes it to the listener too. Without a
+    `kind` nothing is tracked. However the run ends, its last figures are tracked. If the tracker
+    works, the listener is told how to look at them. `before` is the number of samples that the
+    datasets had, and `more` returns the figures that only this kind of run has.
     """
+    group = "+".join(without_secrets(place).rstrip("/").rpartition("/")[2] for place in places)
+    tracking = Tracking(kind, group, "samples", settings)
+    latest_status: Callable[[], JobStatus] = JobStatus
+    began = last = 0.0
+    last_counted = 0
 
-    def __init__(
-        self,
-        kind: str,
-        places: Sequence[str],
-        listener: JobListener,
-        *,
-        settings: Mapping[str, Any],
-        before: int,
-        more: Callable[[], Figures] = dict,
-    ) -> None:
-        shown = map(without_secrets, places)
-        group = "+".join(place.rstrip("/").rpartition("/")[2] for place in shown)
-        super().__init__(kind, group, "samples", settings)
-        self._listener, self._before, self._more = listener, before, more
-        self._status: Callable[[], JobStatus] = JobStatus
-        self._began = self._last = 0.0
-        self._counted = 0
-
-    def on_status(self, status: Callable[[], JobStatus]) -> None:
-        """Keep the function that returns the run's status, and track the figures if it is time."""
-        self._status = status
-        self._began = self._began or time.monotonic()
-        if self.is_due:
-            self._log_status()
-        self._listener.on_status(status)
-
-    def _log_status(self) -> None:
-        now, status = time.monotonic(), self._status()
-        began = self._began or now
+    def log_status() -> None:
+        nonlocal last, last_counted
+        now, status = time.monotonic(), latest_status()
         counted = status.samples + sum(status.rejects.values())
         figures = {
             "done": status.share_done,
-            "left_s": status.left_s(now - began),
+            "left_s": status.left_s(now - (began or now)),
             "nbytes": status.nbytes,
             "units_done": status.units_done,
             **{f"rejects/{code}": count for code, count in sorted(status.rejects.items())},
-            **self._more(),
+            **more(),
         }
-        if (passed := now - (self._last or began)) > 0:
-            figures["samples_per_s"] = (counted - self._counted) / passed
-        self._last, self._counted = now, counted
-        self.log(self._before + status.samples, figures)
+        if (passed := now - (last or began or now)) > 0:
+            figures["samples_per_s"] = (counted - last_counted) / passed
+        last, last_counted = now, counted
+        tracking.log(before + status.samples, figures)
 
-    def __enter__(self) -> StatusListener:
-        return self.on_status
+    def on_status(status: Callable[[], JobStatus]) -> None:
+        nonlocal latest_status, began
+        latest_status, began = status, began or time.monotonic()
+        if tracking.is_due:
+            log_status()
+        listener.on_status(status)
 
-    def __exit__(self, *_: object) -> None:
-        if self._thread is not None:
-            self._log_status()
-            self.close()
-        if self.shown:
-            self._listener.on_message(f"--track {self._kind}: {self.shown}")
+    try:
+        yield on_status
+    finally:
+        if kind:
+            log_status()
+            tracking.close()
+        if tracking.shown:
+            listener.on_message(f"--track {kind}: {tracking.shown}")

@@ -11,7 +11,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.options import AREA, NBYTES, role_image
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.options import option_field
-from wdsprep.runners.options import OUTPUT, TRACK, ListenedOptions, batch_size, limit, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, batch_size, limit, overwrite
 from wdsprep.text import brief
 
 MODEL, CAPTIONS, IMAGES = "Model", "Captions", "Images"
@@ -83,7 +83,7 @@ def _check_name(given: Any, name: str, example: str) -> None:
 
 
 @dataclass(frozen=True)
-class ScoreOptions(EncodeWorkerOptions, ListenedOptions):
+class ScoreOptions(EncodeWorkerOptions):
     """The options of `score`."""
 
     images: "str | os.PathLike[str]" = option_field(

@@ -18,8 +18,7 @@ from wdsprep.text import command_line, examples, human_bytes, human_time, join_l
 class SelectOutput(CommandOutput[Selected]):
     """The output of `select`: a progress line, and the result of each place."""
 
-    unit, done, counted = "shard", "copied", "sample"
-    spared = "--max-shard-size"
+    done, spared = "copied", "--max-shard-size"
 
     def facts(self, selected: Selected) -> Iterator[dict[str, Any]]:
         for place, outcome in selected.outcomes.items():

@@ -41,7 +41,7 @@ CaptionReport = tuple[str, CaptionRecord] | None
 class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
     """The output of `encode`: model and images, a progress line, and the result of each dataset."""
 
-    unit, touched, done = "shard", "touched tar", "encoded"
+    touched, done = "touched tar", "encoded"
     counted, spared = "image", "--batch-size or --max-area"
     first, waiting, place_name = "computing the first batch", LOADS_TORCH, "latents"
 

@@ -34,7 +34,7 @@ FILES = {
 class ImportOutput(CommandOutput[Outcome]):
     """The output of `import`: what is imported, a progress line, and the result."""
 
-    unit, done, counted, place_name = "file", "imported", "sample", "latents"
+    unit, done, place_name = "file", "imported", "latents"
 
     def on_begin(self, begun: ImportBegun) -> None:
         kind, files, plan = begun

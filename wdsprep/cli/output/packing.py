@@ -68,9 +68,6 @@ class PackOutput(CommandOutput[Outcome]):
     counted, spared, place_name = "image", "--max-area", "images"
     _fetches = False
 
-    def on_listing(self, _source: str, count: int, _of: int) -> None:
-        self.line.show(f"listing the source: {count:,} so far")
-
     def on_begin(self, survey: SourceSurvey) -> None:
         self.on_message(f"{self.options['source']}: {describe(survey)}")
         self._fetches = survey.source.kind == "urls"

@@ -14,8 +14,7 @@ from wdsprep.text import command_line, plural
 class ScoreOutput(CommandOutput[Outcome]):
     """The output of `score`: the models, a progress line, and the result."""
 
-    unit, done, counted, waiting = "shard", "scored", "sample", LOADS_TORCH
-    place_name = "scores"
+    done, waiting, place_name = "scored", LOADS_TORCH, "scores"
 
     def on_begin(self, plan: ScorePlan) -> None:
         for model, processor in plan.tried:

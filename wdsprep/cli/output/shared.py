@@ -113,6 +113,9 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
         """Ask whether to go on, and return the answer; false if nobody can answer."""
         return sys.stdin.isatty() and click.confirm("do this?", err=True)
 
+    def on_message(self, text: str) -> None:
+        self.line.say(text)
+
     # --- outcomes of runs
     def outcome_facts(self, outcome: "Outcome", place: str) -> dict[str, Any]:
         """Return what --json says of every run that has filled a dataset."""
