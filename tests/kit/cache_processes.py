@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from unittest.mock import patch
 
-from wdsprep.loading.sample_cache import Cache, CacheDir
+from wdsprep.loading.sample_cache import Cache
 
 SHARDS, SAMPLES = 6, 40
 
@@ -86,8 +86,8 @@ def kills(folder: Path, count: int) -> None:
             data.read_some(filled, own)
 
     for number in range(count):
-        where = CacheDir(folder=folder / str(number % 4), nbytes=64 * 2 * data.nbytes)
-        where.folder.mkdir(parents=True, exist_ok=True)
+        where = (folder / str(number % 4), 64 * 2 * data.nbytes)
+        where[0].mkdir(parents=True, exist_ok=True)
         children = [forked(fill) for _ in range(2)]
         time.sleep(chance.random() * 0.02)  # any moment will do
         for child in children:
@@ -101,7 +101,7 @@ def kills(folder: Path, count: int) -> None:
 
 def crowd(folder: Path, limit: int) -> None:
     """Two datasets that together do not fit, while files age, vanish and are damaged."""
-    where, chance = CacheDir(folder=folder, nbytes=limit), random.Random(1)
+    where, chance = (folder, limit), random.Random(1)
     folder.mkdir()
     sets = [Data("a"), Data("b")]
 

@@ -21,7 +21,7 @@ from tests.kit.packs import tar_bytes, upload
 from tests.kit.paths import ROOT
 from wdsprep.dataset.reindex import index
 from wdsprep.errors import NotFoundError
-from wdsprep.loading.sample_cache import CLAIM_S, STALE_S, Cache, CacheDir
+from wdsprep.loading.sample_cache import CLAIM_S, STALE_S, Cache
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 
@@ -197,7 +197,7 @@ def test_what_nobody_claims_gives_way_and_what_is_claimed_stays(
     monkeypatch.setattr("wdsprep.loading.sample_cache.SHARERS", 4)
     monkeypatch.setattr("wdsprep.loading.sample_cache.FULL_S", 0)
     old, new = Data("old"), Data("new")
-    where = CacheDir(folder=tmp_path, nbytes=old.nbytes)
+    where = (tmp_path, old.nbytes)
     (tmp_path / "of the user").write_bytes(b"0" * 100_000)
 
     def opened(data: Data) -> Cache:
@@ -228,7 +228,7 @@ def test_a_cache_that_fails_is_told_of_and_does_without(
     data = Data("a")
     folder = tmp_path / "cache"
     folder.mkdir()
-    cache = Cache(CacheDir(folder=folder, nbytes=ROOM), data.contents)
+    cache = Cache((folder, ROOM), data.contents)
     assert data.read_all(cache) == data.nbytes
     shutil.rmtree(folder)
     folder.write_bytes(b"a file now")
@@ -239,7 +239,7 @@ def test_a_cache_that_fails_is_told_of_and_does_without(
 
 def test_a_smaller_limit_removes_what_is_too_much(tmp_path: Path) -> None:
     data = Data("a")
-    data.read_all(Cache(CacheDir(folder=tmp_path, nbytes=100 * data.nbytes), data.contents))
+    data.read_all(Cache((tmp_path, 100 * data.nbytes), data.contents))
     limit = data.nbytes // 2
-    data.read_all(Cache(CacheDir(folder=tmp_path, nbytes=limit), data.contents))
+    data.read_all(Cache((tmp_path, limit), data.contents))
     assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) <= limit

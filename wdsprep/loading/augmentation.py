@@ -36,8 +36,8 @@ def finish(plan: LoadPlan, batch: Batch, rows: range) -> None:
                         sample[name] = value
                 elif name in batch.out:
                     batch.out[name][here] = torch.from_numpy(values)
-    if plan.flip:
-        hit = torch.tensor(plan.mirrored_rows(batch, rows), dtype=torch.int64)
+    if plan.options.flip:
+        hit = torch.tensor(plan.pick_rows("flip", batch, rows), dtype=torch.int64)
         for name, flipped in batch.flipped.items():
             has_moments = name == batch_name(LATENT) and batch.moments is not None
             straight = batch.moments if has_moments else batch.out[name]
@@ -47,8 +47,7 @@ def finish(plan: LoadPlan, batch: Batch, rows: range) -> None:
                 batch.out[name][hit] = batch.out[name][hit].flip(-1)
     if batch.moments is not None:
         _sample(plan, batch, batch.moments, rows)
-    if plan.drop_text:
-        _drop(plan, batch, rows)
+    _drop(plan, batch, rows)
     batch.mask(rows)
 
 
@@ -67,7 +66,7 @@ def _sample(plan: LoadPlan, batch: Batch, moments: torch.Tensor, rows: range) ->
 
 
 def _drop(plan: LoadPlan, batch: Batch, rows: range) -> None:
-    for row in plan.pick_rows("drop_text", plan.drop_text, batch, rows):
+    for row in plan.pick_rows("drop_text", batch, rows):
         choice = batch.choice[row] if len(plan.choices) > 1 else 0
         empty = plan.empty[batch.stream[row]][choice] if plan.empty else {}
         for name, array in empty.items():

@@ -82,7 +82,8 @@ class Reader:
     def __init__(self, plan: LoadPlan, sources: Sources, *, keep: int) -> None:
         self.plan, self.sources = plan, sources
         self.datasets, self.names = plan.datasets, plan.names
-        wanted = [find_wanted(d, plan.names, plan.choices, raw=plan.raw) for d in plan.datasets]
+        self._raw = raw = plan.options.raw
+        wanted = [find_wanted(d, plan.names, plan.choices, raw=raw) for d in plan.datasets]
         self._slots = max(map(len, wanted))
         nothing = ((None,) * len(plan.choices),)
         self.wanted = [by_slot + nothing * (self._slots - len(by_slot)) for by_slot in wanted]
@@ -103,7 +104,7 @@ class Reader:
             batch.choice = self.plan.pick_captions(batch.step, batch.first, count).tolist()
         batch.joined_places = [np.zeros((2, count), np.int64) for _ in range(self._slots - 1)]
         self._locate_joined(batch, range(count))
-        if self.plan.raw:
+        if self._raw:
             batch.out["samples"] = [None] * count
             return batch
         dataset = self.datasets[batch.stream[0]]
@@ -121,7 +122,7 @@ class Reader:
             if name != batch_name(MASK) or not batch.variable:
                 batch.views[name] = memory.numpy().reshape(count, -1)
         for name in self.names:
-            if name in LISTED or (name in dataset.role_images and not self.plan.pixels):
+            if name in LISTED or (name in dataset.role_images and not self.plan.options.pixels):
                 batch.out[name] = batch.keys if name == "key" else [None] * count
         for name in self._presence_masks(dataset).keys() & self.names:
             batch.out[name][:] = True
@@ -150,8 +151,8 @@ class Reader:
         others: TensorKinds = {n: (COLUMNS[kind], ()) for n, kind in dataset.columns.items()}
         for item in dataset.variable_fields(names).values():
             others[batch_name(MASK)] = torch.bool, item.shape[:1]
-        if self.plan.pixels:
-            width, height = dataset.size or (self.plan.pixels,) * 2
+        if self.plan.options.pixels:
+            width, height = dataset.size or (self.plan.options.pixels,) * 2
             for name in ("pixels", *dataset.role_images):
                 others[name] = torch.uint8, (*(() if is_mask(name) else (3,)), height, width)
         others |= self._presence_masks(dataset)
@@ -159,7 +160,7 @@ class Reader:
 
     def _presence_masks(self, dataset: Dataset) -> TensorKinds:
         """Return the masks that say which images in roles the samples have."""
-        if not self.plan.pad_roles:
+        if not self.plan.options.pad_roles:
             return {}
         roles = groupby(dataset.images_in_roles, lambda name: role_of(name)[0])
         return {presence_name(role): (torch.bool, (len([*images]),)) for role, images in roles}
@@ -169,7 +170,7 @@ class Reader:
 
         All are named as in a batch.
         """
-        flipped = dataset.mirrored if self.plan.flip else {}
+        flipped = dataset.mirrored if self.plan.options.flip else {}
         return {n: batch_name(item.name) for n, item in flipped.items() if n in self.names}
 
     def _locate_joined(self, batch: Batch, rows: range) -> None:
@@ -333,7 +334,7 @@ class Reader:
     def _describe_fault(self, error: "BadSampleError | NotFoundError") -> str:
         if isinstance(error, BadSampleError):
             return str(error)
-        if not self.plan.skip_missing:
+        if not self.plan.options.skip_missing:
             raise error
         return MISSING
 
@@ -365,7 +366,7 @@ class Reader:
             batch.keys[row] = sample.key
         elif sample.key != batch.keys[row]:
             raise self._wrong_key_error(batch, reads.slot, row, sample.key)
-        if self.plan.raw:
+        if self._raw:
             return self._put_raw(reads, row, sample)
         if "made" in self.names:
             return self._prepare(batch, row, sample)
@@ -407,12 +408,12 @@ class Reader:
                 _leave_out(batch, row, name)
             elif image is None:
                 return f"it has no {name if prefix else 'image'}"
-            elif name == "image" or not self.plan.pixels:
+            elif name == "image" or not self.plan.options.pixels:
                 batch.out[name][row] = image
             else:
                 from wdsprep.images.crop import crop, crop_mask  # Pillow: not for latents
 
-                side, max_area = self.plan.pixels, self.plan.max_area
+                side, max_area = self.plan.options.pixels, self.plan.options.max_area
                 try:  # of a mask, what the crop of its target shows
                     target = (_image_in(sample, "") or b"") if is_mask(name) else image
                     cut = crop(target, side, max_area=max_area)
@@ -464,8 +465,8 @@ class Reader:
 
         shard, index, plan = batch.shard[row], batch.index[row], self.plan
         tar = self.datasets[batch.stream[row]].names[shard]
-        shapes = plan.cut or Shapes.square(plan.pixels)
-        limits = {"max_area": plan.max_area, "max_nbytes": plan.max_nbytes}
+        shapes = plan.cut or Shapes.square(plan.options.pixels)
+        limits = {"max_area": plan.options.max_area, "max_nbytes": plan.max_nbytes}
         try:
             prepared, crop = prepare_image(sample, tar, shapes=shapes, **limits)
         except RejectedError as refused:

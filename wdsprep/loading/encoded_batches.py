@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class EncodingReader:
         """
         pixels, noises = batch.out["pixels"], list(batch.keys)
         if not self.encoder.flips:
-            for row in self.plan.mirrored_rows(batch, range(len(batch))):
+            for row in self.plan.pick_rows("flip", batch, range(len(batch))):
                 pixels[row] = pixels[row].flip(-1)
                 noises[row] = mirrored_noise_key(noises[row])
         part = {0: self.encoder.part}
@@ -142,17 +143,21 @@ def reading_plan(plan: LoadPlan) -> LoadPlan:
         if dataset.images is not None
     )
     settings = plan.datasets[0].settings
-    return replace(
-        plan,
-        datasets=images,
-        names=READ,
+    options = replace(
+        plan.options,
         pin=False,
         device=None,
         drop_text=0.0,
-        captions=(),
         pixels=settings["resolution"],
-        cut=cut_of(settings),
         max_area=settings.get("max_area", MAX_AREA),
+    )
+    return replace(
+        plan,
+        options=options,
+        datasets=images,
+        names=READ,
+        captions=(),
+        cut=cut_of(settings),
         max_nbytes=settings.get("max_bytes", MAX_NBYTES),
         empty=(),
     )
@@ -162,11 +167,11 @@ class BatchBuilder:
     """A builder of batches from encoded rows, equal to batches of stored latents."""
 
     def __init__(self, plan: LoadPlan) -> None:
-        self._mirrored = plan.mirrored_rows
+        self._mirrored = partial(plan.pick_rows, "flip")
         self._fields = plan.datasets[0].fields
         sources = open_sources(plan) if any(d.joined for d in plan.datasets) else ()
         # mirrored here, or before they are encoded
-        self._plan = replace(plan, flip=0.0, skip_missing=False)
+        self._plan = replace(plan, options=replace(plan.options, flip=0.0, skip_missing=False))
         self._reader = Reader(self._plan, sources, keep=2 * (READY + 4))
         wanted = (arrays for of_all in self._reader.wanted for arrays in of_all[0] if arrays)
         self._own = {name for arrays in wanted for name in arrays.names}
@@ -213,7 +218,7 @@ class BatchBuilder:
 
         self._reader.fill_joined(batch, put_substitute if encoded else None)
         finish(self._plan, batch, range(len(batch)))
-        if self._plan.pad == LONGEST:
+        if self._plan.options.pad == LONGEST:
             batch.shorten()
         return batch
 
@@ -249,17 +254,18 @@ class BatchBuilder:
 class Session:
     """The models of one trainer, loaded once, and the writer that keeps its latents."""
 
-    def __init__(self, plan: LoadPlan, encoding: Encoding, tee_url: str = "") -> None:
+    def __init__(self, plan: LoadPlan, encoding: Encoding) -> None:
         self._encoder = BatchEncoder(
             encoding.load(),
             seed=encoding.recipe.seed,
             most=plan.share,
             batch_size=encoding.batch_size,
             lanes=usable_cpus(),
-            kept=bool(tee_url),
+            kept=bool(plan.options.tee),
         )
-        self._plan = with_empty_caption(plan, self._encoder.empty() if plan.drop_text else {})
-        self._tee = open_tee(tee_url, plan, encoding, self._encoder.empty)
+        empty = self._encoder.empty() if plan.options.drop_text else {}
+        self._plan = with_empty_caption(plan, empty)
+        self._tee = open_tee(plan, encoding, self._encoder.empty)
         weakref.finalize(self, self._encoder.close)
         if self._tee is not None:
             weakref.finalize(self, self._tee.close)
@@ -295,9 +301,10 @@ class Session:
 
 
 def open_tee(
-    url: str, plan: LoadPlan, encoding: Encoding, empty: Callable[[], Mapping[str, torch.Tensor]]
+    plan: LoadPlan, encoding: Encoding, empty: Callable[[], Mapping[str, torch.Tensor]]
 ) -> LatentWriter | None:
-    images = plan.datasets[0].whole
+    """Return what writes the latents of a plan that keeps them."""
+    url, images = str(plan.options.tee), plan.datasets[0].whole
     if not url:
         return None
     return LatentWriter(url, images.store.url, images.names, images.sizes.tolist(), encoding, empty)

@@ -60,34 +60,23 @@ _log = logging.getLogger("wdsprep")
 class LoadPlan:
     """The plan of a loader: its datasets, their order and how they are read, but not its step.
 
-    Chance changes samples: `drop_text` is the rate at which captions are left out, and `flip` the
-    rate at which images are mirrored. `captions` has names of text datasets, or paths in the json;
-    one of them is picked for each sample. `empty` is by stream and choice of captions.
-    `pixels` is the side of a crop, and `cut` says how images are cropped for the models.
+    `captions` has names of text datasets, or paths in the json; one of them is picked for each
+    sample. `empty` is by stream and choice of captions. `cut` says how images are cropped for the
+    models.
     """
 
+    options: LoadOptions
     datasets: tuple[Dataset, ...]
     order: Order
     rank: int
     world: int
-    epochs: int | None
     names: tuple[str, ...]
-    drop_text: float
-    flip: float
-    pixels: int
     cut: Shapes | None = None
-    max_area: int
     max_nbytes: int = MAX_NBYTES
     captions: Captions
     empty: tuple[tuple[Empty, ...], ...] = ()
-    raw: bool
     threads: int
     ahead: int
-    pin: bool
-    device: torch.device | None
-    pad: str
-    pad_roles: bool
-    skip_missing: bool
     cache: CacheDir | None
 
     def __repr__(self) -> str:
@@ -119,9 +108,9 @@ class LoadPlan:
         names = tuple(name for name, _ in self.captions)
         choices = names if names and self.has_text_arrays else ("",)
         parts = (part for dataset in self.datasets for part in dataset.with_joined)
-        if not self.drop_text or EMPTY not in {caption_name(part.settings) for part in parts}:
-            return choices
-        return choices if EMPTY in choices else (*choices, EMPTY)
+        has_empty = any(caption_name(part.settings) == EMPTY for part in parts)
+        is_added = self.options.drop_text and has_empty and EMPTY not in choices
+        return (*choices, EMPTY) if is_added else choices
 
     @property
     def picks_captions(self) -> bool:
@@ -131,7 +120,7 @@ class LoadPlan:
     @property
     def drops_by_choice(self) -> bool:
         """Return whether dropped texts are read from a dataset of empty captions."""
-        return self.drop_text > 0 and EMPTY in self.choices
+        return self.options.drop_text > 0 and EMPTY in self.choices
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -154,7 +143,7 @@ class LoadPlan:
         chance = draw(key_of("captions", self.order.seed), places)
         numbers = np.searchsorted(self._bounds, chance, side="right")
         if self.drops_by_choice:
-            dropped = self._is_picked("drop_text", self.drop_text, places)
+            dropped = self._is_picked("drop_text", places)
             numbers[dropped] = self.choices.index(EMPTY)
         return numbers
 
@@ -165,21 +154,21 @@ class LoadPlan:
         words = [min(int(end / ends[-1] * 2.0**64), 2**64 - 1) for end in ends[:-1]]
         return np.array(words, np.uint64)
 
-    def mirrored_rows(self, batch: Batch, rows: range) -> Sequence[int]:
-        return self.pick_rows("flip", self.flip, batch, rows) if self.flip else ()
+    def pick_rows(self, what: str, batch: Batch, rows: range) -> Sequence[int]:
+        """Return the rows that are picked at random at the rate of this option.
 
-    def pick_rows(self, what: str, rate: float, batch: Batch, rows: range) -> Sequence[int]:
-        """Return the rows that are picked at random at this rate.
-
-        `what` names the change that they are picked for: each change picks rows of its own.
+        Each option picks rows of its own.
         """
+        if not getattr(self.options, what):
+            return ()
         first = batch.step * self.order.global_batch + batch.first
         places = np.arange(rows.start, rows.stop) + first
-        hit: list[int] = np.flatnonzero(self._is_picked(what, rate, places)).tolist()
+        hit: list[int] = np.flatnonzero(self._is_picked(what, places)).tolist()
         return [rows.start + number for number in hit]
 
-    def _is_picked(self, what: str, rate: float, places: Ints) -> NDArray[np.bool_]:
-        """Return a mask of the places in the order of all samples that are picked at this rate."""
+    def _is_picked(self, what: str, places: Ints) -> NDArray[np.bool_]:
+        """Return a mask of the places in the order of all samples that are picked at the rate of an option."""
+        rate = float(getattr(self.options, what))
         if rate == 1:  # no number is beyond the last one that may be drawn
             return np.ones(len(places), np.bool_)
         chance = draw(key_of(what, self.order.seed), places)
@@ -191,9 +180,14 @@ class LoadPlan:
         return self.order.global_batch // self.world
 
     @property
+    def device(self) -> torch.device | None:
+        """The device that batches are copied to, if one was given."""
+        return None if self.options.device is None else torch.device(self.options.device)
+
+    @property
     def pinned(self) -> bool:
         """True if batches are made in pinned memory, without which a copy to a GPU blocks."""
-        return self.pin or (self.device is not None and self.device.type == "cuda")
+        return self.options.pin or (self.device is not None and self.device.type == "cuda")
 
 
 def make_encoding(options: LoadOptions) -> "Encoding | None":
@@ -303,27 +297,27 @@ def check_plan(plan: LoadPlan) -> None:
     """Raise UsageError if options do not fit each other, the datasets or this machine."""
     _check_unique_arrays(plan)
     for part in (part for dataset in plan.datasets for part in dataset.with_joined):
-        if plan.pad == LONGEST and part.settings.get("pipeline") in BY_ZEROS:
+        if plan.options.pad == LONGEST and part.settings.get("pipeline") in BY_ZEROS:
             raise UsageError(
                 f"{part.store.url} is for the denoiser of {part.settings['pipeline']}, which "
                 "takes no mask and needs zeros up to the full length: leave out pad="
             )
-    if plan.order.group % plan.share and not plan.raw:
+    if plan.order.group % plan.share and not plan.options.raw:
         raise UsageError(
             f"shape_batch={plan.order.group} must be a multiple of the {plan.share:,} samples "
             "that a rank has in a step, which are of one shape: give a multiple, or more ranks"
         )
     if plan.device is not None and plan.device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device={plan.device}: torch finds no such GPU here: leave out device=")
-    if plan.pin and not torch.accelerator.is_available():
+    if plan.options.pin and not torch.accelerator.is_available():
         raise UsageError(
             "pin=True is for copies to a GPU, and torch finds none on this machine: leave it out"
         )
     if plan.cache is not None:
         least = SHARERS * max(dataset.served_nbytes for dataset in plan.datasets)
-        if plan.cache.nbytes < least:
+        if plan.cache[1] < least:
             raise UsageError(
-                f"cache_nbytes={plan.cache.nbytes:,} is too small for such samples: give "
+                f"cache_nbytes={plan.cache[1]:,} is too small for such samples: give "
                 f"{least:,} or more"
             )
     _check_captions(plan)
@@ -334,17 +328,17 @@ def check_plan(plan: LoadPlan) -> None:
                 "batches of other datasets: load images or latents, and give it to join="
             )
         _check_flips(dataset, plan)
-        if plan.raw:
+        if plan.options.raw:
             continue
         first, url = plan.datasets[0], dataset.store.url
-        if dataset.kind == "tars" and not plan.pixels:
+        if dataset.kind == "tars" and not plan.options.pixels:
             raise UsageError(f"{url} holds tars without a manifest: load with raw=True or pixels=")
         if (dataset.kind == "latents") != (first.kind == "latents"):
             raise UsageError(
                 f"{url} holds {dataset.kind} and {first.store.url} holds {first.kind}: load them "
                 "apart"
             )
-        if plan.pixels and dataset.kind == "latents":
+        if plan.options.pixels and dataset.kind == "latents":
             raise UsageError(f"{url} holds latents: pixels= is for images")
         if not plan.order.homogeneous:
             _check_same_arrays(plan, dataset)
@@ -356,12 +350,12 @@ def _check_captions(plan: LoadPlan) -> None:
     names, first = plan.names, plan.datasets[0]
     has_texts = not {*TEXTS, "json"}.isdisjoint(names)
     has_texts = has_texts or plan.has_text_arrays
-    if plan.drop_text and first.kind == "latents" and not has_texts:
+    if plan.options.drop_text and first.kind == "latents" and not has_texts:
         raise UsageError(
             f"{first.store.url} was made with --text none: leave out drop_text, or ask for "
             'the captions (fields=("latent", "txt"))'
         )
-    if plan.captions and plan.raw:
+    if plan.captions and plan.options.raw:
         raise UsageError(
             "captions= picks texts for batches, and raw=True makes none: leave out one of them"
         )
@@ -435,7 +429,7 @@ def _check_flips(dataset: Dataset, plan: LoadPlan) -> None:
             f"{dataset.store.url} stores moments, from which only latent can be sampled: ask "
             "for latent in fields=, and give flip= for mirror images"
         )
-    if not plan.flip:
+    if not plan.options.flip:
         return
     if not dataset.mirrored:
         is_stored = dataset.kind == "latents" and dataset.images is None
@@ -470,7 +464,7 @@ def _check_same_arrays(plan: LoadPlan, dataset: Dataset) -> None:
     Their names and shapes are compared, of the arrays that batches hold.
     """
     first, names = plan.datasets[0], {*plan.names}
-    if plan.flip:
+    if plan.options.flip:
         names |= {batch_name(f.name) for d in (dataset, first) for f in d.mirrored.values()}
     shapes: list[dict[str, object]] = []  # equal values mean tensors of one dtype and shape
     for part in (dataset, first):

@@ -29,7 +29,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.dataset.manifest import fingerprint
@@ -54,6 +53,7 @@ from wdsprep.loading.load_plan import (
 from wdsprep.loading.open_datasets import (
     as_streams,
     find_latent_shapes,
+    join_places,
     open_stream,
     select_buckets,
 )
@@ -121,8 +121,9 @@ def load(options: LoadOptions) -> "Loader":
         is_plain and options.pad == FULL and options.fields is None and options.device is None
     ):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
-    streams = as_streams(options.streams)
-    datasets = tuple(part for stream in streams for part in open_stream(stream, options.join))
+    streams, join = as_streams(options.streams), join_places(options.join)
+    options = replace(options, streams=streams, join=join)  # not iterators, which are used up
+    datasets = tuple(part for stream in streams for part in open_stream(stream, join))
     cached = open_cache_dir(options.cache, options.cache_nbytes)
     encoding = make_encoding(options)
     if options.max_area != MAX_AREA and not options.pixels:
@@ -132,7 +133,7 @@ def load(options: LoadOptions) -> "Loader":
             raise UsageError("tee= is for one dataset: encode a mixture without it")
         if options.where or datasets[0].where:
             raise UsageError("tee= keeps whole shards: leave out where=, or tee=")
-    datasets = _select_samples(datasets, options, encoding, cached.folder if cached else None)
+    datasets = _select_samples(datasets, options, encoding, cached[0] if cached else None)
     captions = normalise_weights({} if options.captions is None else options.captions)
     order = Order(
         streams=order_streams(datasets),
@@ -154,31 +155,21 @@ def load(options: LoadOptions) -> "Loader":
     order.check(options.step, rank=rank, world=world)
     threads, ahead = prefetch_depth(options, encoding, options.global_batch // world)
     plan = LoadPlan(
+        options=options,
         datasets=datasets,
         order=order,
         rank=rank,
         world=world,
-        epochs=options.epochs,
         names=names,
-        drop_text=float(options.drop_text),
-        flip=float(options.flip),
-        pixels=options.pixels,
-        max_area=options.max_area,
         captions=captions,
-        raw=options.raw,
         threads=threads,
         ahead=ahead,
-        pad=options.pad,
-        pad_roles=options.pad_roles,
-        pin=options.pin,
-        device=None if options.device is None else torch.device(options.device),
-        skip_missing=options.skip_missing,
         cache=cached,
     )
     check_plan(plan)
-    if plan.drop_text:
+    if plan.options.drop_text:
         plan = replace(plan, empty=stored_empty_captions(plan))
-    return Loader(plan, step=options.step, encoding=encoding, tee=str(options.tee))
+    return Loader(plan, encoding)
 
 
 def _state_parameters(
@@ -190,7 +181,7 @@ def _state_parameters(
     several = f"several, together {key_of(*conditions):016x}"
     shown = ", ".join(f"{name} {share!r}" for name, share in captions)
     unusual = {
-        "flip": float(options.flip),
+        "flip": options.flip,
         "pad_roles": options.pad_roles,
         "latents": f"{key_of(*fingerprints):016x}" if fingerprints else "",
         "max_area": options.max_area if options.max_area != MAX_AREA else 0,  # of pixels alone
@@ -205,7 +196,7 @@ def _state_parameters(
     lines |= {f"table {number}": table.digest[:16] for number, table in enumerate(tables)}
     if len(lines) > NAMED:
         lines = {"joined": f"{len(lines)}, together {key_of(*lines.values()):016x}"}
-    usual = {"drop_text": float(options.drop_text), "pixels": options.pixels}
+    usual = {"drop_text": options.drop_text, "pixels": options.pixels}
     return usual | {name: value for name, value in unusual.items() if value} | lines
 
 
@@ -276,12 +267,10 @@ class Loader(IterableDataset[dict[str, Any]]):
     has the models and settings that make latents on the fly, if they are not stored.
     """
 
-    def __init__(
-        self, plan: LoadPlan, *, step: int = 0, encoding: "Encoding | None" = None, tee: str = ""
-    ) -> None:
-        self.plan, self.encoding, self._tee = plan, encoding, tee
-        self._unit = plan.share if plan.raw else 1  # items a step
-        self._place = step * self._unit  # a step, or in raw mode a sample
+    def __init__(self, plan: LoadPlan, encoding: "Encoding | None") -> None:
+        self.plan, self.encoding = plan, encoding
+        self._unit = plan.share if plan.options.raw else 1  # items a step
+        self._place = plan.options.step * self._unit  # a step, or in raw mode a sample
         self._worker: tuple[int, int, int] | None = None  # in one: its number, of how many, its end
         self._is_entered = False  # as a worker, and not yet at the end
         self._moves = 0  # of the place, but for that of the newest iteration
@@ -303,9 +292,9 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def __len__(self) -> int:
         """Return the number of batches, in raw mode of samples, in an iteration from its start."""
-        if self.plan.epochs is None:
+        if self.plan.options.epochs is None:
             raise TypeError("an endless loader has no length")
-        steps = self.plan.epochs * self.plan.order.steps_per_epoch
+        steps = self.plan.options.epochs * self.plan.order.steps_per_epoch
         return steps * self._unit
 
     @property
@@ -320,7 +309,7 @@ class Loader(IterableDataset[dict[str, Any]]):
     @property
     def end(self) -> int:
         """The step at which an iteration that begins now ends."""
-        epochs, length = self.plan.epochs, self.plan.order.steps_per_epoch
+        epochs, length = self.plan.options.epochs, self.plan.order.steps_per_epoch
         return (
             MAX_STEP if epochs is None else (self.step // (epochs * length) + 1) * epochs * length
         )
@@ -365,7 +354,7 @@ class Loader(IterableDataset[dict[str, Any]]):
                     "the dataset has changed: "
                 )
             raise FingerprintError(f"{why}{error}") from None
-        if row and (world != self.plan.world or not self.plan.raw):
+        if row and (world != self.plan.world or not self.plan.options.raw):
             raise FingerprintError(
                 f"the state was saved {row} samples into a step by one of {world} ranks: resume in "
                 "raw mode on as many, or save states between steps"
@@ -384,7 +373,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         info = get_worker_info()
         if info is not None and self.encoding is not None:
             raise UsageError("encode= has threads of its own: give the DataLoader num_workers=0")
-        if info is not None and (self.plan.device or self.plan.pin):
+        if info is not None and (self.plan.device or self.plan.options.pin):
             raise UsageError(
                 "device= and pin= do not work in a DataLoader's workers: leave them out, and give "
                 "DataLoader(pin_memory=True)"
@@ -408,7 +397,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._place, self._worker, self._is_entered = end, None, False
 
     def _serve(self, places: range) -> NumberedBatches:
-        if self.plan.raw:
+        if self.plan.options.raw:
             return serve_raw(self.plan, places)
         if self.encoding is None:
             batches: NumberedBatches = (
@@ -427,7 +416,7 @@ class Loader(IterableDataset[dict[str, Any]]):
 
         if self.encoding is None:
             raise UsageError("stored latents need no models")
-        return Session(self.plan, self.encoding, self._tee)
+        return Session(self.plan, self.encoding)
 
     def _enter(self, number: int, workers: int) -> int:
         """Begin to serve in a DataLoader's worker, and return the step at which that ends.

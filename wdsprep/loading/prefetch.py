@@ -100,10 +100,10 @@ def fill_batches(
             parts = [range(top, min(top + at_once, len(batch))) for top in tops]
             queue.append((batch, [pool.submit(reader.fill, batch, part) for part in parts]))
             if len(queue) > min(plan.ahead, served):
-                yield _finish(*queue.popleft(), plan.pad)
+                yield _finish(*queue.popleft(), plan.options.pad)
                 served += 1
         while queue:
-            yield _finish(*queue.popleft(), plan.pad)
+            yield _finish(*queue.popleft(), plan.options.pad)
     finally:
         close()
 

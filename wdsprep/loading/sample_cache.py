@@ -41,7 +41,6 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -56,17 +55,11 @@ FULL_S = 10  # a full cache is looked at again after so long
 SHARERS = 64  # processes that may fill one cache at a time without going over its limit
 PAGE, WORD = 4096, 8
 NAME = re.compile(r"[0-9a-f]{32}\.samples")
+CacheDir = tuple[Path, int]
+"""A cache folder on a local disk, and the bytes that it may hold."""
 Fetch = Callable[[int, int, memoryview], int]
 """A function that puts samples [first, stop) into memory and returns how many bytes came."""
 _log = logging.getLogger("wdsprep")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheDir:
-    """A cache folder on a local disk, and the bytes that it may hold."""
-
-    folder: Path
-    nbytes: int
 
 
 def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) -> CacheDir | None:
@@ -85,7 +78,7 @@ def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) 
         raise StoreError(
             f"cannot use the cache {path} ({error.strerror}): give another folder"
         ) from error
-    return CacheDir(folder=path, nbytes=nbytes)
+    return path, nbytes
 
 
 class Cache:
@@ -95,10 +88,10 @@ class Cache:
     """
 
     def __init__(self, where: CacheDir, contents: Sequence[str]) -> None:
-        self._where = where
+        self._folder, self._limit = where
         names = (f"{VERSION} {content}".encode() for content in contents)
         digests = (hashlib.blake2b(name, digest_size=16).hexdigest() for name in names)
-        self._paths = [where.folder / f"{digest}.samples" for digest in digests]
+        self._paths = [self._folder / f"{digest}.samples" for digest in digests]
         self._names = frozenset(path.name for path in self._paths)
         self._lock = threading.Lock()
         self._free = 0  # bytes that may be added
@@ -197,7 +190,7 @@ class Cache:
         used = 0
         idle: list[tuple[float, int, Path]] = []
         live: list[tuple[float, int, Path]] = []
-        for entry in os.scandir(self._where.folder):
+        for entry in os.scandir(self._folder):
             if not NAME.fullmatch(entry.name):
                 continue
             with suppress(FileNotFoundError):
@@ -208,13 +201,12 @@ class Cache:
                 used += nbytes
                 if is_ours and age > CLAIM_S:
                     os.utime(entry.path)
-        limit = self._where.nbytes
-        for most, files in ((limit - limit // 10, idle), (limit, live)):
+        for most, files in ((self._limit - self._limit // 10, idle), (self._limit, live)):
             for _, nbytes, path in sorted(files):
                 if used > most:
                     path.unlink(missing_ok=True)
                     used -= nbytes
-        self._free = max(0, limit - used) // SHARERS
+        self._free = max(0, self._limit - used) // SHARERS
 
 
 @contextmanager

@@ -58,8 +58,11 @@ class Pieces:
     plan: LoadPlan
     encoding: Encoding
     most: int
-    kept: bool = False
-    """True if everything is made that `encode` would store."""
+
+    @property
+    def kept(self) -> bool:
+        """True if everything is made that `encode` would store."""
+        return bool(self.plan.options.tee)
 
     @cached_property
     def size(self) -> int:

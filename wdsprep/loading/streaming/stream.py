@@ -65,7 +65,7 @@ def stream(options: StreamOptions) -> "Feed":
     # workers and trainers may run in other folders
     served = {option.name: getattr(options, option.name) for option in fields(ServingOptions)}
     served["join"] = tuple(map(absolute, join_places(options.join)))
-    served["tee"] = tee = absolute(options.tee) if options.tee else ""
+    served["tee"] = absolute(options.tee) if options.tee else ""
     streams = [
         replace(
             images,
@@ -101,12 +101,7 @@ def stream(options: StreamOptions) -> "Feed":
         encoders = options.encoders or (1, max(1, int(most)))
         # so many pieces must be under way that no worker is idle
         least = PER_WORKER * (decoders[1] + encoders[1]) + PER_TRAINER * trainers
-        pieces = Pieces(
-            plan=loader.plan,
-            encoding=loader.encoding,
-            most=piece_limit(room, least),
-            kept=bool(tee),
-        )
+        pieces = Pieces(plan=loader.plan, encoding=loader.encoding, most=piece_limit(room, least))
         wanted = least + PER_TRAINER * (pieces.per_step - trainers)
         ahead = max(least, min(wanted, room // pieces.size))  # or more, if there is room
         first, end = (step * pieces.per_step for step in (loader.step, loader.end))
@@ -114,9 +109,8 @@ def stream(options: StreamOptions) -> "Feed":
         new_pace = ray.remote(num_cpus=0, scheduling_strategy=here)(StreamPace)
         pace, sent = new_pace.remote(first, trainers, ahead), send_to_workers(pieces)
         encoded = _run_stages(Numbers(first, end, pace), sent, decoders, encoders, gpus=gpus)
-        needs_empty = loader.plan.drop_text or tee
         empty: dict[str, torch.Tensor] = {}
-        if needs_empty:  # on a node where an encoder could run
+        if options.drop_text or options.tee:  # on a node where an encoder could run
             task = ray.remote(num_cpus=0 if gpus else 1, num_gpus=gpus)(encode_empty_caption)
             try:
                 empty = ray.get(task.remote(sent))
@@ -133,7 +127,6 @@ def stream(options: StreamOptions) -> "Feed":
                 end=loader.end,
                 ready=max(1, min(READY * pieces.parts, ahead // trainers // 2)),
                 empty=empty,
-                tee=tee,
             )
             for rank, source in enumerate(encoded.streaming_split(trainers, equal=False))
         ]

@@ -77,13 +77,12 @@ class Trainer:
         end: int,
         ready: int,
         empty: Mapping[str, torch.Tensor],
-        tee: str = "",
     ) -> None:
         """Make a trainer that fetches up to `ready` pieces before they are asked for."""
         self._pieces, self._source, self._pace = pieces, source, pace
         self.plan = pieces.plan
         self._ready = ready
-        self._empty, self._tee_url = empty, tee
+        self._empty = empty
         self._end = end
         self.step = step
         self._workers: dict[tuple[str, str], tuple[Stats, float]] = {}
@@ -205,7 +204,7 @@ class Trainer:
 
     @cached_property
     def _tee(self) -> LatentWriter | None:
-        return open_tee(self._tee_url, self.plan, self._pieces.encoding, lambda: self._empty)
+        return open_tee(self.plan, self._pieces.encoding, lambda: self._empty)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return new_trainer, (__version__,), self.__getstate__()
