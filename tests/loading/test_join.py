@@ -29,9 +29,9 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.sample_table import LATENT_COLUMNS, TableWriter
 from wdsprep.encoding.on_the_fly.encode_steps import BatchEncoder, StepBegun
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
-from wdsprep.loading.joined_positions import DatasetPositions, JoinPositions
+from wdsprep.loading.join import join_datasets, read_positions
+from wdsprep.loading.open_datasets import open_stream
 from wdsprep.loading.options import Stream
-from wdsprep.store.local import LocalStore
 from wdsprep.tables import stored_tables
 
 BATCH, SIZE = 8, 20
@@ -210,7 +210,7 @@ def test_shapes_stand_beside_the_same_shapes(shaped: Three, tmp_path: Path) -> N
     square = write_part(str(tmp_path / "square"), replace(SHAPED, shapes=()), LATENTS)
     wrong = write_part(str(tmp_path / "other"), other, LATENTS)
     assert f"{wrong} has other shapes than {shaped[1]}" in refused(shaped[1], wrong)
-    assert "load it first" in refused(square, beside)
+    assert "load latents of many shapes first" in refused(square, beside)
 
 
 # With latents that are made on the way
@@ -381,20 +381,22 @@ def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
         return write_part(str(tmp_path / name), images, fields, **options)
 
     others = made("others", replace(IMAGES, version="2"))
-    assert "were made from different images: join" in refused(latents, others)
+    assert "were made from different images in 256/000000.tar and 4 more" in refused(
+        latents, others
+    )
     anew = made("anew", replace(IMAGES, changed={3: "2"}))
-    assert "different images in 256/000003.tar, which were packed again" in refused(latents, anew)
+    assert "different images in 256/000003.tar: join" in refused(latents, anew)
     half = made("half", units=3)
     assert "nothing of 256/000003.tar and 1 more shard" in refused(latents, half)
     assert 'run the same "wdsprep encode" again' in refused(latents, half)
     shaped = made("shaped", SHAPED, LATENTS)
-    assert "load it first" in refused(latents, shaped)
+    assert "load latents of many shapes first" in refused(latents, shaped)
     assert "joined twice" in refused(latents, texts, texts)
     assert "joined twice" in refused(latents, latents)
     (tmp_path / "link").symlink_to(texts)
     assert "joined twice" in refused(latents, texts, str(tmp_path / "link"))
     assert "both have pooled, emb" in refused(latents, texts, both)
-    assert "was not made by wdsprep" in refused(latents, str(tmp_path / "nothing"))
+    assert "does not say which images" in refused(latents, str(tmp_path / "nothing"))
     second = made("second", fields=(field("t5", (9, 4), "bfloat16", is_variable=True),))
     assert "one emb_mask: ask for one of them in fields=" in refused(latents, texts, second)
     for name, join in itertools.product(("t5", "emb"), ([texts, second], [second, texts])):
@@ -405,7 +407,7 @@ def test_what_cannot_be_joined(plain: Three, tmp_path: Path) -> None:
     tars = shutil.copytree(latents, tmp_path / "tars")
     (tars / "wdsprep.json").unlink()
     assert "without a manifest" in refused(str(tars), texts)
-    assert "was not made by wdsprep" in refused(latents, str(tars))
+    assert "does not say which images" in refused(latents, str(tars))
     none = made("none", rejects={n: range(SIZE) for n in range(4)} | {4: range(1, SIZE)})
     assert len(load(latents, join=none, global_batch=1)) == 1
 
@@ -449,9 +451,7 @@ def test_positions_of_several_shapes_are_read_as_batches_need_them(tmp_path: Pat
     images = replace(SHAPED, sizes=(3, 1, 40, 40))
     both, latents, texts = three(tmp_path, images, TEXT)
     assert_same(load(latents, join=texts, global_batch=1), load(both, global_batch=1))
-    with patch.object(
-        DatasetPositions, "read", autospec=True, side_effect=DatasetPositions.read
-    ) as read:
+    with patch("wdsprep.loading.join.read_positions", side_effect=read_positions) as read:
         load(latents, join=texts, global_batch=1)
     assert not read.call_args_list
     (Path(latents) / "256/000003.parquet").unlink()
@@ -460,23 +460,12 @@ def test_positions_of_several_shapes_are_read_as_batches_need_them(tmp_path: Pat
 
 
 def test_a_shard_that_the_other_dataset_lacks_needs_no_rows_of_its_last_one(tmp_path: Path) -> None:
-    def positions(*moved: bool) -> DatasetPositions:
-        counts = np.full(len(moved), 4)
-        names = [f"256/{number:06}.tar" for number in range(len(moved))]
-        return DatasetPositions(
-            store=LocalStore(tmp_path),
-            settings={},
-            names=names,
-            sizes=counts,
-            inputs=counts,
-            moved=np.array(moved, bool),
-        )
-
-    for first, other in ((positions(False, True), positions(True)), (positions(True), positions())):
-        shards = np.array([0, -1][-len(first.names) :])
-        found = JoinPositions(shards=shards, first=first, other=other)
-        last = np.full(2, len(shards) - 1)
-        assert found.locate(last, np.array([0, 3]))[0].tolist() == [-1, -1]
+    latents = write_part(str(tmp_path / "latents"), IMAGES, LATENTS, rejects={4: (0,)})
+    texts = write_part(str(tmp_path / "texts"), IMAGES, TEXT, rejects={3: (0,), 4: range(SIZE)})
+    (dataset,) = join_datasets(open_stream(Stream(latents), texts))
+    with patch("wdsprep.loading.join.read_positions", side_effect=AssertionError):
+        shards, _ = dataset.joined[0].locate(np.full(2, 4), np.array([0, 3]))
+    assert shards.tolist() == [-1, -1]
 
 
 # States

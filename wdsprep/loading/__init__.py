@@ -21,8 +21,7 @@ A loader may serve a part of a dataset: the samples of one shape, those that mee
 (`dataset_tables`). The answer is kept on this machine, and so are the shapes of images that become
 latents on the fly, and the sizes of images in roles.
 
-`join` puts other datasets of the same images beside one, and `joined_positions` finds their
-samples.
+`join` puts other datasets of the same images beside one, and finds their samples.
 
 In: Datasets of images or latents, a seed and a step. Out: Batches in one order, whatever the
 cluster, and the state to go on from.

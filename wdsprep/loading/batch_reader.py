@@ -181,7 +181,7 @@ class Reader:
         for number, here in batch.by_stream(rows):
             joined = self.datasets[number].joined
             for places, other in zip(batch.joined_places, joined, strict=False):
-                places[:, here] = other.positions.locate(shard[here], index[here])
+                places[:, here] = other.locate(shard[here], index[here])
 
     def fill(self, batch: Batch, rows: range) -> None:
         """Read rows of a batch, and make the random changes to them.

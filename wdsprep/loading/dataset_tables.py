@@ -28,7 +28,8 @@ from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, rewritten_error
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
-from wdsprep.loading.served_datasets import Dataset, JoinedDataset
+from wdsprep.loading.join import JoinedDataset
+from wdsprep.loading.served_datasets import Dataset
 from wdsprep.sources.patterns import is_table
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.store.base import RemoteStore
@@ -47,7 +48,7 @@ class TablesBeside:
     """The tables of a joined dataset, read by the shards of the dataset that it is joined to."""
 
     def __init__(self, joined: JoinedDataset) -> None:
-        self.tables, self._positions = open_tables(joined.dataset.whole), joined.positions
+        self.tables, self._joined = open_tables(joined.dataset.whole), joined
 
     def read(
         self, read_table: Callable[[OpenParquet], pa.Table], shard: int, count: int
@@ -57,7 +58,7 @@ class TablesBeside:
         `read_table` reads those of one of its tables. The row of a sample that the joined dataset
         lacks is null; if it has none for the whole shard, None is returned.
         """
-        shards, places = self._positions.locate(np.full(count, shard), np.arange(count))
+        shards, places = self._joined.locate(np.full(count, shard), np.arange(count))
         if not count or shards[0] < 0:
             return None
         table = self.tables.read_shard(read_table, self.tables.shards[int(shards[0])])

@@ -167,7 +167,7 @@ class LoadPlan:
         return [rows.start + number for number in hit]
 
     def _is_picked(self, what: str, places: Ints) -> NDArray[np.bool_]:
-        """Return a mask of the places in the order of all samples that are picked at the rate of an option."""
+        """Return a mask of the places in the order that are picked at the rate of an option."""
         rate = float(getattr(self.options, what))
         if rate == 1:  # no number is beyond the last one that may be drawn
             return np.ones(len(places), np.bool_)

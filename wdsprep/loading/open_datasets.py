@@ -31,6 +31,7 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.file_names import MANIFEST, index_name, latent_unit, maker_of
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.random_numbers import Ints
 from wdsprep.dataset.reindex import is_older, is_whole
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_selection import (
@@ -107,15 +108,7 @@ def open_stream(
         _log.warning("%s is not complete: %s", store.url, later)
     dataset = dataset_from_manifest(store, manifest, amount, buckets)
     if asked["join"]:
-        inputs = dataset.sizes
-        if dataset.kind == "latents":
-            columns = map(manifest.ledger.column, ("unit", "inputs"))
-            known = dict(zip(*columns, strict=True))
-            units = [latent_unit(name) for name in dataset.names]
-            if strays := [n for n, u in zip(dataset.names, units, strict=True) if u not in known]:
-                rebuild = command("rebuild", store.url)
-                raise FormatError(f"{store.url} has no receipt of {strays[0]}: run {rebuild}")
-            inputs = np.array([known[unit] for unit in units], np.int64)
+        inputs = image_counts(dataset, manifest) if dataset.kind == "latents" else dataset.sizes
         dataset = replace(dataset, inputs=inputs, **asked)
     else:
         dataset = replace(dataset, made_of=(), **asked)  # of many shards it takes much memory
@@ -173,6 +166,15 @@ def dataset_from_manifest(
         settings=manifest.settings,
         made_of=tuple(made_of[shard.name] for shard in shards),
     )
+
+
+def image_counts(latents: Dataset, manifest: Manifest) -> Ints:
+    """Return the number of samples in the image shard of each shard of latents."""
+    counts = dict(zip(*map(manifest.ledger.column, ("unit", "inputs")), strict=True))
+    if strays := [name for name in latents.names if latent_unit(name) not in counts]:
+        rebuild = command("rebuild", latents.store.url)
+        raise FormatError(f"{latents.store.url} has no receipt of {strays[0]}: run {rebuild}")
+    return np.array([counts[latent_unit(name)] for name in latents.names], np.int64)
 
 
 def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":

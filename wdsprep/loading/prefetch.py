@@ -166,7 +166,7 @@ def wanted_by_source(
             takes = np.array([wanted is not None for wanted in reader.wanted[number][slot]])
             mask = takes[choice.ravel()[here]] if len(takes) > 1 and choice is not None else takes
             mask = np.broadcast_to(mask, here.shape)
-            places = dataset.joined[slot - 1].positions.locate(*pairs) if slot else pairs
+            places = dataset.joined[slot - 1].locate(*pairs) if slot else pairs
             rows = here[mask], places[0][mask], places[1][mask]
             by_source.setdefault(sources[slot], []).append(rows)
     wanted: dict[Shards, WantedRows] = {}

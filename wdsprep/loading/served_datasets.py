@@ -30,6 +30,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdsprep.dataset.damage import verify_step
 from wdsprep.dataset.npy_arrays import LATENT, MASK, Field, fields_of, mirrored_name, text_fields
@@ -40,7 +41,6 @@ from wdsprep.dataset.settings import columns_of
 from wdsprep.dataset.shapes import Size, fields_in_shape, shape_name
 from wdsprep.encoding.captions.options import EMPTY, OWN
 from wdsprep.errors import FormatError, NotFoundError
-from wdsprep.loading.joined_positions import JoinPositions
 from wdsprep.loading.order.global_order import OrderStream
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.sample_layout import batch_name
@@ -48,6 +48,7 @@ from wdsprep.store.base import Store
 from wdsprep.text import command
 
 if TYPE_CHECKING:
+    from wdsprep.loading.join import JoinedDataset
     from wdsprep.tables.joined_columns import LaidOut
 
 
@@ -69,21 +70,15 @@ class ImageShape(NamedTuple):
     width: int
 
 
-class JoinedDataset(NamedTuple):
-    """A dataset that is joined to another one, and the positions of its samples."""
-
-    dataset: "Dataset"
-    positions: JoinPositions
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
     """An opened dataset, or a selection of its samples.
 
     `kind` is "latents", "images", or "tars" if there is no manifest. `names` and `contents`
     have an entry for each shard; an entry of `contents` changes when the bytes of the shard do.
-    If something is joined, `made_of` has the digest of each shard's image shard, and
-    `inputs` the number of samples in that image shard. `where` is the condition for samples,
+    If something is joined, `made_of` has the digest of each shard's image shard, `inputs` the
+    number of samples in that image shard, and `moved` says of the shard whether its samples may
+    have other numbers than these. `where` is the condition for samples,
     and `join` names the datasets to join.
     """
 
@@ -109,8 +104,9 @@ class Dataset:
     """Whether some of these samples lack some of these images, in whose place are zeros."""
     made_of: tuple[str, ...] = ()
     inputs: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    moved: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     join: tuple[str, ...] = ()
-    joined: tuple[JoinedDataset, ...] = ()
+    joined: "tuple[JoinedDataset, ...]" = ()
     tables: "tuple[LaidOut, ...]" = ()
     """The joined tables."""
 

@@ -36,12 +36,13 @@ from wdsprep.dataset.shapes import Size
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.open_datasets import SIDES, select
-from wdsprep.loading.served_datasets import Dataset, JoinedDataset
+from wdsprep.loading.served_datasets import Dataset
 from wdsprep.sources.patterns import is_table
 from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
     from wdsprep.loading.dataset_tables import SampleSearch
+    from wdsprep.loading.join import JoinedDataset
     from wdsprep.tables.joined_columns import LaidOut
 
 
@@ -63,7 +64,7 @@ class Subset:
     whole: Dataset
     condition: Where | None
     tables: "tuple[LaidOut, ...]"
-    joined: tuple[JoinedDataset, ...] = ()
+    joined: "tuple[JoinedDataset, ...]" = ()
 
     @property
     def is_whole(self) -> bool:
@@ -221,7 +222,7 @@ def divide_by_roles(
             for part in parts:
                 if (left := select(part, selection)) is not None:
                     joined = tuple(
-                        other._replace(dataset=replace(other.dataset, **by_slot.get(slot, {})))
+                        replace(other, dataset=replace(other.dataset, **by_slot.get(slot, {})))
                         for slot, other in enumerate(left.joined, 1)
                     )
                     divided.append(replace(left, joined=joined, **by_slot.get(0, {})))
