@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +43,9 @@ from wdsprep.tables.other_tables import WantedColumns, encode_names
 from wdsprep.tables.query import Query, lacking_names, open_engine, read_named, read_texts
 from wdsprep.tables.stored_tables import ForeignTables, ShardTables, StoredTables
 from wdsprep.text import nearest_name
+
+if TYPE_CHECKING:
+    from wdsprep.loading.subsets import Subset
 
 
 class TablesBeside:
@@ -164,22 +168,14 @@ These are of the samples with a readable json, and of those with a row in all th
 class SampleSearch:
     """A search of the `tables` of a dataset, for samples that meet a condition.
 
-    They must have a row in all that is laid out. `shown` is the condition as messages have it.
+    They must have a row in all tables of the subset.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        condition: Condition,
-        *,
-        shown: str,
-        laid_out: Sequence[LaidOut],
-        joined: Sequence[JoinedDataset],
-    ) -> None:
-        self._dataset, self._laid_out = dataset, laid_out
-        self._condition, self._shown = condition, shown
-        self.tables = open_tables(dataset)
-        others = (other for other in joined if not other.dataset.has_columns)  # laid out
+    def __init__(self, subset: "Subset", condition: Condition) -> None:
+        self._subset, self._condition = subset, condition
+        self._dataset, self._laid_out = subset.whole.files, subset.tables
+        self.tables = open_tables(self._dataset)
+        others = (o for o in subset.joined if not o.dataset.has_columns)  # these are laid out
         self._beside = [*map(TablesBeside, others)]
 
     def run(self) -> Iterator[tuple[Mask, int, int]]:
@@ -252,20 +248,13 @@ class SampleSearch:
         for searched in tables:
             names |= searched.field_names()
         wrong = next(part for part in reversed(path) if isinstance(part, str))
-        where = f"{self._condition.option}{self._shown!r}"
+        where = f"{self._condition.option}{self._subset.shown!r}"
+        way_on = (
+            '"wdsprep inspect DATASET KEY" shows the json of a sample; for columns of the images, '
+            "ask these, or join a table that has them"
+        )
         if near := nearest_name(wrong, names - {wrong}):
             way_on = f"did you mean {near}?"
-        elif self._dataset.has_columns:
-            way_on = (
-                "scores do not keep the columns of their images: ask the images, and join scores"
-            )
-        elif self._dataset.kind == "latents":
-            way_on = (
-                "latents do not keep the columns of their images: join a table that has it, or "
-                "load the images with encode="
-            )
-        else:
-            way_on = '"wdsprep inspect DATASET KEY" shows the json of a sample'
         return UsageError(
             f"{looked_in}: no sample has {format_path(path)}, which {where} asks for; {way_on}"
         )

@@ -54,8 +54,8 @@ from wdsprep.store.base import Store
 from wdsprep.text import command, plural
 
 SIDES = ("width", "height")
-NO_SHAPE = -1
-"""The number that stands for no shape: the image is rejected."""
+NO_GROUP = -1
+"""The number that stands for no group, as an image that is rejected has no shape."""
 _log = logging.getLogger("wdsprep")
 
 
@@ -351,7 +351,7 @@ def find_latent_shapes(
         return (replace(chosen, kind="latents", settings=settings, images=chosen),)
     what = "shapes", *chosen.names, *chosen.contents, repr(cut)
     kept = open_or_make(folder, what, lambda writer, path: _keep_shapes(chosen, cut, writer, path))
-    counts = kept.arrays["counts"].reshape(-1, len(cut.sizes))
+    counts = kept.arrays["counts"].reshape(len(chosen.names), -1)
     if not counts.any():
         raise UsageError(
             f"all images of {images.store.url} are too small or would lose too much: choose a "
@@ -379,7 +379,7 @@ def find_latent_shapes(
     fitting = SampleSelection.from_file(kept).pick(left)
     fitting = replace(fitting, shards=np.arange(len(left), dtype=np.int32))
     if shapes:
-        return split_by_shape(whole, shapes, counts, fitting)
+        return split_by_shape(whole, shapes[: counts.shape[1]], counts, fitting)
     return (_with_selection(whole, replace(fitting, counts=sizes), whole.digest),)
 
 
@@ -394,7 +394,6 @@ def _keep_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -
         ", ".join(map(shape_name, cut.sizes)),
         path,
     )
-    counts = np.zeros((len(images.names), len(cut.sizes)), np.int32)
 
     @lru_cache(1 << 16)
     def shape_number(size: Size) -> int:
@@ -402,16 +401,33 @@ def _keep_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -
             fit = cut.fit(*size) if min(size) > 0 else None  # 0 if the table lacks it
         except RejectedError:
             fit = None
-        return NO_SHAPE if fit is None else cut.sizes.index((fit.width, fit.height))
+        return NO_GROUP if fit is None else cut.sizes.index((fit.width, fit.height))
 
-    def group_by_shape() -> Iterator[ShardSamples]:
-        for shard, table in enumerate(open_tables(images).columns(SIDES)):
+    def find_shapes() -> Iterator[Iterator[int]]:
+        for table in open_tables(images).columns(SIDES):
             sides = ([length or 0 for length in table[side].to_pylist()] for side in SIDES)
-            numbers = np.array([*map(shape_number, zip(*sides, strict=True))], np.int16)
-            by_shape = np.argsort(numbers, kind="stable")
-            shaped = by_shape[numbers[by_shape] != NO_SHAPE].astype(np.uint32)
-            counts[shard] = np.bincount(numbers[shaped], minlength=len(cut.sizes))
-            yield ShardSamples(shard, shaped)
+            yield map(shape_number, zip(*sides, strict=True))
 
-    keep_selection(writer, len(images.names), group_by_shape())
+    keep_groups(writer, len(images.names), find_shapes())
+
+
+def keep_groups(writer: KeptWriter, shards: int, groups: Iterable[Iterable[int]]) -> None:
+    """Write the samples of each shard, one group after another, and the sizes of its groups.
+
+    `groups` has for each shard the number of each sample's group; samples of NO_GROUP are left out.
+    """
+    counts = np.zeros((shards, 0), np.int32)
+
+    def sort_by_group() -> Iterator[ShardSamples]:
+        nonlocal counts
+        for shard, of_samples in enumerate(groups):
+            numbers = np.fromiter(of_samples, np.int64)
+            by_group = np.argsort(numbers, kind="stable")[np.count_nonzero(numbers == NO_GROUP) :]
+            sizes = np.bincount(numbers[by_group])
+            if (more := len(sizes) - counts.shape[1]) > 0:
+                counts = np.pad(counts, ((0, 0), (0, more)))
+            counts[shard, : len(sizes)] = sizes
+            yield ShardSamples(shard, by_group.astype(np.uint32))
+
+    keep_selection(writer, shards, sort_by_group())
     writer.add("counts", "<i4", [counts])

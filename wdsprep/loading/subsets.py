@@ -35,7 +35,7 @@ from wdsprep.dataset.samples import image_name, parse_object, role_of, roles_of
 from wdsprep.dataset.shapes import Size
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
-from wdsprep.loading.open_datasets import SIDES, select
+from wdsprep.loading.open_datasets import SIDES, keep_groups, select
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.sources.patterns import is_table
 from wdsprep.text import examples, plural
@@ -101,13 +101,7 @@ class Subset:
         # pyarrow and DuckDB, which few need
         from wdsprep.loading.dataset_tables import SampleSearch
 
-        return SampleSearch(
-            self.whole.files,
-            self.condition or Where("True"),
-            shown=self.shown,
-            laid_out=self.tables,
-            joined=self.joined,
-        )
+        return SampleSearch(self, self.condition or Where("True"))
 
     def _search(self, writer: KeptWriter, path: Path) -> None:
         files = self.whole.files
@@ -269,16 +263,8 @@ def _keep(
         members.append(combination)
         return number
 
-    counts: list[Any] = []
-
-    def group_by_sizes() -> Iterator[ShardSamples]:
-        for shard, combinations in enumerate(_read_combinations(dataset, slots)):
-            numbers = np.array([*map(number_of, combinations)], np.int64)
-            counts.append(np.bincount(numbers))
-            yield ShardSamples(shard, np.argsort(numbers, kind="stable").astype(np.uint32))
-
-    keep_selection(writer, len(files.names), group_by_sizes())
-    writer.add("counts", "<i4", (np.pad(row, (0, len(groups) - len(row))) for row in counts))
+    combinations = _read_combinations(dataset, slots)
+    keep_groups(writer, len(files.names), (map(number_of, of_shard) for of_shard in combinations))
     writer.facts["combinations"] = [
         [*map(_merge, zip(*members, strict=True))] for _, members in groups.values()
     ]
