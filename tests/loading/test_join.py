@@ -250,7 +250,7 @@ def test_text_by_itself_joined_to_latents_is_what_one_run_makes(
             assert torch.equal(row, text_of[key])
     lines = ["key,score", *(f"{key},1" for key in [*text_of][1:])]
     (tmp_path / "some.csv").write_text("\n".join(lines))
-    with pytest.raises(UsageError, match="keeps whole shards, and what is joined lacks 1 sample: "):
+    with pytest.raises(UsageError, match="where= or join= leave out 1 sample: give tee="):
         load(str(images), join=[texts, tmp_path / "some.csv"], encode=how, tee=str(tmp_path / "t"))
     damaged = shutil.copytree(texts, tmp_path / "damaged")
     tar = next(damaged.glob("*/*.tar"))

@@ -298,7 +298,9 @@ def test_shapes_stay_shapes(tmp_path: Path) -> None:
 
 
 def test_what_no_sample_has_or_meets_is_one_line(data: str, cache_home: Path) -> None:
-    with pytest.raises(UsageError, match=r"no sample has meta\.score, .* join a table that has it"):
+    with pytest.raises(
+        UsageError, match=r"no sample has meta\.score, .* join a table that has them"
+    ):
         load(data, where="width > 3 or meta.score > 3")
     assert not list(cache_home.glob("*.arrays"))
     for text, near in [("widht > 3", "width"), ("meta.lng == 'en'", "lang"), ("lange[0]", "lang")]:

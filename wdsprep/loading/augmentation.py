@@ -85,20 +85,16 @@ def normalise_weights(captions: Mapping[str, float]) -> Captions:
 
     Weights of the same proportions give the same shares.
     """
-    if not isinstance(captions, Mapping):
+    is_sound = isinstance(captions, Mapping) and all(
+        isinstance(name, str) and 0 <= real_number(f"captions {name!r}:", weight) < float("inf")
+        for name, weight in captions.items()
+    )
+    if not is_sound or (captions and not any(captions.values())):
         raise UsageError(
-            f"captions {brief(captions)}: give weights by name, as {{'alt': 1, 'long': 4}}"
+            f"captions {brief(captions)}: give weights by name, 0 or more and not all 0, such as "
+            "{'alt': 1, 'long': 4}"
         )
-    for name, weight in captions.items():
-        if not isinstance(name, str):
-            raise UsageError(
-                f"captions {name!r}: give names as texts, as in {{'alt': 1, 'long': 4}}"
-            )
-        if not 0 <= real_number(f"the weight of captions {name!r}", weight) < float("inf"):
-            raise UsageError(f"the weight of captions {name!r} is {weight}: give 0 or more")
     weights = {name: Fraction(float(captions[name])) for name in sorted(captions) if captions[name]}
-    if captions and not weights:
-        raise UsageError("all weights of captions are 0: give at least one above 0")
     total = sum(weights.values())
     return tuple((name, float(weight / total)) for name, weight in weights.items())
 

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -220,14 +221,14 @@ def find_rank(options: LoadOptions) -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    here = f"the environment has RANK={rank!r} and WORLD_SIZE={size!r}"
-    try:
+    with suppress(ValueError):
         numbers = int(rank or 0), int(size or 1)
-    except ValueError:
-        raise UsageError(f"{here}: set both to whole numbers") from None
-    if (numbers[0] and not size) or (numbers[1] > 1 and not rank):
-        raise UsageError(f"{here}: set both, or give rank= and world_size=")
-    return numbers
+        if (size or not numbers[0]) and (rank or numbers[1] <= 1):
+            return numbers
+    raise UsageError(
+        f"the environment has RANK={rank!r} and WORLD_SIZE={size!r}: set both to whole numbers, or "
+        "give rank= and world_size="
+    )
 
 
 def prefetch_depth(
@@ -307,12 +308,10 @@ def check_plan(plan: LoadPlan) -> None:
             f"shape_batch={plan.order.group} must be a multiple of the {plan.share:,} samples "
             "that a rank has in a step, which are of one shape: give a multiple, or more ranks"
         )
-    if plan.device is not None and plan.device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device={plan.device}: torch finds no such GPU here: leave out device=")
-    if plan.options.pin and not torch.accelerator.is_available():
-        raise UsageError(
-            "pin=True is for copies to a GPU, and torch finds none on this machine: leave it out"
-        )
+    is_for_cuda = plan.device is not None and plan.device.type == "cuda"
+    lacks_gpu = plan.options.pin and not torch.accelerator.is_available()
+    if lacks_gpu or (is_for_cuda and not torch.cuda.is_available()):
+        raise UsageError("torch finds no such GPU here: leave out device= and pin=")
     if plan.cache is not None:
         least = SHARERS * max(dataset.served_nbytes for dataset in plan.datasets)
         if plan.cache[1] < least:
@@ -355,17 +354,11 @@ def _check_captions(plan: LoadPlan) -> None:
             f"{first.store.url} was made with --text none: leave out drop_text, or ask for "
             'the captions (fields=("latent", "txt"))'
         )
-    if plan.captions and plan.options.raw:
+    if plan.paths and (first.kind == "latents" or {*TEXTS}.isdisjoint(names)):
         raise UsageError(
-            "captions= picks texts for batches, and raw=True makes none: leave out one of them"
+            f"captions= picks no texts of {first.store.url}: join text datasets made with "
+            '--caption-name, or ask for "txt" of images in fields='
         )
-    if plan.paths and first.kind == "latents":
-        raise UsageError(
-            f"captions= cannot pick from {first.store.url}, which has neither arrays of "
-            "texts nor the json of its images: join text datasets made with --caption-name"
-        )
-    if plan.paths and {*TEXTS}.isdisjoint(names):
-        raise UsageError('captions= picks texts, and batches hold none: ask for "txt" in fields=')
     for dataset in plan.datasets:
         if any(plan.choices):
             _check_choices(dataset, plan)
@@ -424,30 +417,25 @@ def _check_unique_arrays(plan: LoadPlan) -> None:
 
 def _check_flips(dataset: Dataset, plan: LoadPlan) -> None:
     """Raise UsageError if images of samples cannot be mirrored, all of a sample together."""
-    if dataset.has_moments and batch_name(FLIPPED) in plan.names:
+    if batch_name(FLIPPED) in plan.names and (dataset.has_moments or dataset.images is not None):
         raise UsageError(
-            f"{dataset.store.url} stores moments, from which only latent can be sampled: ask "
-            "for latent in fields=, and give flip= for mirror images"
+            f"{dataset.store.url} has no arrays of mirror images beside latent: ask for latent in "
+            "fields=, and give flip="
         )
     if not plan.options.flip:
         return
-    if not dataset.mirrored:
-        is_stored = dataset.kind == "latents" and dataset.images is None
-        remedy = "encode with --flip" if is_stored else "give encode=Encode(..., flip=True)"
-        raise UsageError(
-            f"{dataset.store.url} has no latents of mirror images: leave out flip, or {remedy}"
-        )
     if dataset.images is None:
         latents = (n for n, f in dataset.served.items() if f.holds_latents and not f.mirrors)
         fixed = [name for name in latents if name not in dataset.mirrored]
-        remedy = "encode with --flip"
     else:  # nothing that is joined is mirrored here
         fixed = [name for name, item in dataset.served.items() if item.role]
-        remedy = "join no images in roles"
-    if fixed:
+    if fixed or not dataset.mirrored:
+        is_stored = dataset.kind == "latents" and dataset.images is None
+        on_the_fly = "give encode=Encode(..., flip=True), and join no images in roles"
         raise UsageError(
-            f"{dataset.store.url}: no mirror images of {fixed[0]} are there, and all "
-            f"images of a sample are mirrored or none: leave out flip, or {remedy}"
+            f"{dataset.store.url} has no latents of mirror images{' of ' * bool(fixed)}"
+            f"{', '.join(fixed)}, and all images of a sample are mirrored or none: leave out flip, "
+            f"or {'encode with --flip' if is_stored else on_the_fly}"
         )
     for part in dataset.with_joined:
         texts = {batch_name(field.name) for field in text_fields(part.fields)}
@@ -493,39 +481,23 @@ def _check_batch_size(plan: LoadPlan) -> None:
         return
     places = ", ".join(dict.fromkeys(dataset.store.url for dataset in plan.datasets))
     largest = max(stream.samples for stream in order.streams)
-    if order.epoch_samples < order.global_batch:
-        samples = plural(order.epoch_samples, "sample")
-        few = f"{samples} to serve, fewer than global_batch={order.global_batch}"
-        most = largest if order.homogeneous else order.epoch_samples
-        raise UsageError(f"{places}: {few}, {_remedy(plan, most)}")
-    if not order.homogeneous:
-        return
-    small = [stream for stream in unweighted if stream.samples < group]
+    what = "shape" if any(stream.part_of is not None for stream in unweighted) else "stream"
     name = "shape_batch" if group < order.global_batch else "global_batch"
-    what = "shape" if any(stream.part_of is not None for stream in small) else "stream"
-    if largest < group:
-        few = f"the largest {what} has {plural(largest, 'sample')}, fewer than {name}={group}"
-        raise UsageError(f"{places}: {few}, {_remedy(plan, largest)}")
-    if small and plan.rank == 0:
-        of = f"{len(small):,} of {plural(len(order.streams), what)}"
-        samples = plural(sum(stream.samples for stream in small), "sample")
-        _log.warning(
-            "%s: %s (%s in all) have fewer samples than %s=%d, and repeat some in a batch: a "
-            "smaller %s repeats fewer",
-            *(places, of, samples, name, group, name),
+    has_groups = group < order.global_batch and group <= largest
+    if order.epoch_samples < order.global_batch or (order.homogeneous and largest < group):
+        most = order.epoch_samples if has_groups or not order.homogeneous else largest
+        unit = math.lcm(plan.world, group if has_groups else 1)
+        steps = max(1, order.epoch_samples // order.global_batch)
+        alone = " without shape_batch" if name == "shape_batch" and not has_groups else ""
+        size = f"global_batch={most // unit * unit}{alone} or less, or " if most >= unit else ""
+        raise UsageError(
+            f"{places}: {plural(order.epoch_samples, 'sample')} to serve, {largest:,} of them in "
+            f"the largest {what}, and a batch would repeat some: give {size}epoch_steps={steps} if "
+            "a batch may hold samples several times"
         )
-
-
-def _remedy(plan: LoadPlan, most: int) -> str:
-    """Return advice for a batch larger than `most` samples: a size that fits, or `epoch_steps=`."""
-    order = plan.order
-    group = order.group if order.group < order.global_batch and order.group <= most else 1
-    unit = math.lcm(plan.world, group)
-    most = order.epoch_samples if group > 1 else most
-    fits = most // unit * unit
-    steps = max(1, order.epoch_samples // order.global_batch)
-    repeats = f"epoch_steps={steps} if a batch may hold samples several times"
-    if not fits:
-        return f"and too few for {plural(plan.world, 'rank')}: give {repeats}"
-    alone = " without shape_batch" if group == 1 and order.group < order.global_batch else ""
-    return f"which would repeat some: give global_batch={fits}{alone} or less, or {repeats}"
+    small = [stream for stream in unweighted if stream.samples < group]
+    if order.homogeneous and small and plan.rank == 0:
+        _log.warning(
+            "%s: %d of %s have fewer samples than %s=%d, and repeat some in a batch",
+            *(places, len(small), plural(len(order.streams), what), name, group),
+        )

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.dataset.manifest import fingerprint
-from wdsprep.dataset.npy_arrays import FLIPPED
 from wdsprep.dataset.random_numbers import key_of
 from wdsprep.dataset.removed_samples import removed_from
 from wdsprep.dataset.shapes import buckets_of_phase
@@ -61,7 +60,6 @@ from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order.global_order import MAX_STEP, Order
 from wdsprep.loading.prefetch import fill_batches, serve_raw
 from wdsprep.loading.sample_cache import open_cache_dir
-from wdsprep.loading.sample_layout import batch_name
 from wdsprep.loading.served_datasets import Dataset, order_streams
 from wdsprep.loading.subsets import divide_by_roles, select_where, shorten_for_state
 from wdsprep.options import takes_options
@@ -116,10 +114,8 @@ def load(options: LoadOptions) -> "Loader":
     keep these latents, as `wdsprep encode` would.
     """
     changes = (options.pixels, options.captions, options.drop_text, options.flip, options.pad_roles)
-    is_plain = not (any(changes) or options.pin)
-    if options.raw and not (
-        is_plain and options.pad == FULL and options.fields is None and options.device is None
-    ):
+    has_others = any(changes) or options.pin or options.device or options.pad != FULL
+    if options.raw and (has_others or options.fields is not None):
         raise UsageError("raw=True gives samples as they are stored: leave out the other options")
     streams, join = as_streams(options.streams), join_places(options.join)
     options = replace(options, streams=streams, join=join)  # not iterators, which are used up
@@ -128,11 +124,8 @@ def load(options: LoadOptions) -> "Loader":
     encoding = make_encoding(options)
     if options.max_area != MAX_AREA and not options.pixels:
         raise UsageError("max_area= is for pixels=; with encode=, give Encode(max_area=)")
-    if encoding is not None and options.tee:
-        if len({dataset.whole for dataset in datasets}) > 1:
-            raise UsageError("tee= is for one dataset: encode a mixture without it")
-        if options.where or datasets[0].where:
-            raise UsageError("tee= keeps whole shards: leave out where=, or tee=")
+    if options.tee and len({dataset.whole for dataset in datasets}) > 1:
+        raise UsageError("tee= is for one dataset: encode a mixture without it")
     datasets = _select_samples(datasets, options, encoding, cached[0] if cached else None)
     captions = normalise_weights({} if options.captions is None else options.captions)
     order = Order(
@@ -149,8 +142,6 @@ def load(options: LoadOptions) -> "Loader":
     )
     names = choose_fields(datasets, options)
     names = () if options.raw else names
-    if encoding is not None and batch_name(FLIPPED) in names:
-        raise UsageError("encode= mirrors in place: ask for latent, and give flip=")
     rank, world = find_rank(options)
     order.check(options.step, rank=rank, world=world)
     threads, ahead = prefetch_depth(options, encoding, options.global_batch // world)
@@ -217,7 +208,7 @@ def _select_samples(
     With `encoding`, images become the latents that will be made of them. Left out are images too
     small to crop, samples that a joined dataset lacks, and those that do not meet the condition.
     Shapes and selections are kept in `folder`, by default in that of this machine. Raise UsageError
-    if latents are to be kept and a join leaves out samples.
+    if latents are to be kept and samples are left out.
     """
     if encoding is not None:
         settings = encoding.settings
@@ -236,25 +227,22 @@ def _select_samples(
     lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
     if options.tee and lost:
         raise UsageError(
-            f"tee= keeps whole shards, and what is joined lacks {plural(lost, 'sample')}: "
-            "leave out join=, or tee="
+            f"tee= keeps whole shards, and where= or join= leave out {plural(lost, 'sample')}: "
+            "give tee= without them"
         )
     return left
 
 
-def _read_numbers(state: Mapping[str, Any], name: str, *, least: tuple[int, ...]) -> list[int]:
+def _read_numbers(state: Mapping[str, Any], name: str, *, count: int) -> list[int]:
     """Return the numbers that a state has under a name, or [] if it has none.
 
-    Raise FormatError unless there are as many as in `least`, each no less than its number there.
+    Raise FormatError unless there are `count` whole numbers.
     """
     if name not in state:
         return []
     numbers = state[name]
-    is_list = isinstance(numbers, list | tuple) and len(numbers) == len(least)
-    if not is_list or any(
-        type(n) is not int or not low <= n <= MAX_STEP
-        for n, low in zip(numbers, least, strict=True)
-    ):
+    is_list = isinstance(numbers, list | tuple) and len(numbers) == count
+    if not is_list or any(type(n) is not int or not 0 <= n <= MAX_STEP for n in numbers):
         raise FormatError(f"this is not the state of a loader: {name} is {brief(numbers)}")
     return [*numbers]
 
@@ -336,10 +324,10 @@ class Loader(IterableDataset[dict[str, Any]]):
         """
         if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
             raise FormatError(f"this is not the state of a loader, but {brief(state)}")
-        row, world = _read_numbers(state, "row", least=(0, 1)) or (0, self.plan.world)
+        row, world = _read_numbers(state, "row", count=2) or (0, self.plan.world)
         if row >= max(1, self._unit) and world == self.plan.world:
             raise FormatError(f"this is not the state of a loader: a step has no row {brief(row)}")
-        worker = _read_numbers(state, "worker", least=(0, 1, 0))
+        worker = _read_numbers(state, "worker", count=3)
         order_state = {name: state[name] for name in state if name not in ("row", "worker")}
         try:
             step = self.plan.order.resume(order_state)

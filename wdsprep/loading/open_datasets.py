@@ -134,22 +134,17 @@ def dataset_from_manifest(
         inputs = dict(zip(*map(manifest.ledger.column, ("unit", "input")), strict=True))
         made_of = {n: inputs.get(latent_unit(n)) or digest for n, digest in made_of.items()}
     shards = [s for s in manifest.shards if buckets is None or s.name.partition("/")[0] in buckets]
-    if not folders:
-        maker = f'the same "{maker_of(manifest.dataset, manifest.settings)}" again'
-        if manifest.complete:
-            rejected = f"holds no sample, as all were rejected: {store.url}/rejects/ says why"
-            raise UsageError(f"{store.url} {rejected}; run {maker} with --overwrite")
-        raise UsageError(f"{store.url} holds no shards yet: run {maker}, to its end")
-    lacking = sorted((buckets or frozenset()) - folders)
-    if lacking or not shards:
-        wrong = ", ".join(lacking) or "none"
+    if folders and buckets is not None and (not shards or buckets - folders):
+        wrong = ", ".join(sorted(buckets - folders)) or "none"
         raise UsageError(
             f"{store.url} has the buckets {', '.join(sorted(folders))}: choose from these instead "
             f"of {wrong}"
         )
     if not any(shard.samples for shard in shards):
+        maker = maker_of(manifest.dataset, manifest.settings)
         raise UsageError(
-            f"{store.url} holds no samples, as its shards are empty: {store.url}/rejects/ says why"
+            f'{store.url} holds no samples: run the same "{maker}" again, to its end; if all were '
+            f"rejected, {store.url}/rejects/ says why"
         )
     known = ((shard.name, shard.samples, made_of[shard.name]) for shard in shards)
     digest = digest_of_shards(known)  # before all else is made: of many shards it takes most memory
@@ -225,9 +220,9 @@ def _dataset_from_tars(
     names = [n for n in listed if n.endswith(".tar")]
     check_place(store.url, listed)
     if not names:
-        is_pattern = store.url.endswith(".tar") or any(sign in store.url for sign in "*?{")
-        hint = ": give the folder that the tars are in" if is_pattern else ""
-        hint = hint or did_you_mean_place(store.url)
+        is_pattern = store.url.endswith((".tar", "*"))
+        folder = ": give the folder that the tars are in"
+        hint = folder if is_pattern else did_you_mean_place(store.url)
         raise NotFoundError(f"{store.url} holds no dataset, neither {MANIFEST} nor tars{hint}")
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
