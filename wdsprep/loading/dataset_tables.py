@@ -29,7 +29,6 @@ from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, rewritten_error
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
-from wdsprep.loading.join import JoinedDataset
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.sources.patterns import is_table
 from wdsprep.sources.tables.parquet import OpenParquet
@@ -45,13 +44,14 @@ from wdsprep.tables.stored_tables import ForeignTables, ShardTables, StoredTable
 from wdsprep.text import nearest_name
 
 if TYPE_CHECKING:
+    from wdsprep.loading.join import JoinedDataset
     from wdsprep.loading.subsets import Subset
 
 
 class TablesBeside:
     """The tables of a joined dataset, read by the shards of the dataset that it is joined to."""
 
-    def __init__(self, joined: JoinedDataset) -> None:
+    def __init__(self, joined: "JoinedDataset") -> None:
         self.tables, self._joined = open_tables(joined.dataset.whole), joined
 
     def read(
@@ -143,7 +143,7 @@ def _read_names(files: Dataset, by: str) -> Iterator[pa.Array | pa.ChunkedArray]
 
 
 def _read_scores(
-    files: Dataset, other: JoinedDataset, names: Collection[str]
+    files: Dataset, other: "JoinedDataset", names: Collection[str]
 ) -> Iterator[pa.Table]:
     """Yield the scores of the samples of each shard, null for samples that have none."""
     kinds = {KEY: TEXT, **columns_of(other.dataset.settings)}

@@ -419,8 +419,8 @@ def _check_flips(dataset: Dataset, plan: LoadPlan) -> None:
     """Raise UsageError if images of samples cannot be mirrored, all of a sample together."""
     if batch_name(FLIPPED) in plan.names and (dataset.has_moments or dataset.images is not None):
         raise UsageError(
-            f"{dataset.store.url} has no arrays of mirror images beside latent: ask for latent in "
-            "fields=, and give flip="
+            f"{dataset.store.url} has no arrays of mirror images alone for fields=: ask for "
+            "latent, and give flip="
         )
     if not plan.options.flip:
         return
