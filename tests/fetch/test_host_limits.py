@@ -13,7 +13,7 @@ import pytest
 from tests.kit.fetches import Answers
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.errors import WorkError
-from wdsprep.fetch.answer_rules import pause_s, retry_after_s
+from wdsprep.fetch.answer_rules import LaterError, pause_s, retry_after_s
 from wdsprep.fetch.limits import ROOM_NBYTES, USUAL_NBYTES, BodyLimit, HostLimits, body_limit_for
 from wdsprep.fetch.options import Fetched
 from wdsprep.fetch.outage import NO_SUCH_NAME, OutageCheck, Witnesses
@@ -42,7 +42,7 @@ def test_a_host_that_pauses_does_not_hold_the_others() -> None:
         await turns.take("a")
         others = asyncio.gather(*(work(host) for host in "aaabb"))
         await settle()
-        turns.give_back("a", None, pause_s=0.05)
+        turns.give_back("a", LaterError(Code.HTTP_429, "busy", 0.05))
         await others
         assert called == ["b", "b", "a", "a", "a"]
 

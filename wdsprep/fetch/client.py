@@ -8,7 +8,7 @@ Images behind s3://, gs://, az:// and hf:// URLs are read through the project's 
 its own time limits and attempts. Its calls block, so a few threads wait for them. A worker that
 ends does not wait for these.
 
-`Fetcher` is the client in a thread of its own, for callers that are no coroutines.
+The client works on an event loop in a thread of its own, for callers that are no coroutines.
 """
 
 import asyncio
@@ -43,27 +43,82 @@ THREADS, BUCKETS = 16, 16
 """The threads that wait for stores, and the buckets whose clients are kept."""
 NO_SERVER = {Code.PRIVATE_ADDRESS, Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TLS}
 CREDENTIALS = "it would be read with your credentials: --allow-s3 does that"
+OTHER_FILES = 256
+CLOSING_S = 2.0
 
 
-class Client:
-    """A client that fetches images by their URLs, on one event loop."""
+class Fetcher:
+    """A client that fetches images by their URLs, in a thread of its own; one for each process.
+
+    Any number of threads may submit. A forked child cannot use it, because it does not have the
+    thread. The callbacks of a future run in the fetcher's thread, so they must be quick.
+    """
 
     def __init__(self, rules: FetchRules) -> None:
+        wanted = 3 * rules.requests + OTHER_FILES  # two for a request, one for what is kept
+        if (allowed := allow_files(wanted)) < wanted:
+            raise UsageError(
+                f"so many requests in flight need {wanted} open files, and {allowed} are allowed: "
+                "ask for fewer (--requests), or raise the limit (ulimit -n)"
+            )
         self._rules = rules
-        self._transfers = CurlLoop(rules)
-        self._turns = HostLimits(
-            in_flight=rules.requests,
-            per_host=rules.per_host,
-            may_start=lambda: self._transfers.room.takes_one_more,
-        )
-        self._robots = RobotsCache(self._ask_robots)
-        self._check = None if rules.ignore_robots else self._robots.check
+        self._lock = threading.Lock()
+        self._closed = False
+        self._check = None if rules.ignore_robots else RobotsCache(self._ask_robots).check
         self._image = AnswerRule(judge=partial(judge_image, rules), max_nbytes=rules.max_nbytes)
         self._reader = ThreadPoolExecutor(1, "wdsprep-fetch-robots")
         self._object_reader = ThreadPoolExecutor(THREADS, "wdsprep-fetch-s3")
         self._store = lru_cache(BUCKETS)(open_store)
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(opened)), name="wdsprep-fetch", daemon=True
+        )
+        self._thread.start()
+        opened.result()
 
-    async def fetch(self, url: str) -> Fetched:
+    def submit(self, url: str) -> "Future[Fetched]":
+        """Begin to fetch a URL. Cancelling the future gives the request up."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the fetcher is closed")
+            return asyncio.run_coroutine_threadsafe(self._fetch(url), self._loop)
+
+    def close(self) -> None:
+        """Cancel the requests that are not done, and end the thread.
+
+        To call this twice does no harm. libcurl waits for name servers that do not answer; we do
+        not: the thread is a daemon.
+        """
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(CLOSING_S)
+
+    async def _serve(self, opened: "Future[None]") -> None:
+        """Run libcurl's transfers until the fetcher is closed."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            self._transfers = transfers = CurlLoop(self._rules)
+        except BaseException as error:  # noqa: BLE001 (raised where the fetcher is made)
+            opened.set_exception(error)
+            return
+        self._turns = HostLimits(
+            in_flight=self._rules.requests,
+            per_host=self._rules.per_host,
+            may_start=lambda: transfers.room.takes_one_more,
+        )
+        opened.set_result(None)
+        await self._closing.wait()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for reader in (self._reader, self._object_reader):
+            reader.shutdown(wait=False, cancel_futures=True)
+        transfers.close()
+
+    async def _fetch(self, url: str) -> Fetched:
         """Fetch the image of a URL.
 
         No exception leaves this method: each becomes the reject of its own URL.
@@ -74,19 +129,13 @@ class Client:
                 host = root_and_name(url)[0].partition("://")[2]
                 if not self._rules.allow_s3:
                     raise RejectedError(Code.PRIVATE_ADDRESS, CREDENTIALS)
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._object_reader, self._read_object, url)
+                return await self._loop.run_in_executor(self._object_reader, self._read_object, url)
             target = parse(url)
             host = target.host
             return Fetched(data=await self._fetch_with_retries(target), host=host)
         except Exception as error:  # noqa: BLE001 (no server's answer may cost the other URLs)
             rejected = as_rejected(error, Code.FAULT)
             return Fetched(code=rejected.code, detail=rejected.detail, host=host)
-
-    def close(self) -> None:
-        for reader in (self._reader, self._object_reader):
-            reader.shutdown(wait=False, cancel_futures=True)
-        self._transfers.close()
 
     def _read_object(self, url: str) -> Fetched:
         """Read an image in a bucket or on the hub."""
@@ -148,8 +197,7 @@ class Client:
             raise
         if len(body) <= SHORT_ROBOTS:
             return read_robots(body)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, read_robots, body)
+        return await self._loop.run_in_executor(self._reader, read_robots, body)
 
     async def _get(
         self,
@@ -191,74 +239,4 @@ class Client:
                 failure = error
                 raise
             finally:
-                after_s = failure.after_s if isinstance(failure, LaterError) else 0.0
-                self._turns.give_back(
-                    target.host,
-                    failure,
-                    pause_s=min(after_s, LONGEST_WAIT_S),
-                    for_all=after_s > LONGEST_WAIT_S,
-                )
-
-
-OTHER_FILES = 256
-CLOSING_S = 2.0
-
-
-class Fetcher:
-    """A client in a thread of its own; there is one for each process.
-
-    Any number of threads may submit. A forked child cannot use it, because it does not have the
-    thread. The callbacks of a future run in the fetcher's thread, so they must be quick.
-    """
-
-    def __init__(self, rules: FetchRules) -> None:
-        wanted = 3 * rules.requests + OTHER_FILES  # two for a request, one for what is kept
-        if (allowed := allow_files(wanted)) < wanted:
-            raise UsageError(
-                f"so many requests in flight need {wanted} open files, and {allowed} are allowed: "
-                "ask for fewer (--requests), or raise the limit (ulimit -n)"
-            )
-        self._rules = rules
-        self._lock = threading.Lock()
-        self._closed = False
-        opened: Future[Client] = Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(opened)), name="wdsprep-fetch", daemon=True
-        )
-        self._thread.start()
-        self._client = opened.result()
-
-    def submit(self, url: str) -> "Future[Fetched]":
-        """Begin to fetch a URL. Cancelling the future gives the request up."""
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the fetcher is closed")
-            return asyncio.run_coroutine_threadsafe(self._client.fetch(url), self._loop)
-
-    def close(self) -> None:
-        """Cancel the requests that are not done, and end the thread.
-
-        To call this twice does no harm. libcurl waits for name servers that do not answer; we do
-        not: the thread is a daemon.
-        """
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(CLOSING_S)
-
-    async def _serve(self, opened: "Future[Client]") -> None:
-        """Let the client work until the fetcher is closed."""
-        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            client = Client(self._rules)
-        except BaseException as error:  # noqa: BLE001 (raised where the fetcher is made)
-            opened.set_exception(error)
-            return
-        opened.set_result(client)
-        await self._closing.wait()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        client.close()
+                self._turns.give_back(target.host, failure)

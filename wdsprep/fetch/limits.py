@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.fetch.answer_rules import LONGEST_WAIT_S, LaterError
 
 DEAD = frozenset({Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT})
 FAILURES_IN_A_ROW = 24
@@ -68,33 +69,30 @@ class HostLimits:
                 self._leave(host)
             raise
 
-    def give_back(
-        self,
-        host: str,
-        failure: RejectedError | None,
-        *,
-        pause_s: float = 0.0,
-        for_all: bool = False,
-    ) -> None:
+    def give_back(self, host: str, failure: RejectedError | None) -> None:
         """End a turn with a host, and let the next request begin.
 
-        The host gets no request for `pause_s` seconds. After FAILURES_IN_A_ROW failures with
-        codes of DEAD, or with `for_all`, the failure is raised in all requests that wait for this
-        host. The host then gets one request at a time, until one ends without such a failure.
+        If the failure is a LaterError, the host gets no request for as long as it asks for, or for
+        LONGEST_WAIT_S if that is less. After FAILURES_IN_A_ROW failures with codes of DEAD, or if a
+        host asks for a longer pause, the failure is raised in all requests that wait for this host.
+        The host then gets one request at a time, until one ends without such a failure.
         """
         turns = self._hosts[host]
         failed = failure is not None and failure.code in DEAD
-        turns.failures = FAILURES_IN_A_ROW if for_all else turns.failures + 1 if failed else 0
+        turns.failures = turns.failures + 1 if failed else 0
+        if isinstance(failure, LaterError):
+            if failure.after_s > LONGEST_WAIT_S:
+                turns.failures = FAILURES_IN_A_ROW
+            loop = asyncio.get_running_loop()
+            not_before = loop.time() + min(failure.after_s, LONGEST_WAIT_S)
+            turns.not_before = max(turns.not_before, not_before)
+            loop.call_at(turns.not_before, self._go_on, host)
         if failure is not None and turns.failures >= FAILURES_IN_A_ROW:
             shared = (failure.code, f"{failure.detail}, as others there", *failure.args[2:])
             for waiter in turns.waiting:
                 if not waiter.done():
                     waiter.set_exception(type(failure)(*shared))
             turns.waiting.clear()
-        if pause_s:
-            loop = asyncio.get_running_loop()
-            turns.not_before = max(turns.not_before, loop.time() + pause_s)
-            loop.call_at(turns.not_before, self._go_on, host)
         self._leave(host)
 
     def _leave(self, host: str) -> None:

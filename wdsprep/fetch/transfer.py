@@ -48,9 +48,6 @@ from wdsprep.fetch.robots import TOKEN
 from wdsprep.fetch.urls import is_public
 from wdsprep.version import __version__
 
-_DONE = (0, "")
-
-
 MAX_HEAD_NBYTES = 1 << 16
 DRAIN_NBYTES = 1 << 14  # a body that nobody wants is read to the end to keep the connection
 READ_NBYTES = 1 << 17
@@ -177,15 +174,10 @@ class CurlLoop:
         left = 1
         while left:
             left, done, failed = self._multi.info_read()
-            for handle in done:
-                self._end(handle, _DONE)
-            for handle, error, message in failed:
-                self._end(handle, (error, message))
-
-    def _end(self, handle: Any, how: tuple[int, str]) -> None:
-        future = self._waiting[handle]
-        if not future.done():
-            future.set_result(how)
+            for handle, error, message in [*((handle, 0, "") for handle in done), *failed]:
+                future = self._waiting[handle]
+                if not future.done():
+                    future.set_result((error, message))
 
 
 class Handle:
