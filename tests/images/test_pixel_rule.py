@@ -21,7 +21,7 @@ from tests.kit.corpus import CASES, DEEP, LIMITS, Case
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import colour, headers
-from wdsprep.images.options import Limits, Recode
+from wdsprep.images.options import Limits
 from wdsprep.images.pixel_rule import Picture, prepare
 
 STORED = {name: case for name, case in CASES.items() if case.code is None}
@@ -164,9 +164,9 @@ def test_bombs_are_refused_in_bounded_memory(tmp_path: Path):
 
 
 def test_recode_writes_jpeg_of_that_quality_and_shrinks():
-    recode = Recode(quality=90, max_side=48)
+    limits = replace(LIMITS, quality=90, max_side=48)
     for name in ("jpeg", "png-alpha", "webp", "jpeg-orientation-6", "png-16-grey"):
-        picture = prepare(CASES[name].data, limits=LIMITS, full=True, recode=recode)
+        picture = prepare(CASES[name].data, limits=limits, full=True)
         assert (picture.extension, picture.width, picture.height) == ("jpg", 48, 32)
         assert (picture.original_width, picture.original_height) == corpus.SIZE
         assert picture.changes[-2:] == ("resize", "recode")
@@ -176,9 +176,9 @@ def test_recode_writes_jpeg_of_that_quality_and_shrinks():
 
 def test_shrinking_stops_at_the_smallest_side_that_is_allowed():
     data = corpus.jpeg(size=(400, 100))
-    picture = prepare(data, limits=LIMITS, full=True, recode=Recode(quality=95, max_side=40))
+    picture = prepare(data, limits=replace(LIMITS, quality=95, max_side=40), full=True)
     assert (picture.width, picture.height) == (128, 32)
-    as_it_is = prepare(data, limits=LIMITS, full=True, recode=Recode(quality=95))
+    as_it_is = prepare(data, limits=replace(LIMITS, quality=95), full=True)
     assert (as_it_is.width, as_it_is.changes) == (400, ("recode",))
 
 

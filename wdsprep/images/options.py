@@ -56,7 +56,12 @@ def check_has_image(images: str, roles: Sequence[str], name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The bounds on the size of an upright image. 0 is no bound for the ratio of its sides."""
+    """The bounds on an upright image, and what it becomes. 0 is no bound for the ratio of its sides.
+
+    With a `quality` every image is written as JPEG of it, its longer side shrunk to `max_side` (0:
+    any length). The shorter side never falls under `min_side`, so shrinking cannot cost a sample
+    its bucket: of a long thin picture the longer side stays over `max_side` instead.
+    """
 
     min_side: int
     max_area: int
@@ -64,6 +69,8 @@ class Limits:
     max_alpha: float = 1.0
     mask_size: tuple[int, int] | None = None
     """The size that an image must have as a mask; None if it is not one."""
+    quality: int = 0
+    max_side: int = 0
 
 
 def _read_limit(given: Any, *, kind: type, least: float, most: float = inf) -> Any:
@@ -170,18 +177,6 @@ class ImageOptions(Options):
                 if role:
                     found.setdefault(role, {})[name] = number
         return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recode:
-    """A rule to write all images as JPEG of this quality, at most `max_side` long (0: any length).
-
-    The shorter side never falls under `Limits.min_side`, so shrinking cannot cost a sample its
-    bucket: of a long thin picture the longer side stays over `max_side` instead.
-    """
-
-    quality: int
-    max_side: int = 0
 
 
 def jpeg_quality(given: object) -> int:

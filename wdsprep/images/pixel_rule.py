@@ -19,7 +19,7 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.images import colour, formats, headers
 from wdsprep.images.headers import Header
-from wdsprep.images.options import Limits, Recode
+from wdsprep.images.options import Limits
 
 CHANGES = (
     *("format", "animation", "orientation", "depth", "palette", "grey", "cmyk", "icc", "alpha"),
@@ -49,30 +49,31 @@ def prepare_mask(data: bytes, target: Picture, *, limits: Limits, full: bool) ->
 
     It has the size of the image `target` as that came, and is made as small as that was made.
     """
-    limits = replace(limits, mask_size=(target.original_width, target.original_height))
+    size = (target.original_width, target.original_height)
+    limits = replace(limits, mask_size=size, quality=0)
     picture = prepare(data, limits=limits, full=full)
     size = target.width, target.height
     if size == limits.mask_size:
         return picture
     with formats.quiet:
         image = formats.load(formats.open_image(picture.data, "PNG"), "PNG")
-        data = _encode(image.resize(size, Image.Resampling.BOX), False, None)[1]
+        data = _encode(image.resize(size, Image.Resampling.BOX), False)[1]
     changes = tuple(change for change in CHANGES if change in {*picture.changes, "resize"})
     return picture._replace(data=data, width=target.width, height=target.height, changes=changes)
 
 
-def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = None) -> Picture:
+def prepare(data: bytes, *, limits: Limits, full: bool) -> Picture:
     """Return an image as it will be stored, or raise RejectedError if it cannot be stored.
 
-    Its bytes are kept if they follow the pixel rule and `recode` is not given; else the image is
-    converted. With `full`, an image whose bytes are kept is decoded too, to find damage. If the
+    Its bytes are kept if they follow the pixel rule and the limits give no quality; else the image
+    is converted. With `full`, an image whose bytes are kept is decoded too, to find damage. If the
     limits have the size of a mask, the image is a mask.
     """
     if not data:
         raise RejectedError(Code.EMPTY)
     kind = formats.identify(data)
     if kind not in _HEADERS:
-        return _convert_other(data, kind, limits, recode)
+        return _convert_other(data, kind, limits)
     header = _HEADERS[kind](data)
     width, height = header.width, header.height
     if header.orientation > 4:
@@ -82,7 +83,7 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
         raise RejectedError(*header.damage)
     if full and kind == "PNG":
         headers.check_png(data)
-    if recode or header.needs or header.orientation != 1:
+    if limits.quality or header.needs or header.orientation != 1:
         stays = False
     elif limits.mask_size:
         stays = (kind, header.mode) == ("PNG", "L")
@@ -100,7 +101,7 @@ def prepare(data: bytes, *, limits: Limits, full: bool, recode: Recode | None = 
                 opened.draft("L", (max(1, header.width // 8), max(1, header.height // 8)))
             image = formats.load(opened, kind)
             if not stays:
-                return _convert(image, header, limits, recode)
+                return _convert(image, header, limits)
     return Picture(
         data=data,
         extension=_EXTENSIONS[kind],
@@ -125,7 +126,7 @@ def _check_limits(width: int, height: int, limits: Limits) -> None:
         raise RejectedError(Code.ASPECT_RATIO, f"{width} x {height}")
 
 
-def _convert_other(data: bytes, kind: str, limits: Limits, recode: Recode | None) -> Picture:
+def _convert_other(data: bytes, kind: str, limits: Limits) -> Picture:
     """Convert an image of a format that is always converted, whose header Pillow reads.
 
     Raise RejectedError if the image is damaged, outside the limits, or has pixels of a kind that is
@@ -142,7 +143,7 @@ def _convert_other(data: bytes, kind: str, limits: Limits, recode: Recode | None
         if isinstance(wide, int) and isinstance(high, int) and wide * high > limits.max_area:
             raise RejectedError(Code.TOO_LARGE, f"tiles of {wide} x {high}")
         header = _other_header(image, kind)
-        return _convert(formats.load(image, kind), header, limits, recode)
+        return _convert(formats.load(image, kind), header, limits)
 
 
 def _other_header(image: ImageFile, kind: str) -> Header:
@@ -175,7 +176,7 @@ def _other_header(image: ImageFile, kind: str) -> Header:
     )
 
 
-def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode | None) -> Picture:
+def _convert(image: Image.Image, header: Header, limits: Limits) -> Picture:
     done = set(header.needs)
     if limits.mask_size:
         header = header._replace(profile=None, lossy=False)
@@ -195,11 +196,11 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
             raise RejectedError(Code.TRANSPARENT, f"{share:.0%} of it")
         image = Image.composite(image, Image.new(image.mode, image.size, "white"), alpha)
     original_width, original_height = image.size
-    if recode:
+    if limits.quality:
         done.add("recode")
         shorter, longer = sorted(image.size)
-        scale = max(recode.max_side / longer, limits.min_side / shorter)
-        if recode.max_side and scale < 1:
+        scale = max(limits.max_side / longer, limits.min_side / shorter)
+        if limits.max_side and scale < 1:
             done.add("resize")
             width, height = (
                 max(1, limits.min_side if side == shorter else 1, round(side * scale))
@@ -208,7 +209,7 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
             # A box filter to three times the size, then Lanczos: as good to the eye, much faster.
             lanczos = Image.Resampling.LANCZOS
             image = image.resize((width, height), lanczos, reducing_gap=3.0)
-    extension, data = _encode(image, header.lossy, recode)
+    extension, data = _encode(image, header.lossy, limits.quality)
     return Picture(
         data=data,
         extension=extension,
@@ -220,11 +221,11 @@ def _convert(image: Image.Image, header: Header, limits: Limits, recode: Recode 
     )
 
 
-def _encode(image: Image.Image, lossy: bool, recode: Recode | None) -> tuple[str, bytes]:
+def _encode(image: Image.Image, lossy: bool, quality: int = 0) -> tuple[str, bytes]:
     image.info = {}  # or Pillow would write the profile and comments of the source
     out = BytesIO()
-    if (lossy or recode) and max(image.size) <= _JPEG_MAX_SIDE:
-        image.save(out, "JPEG", quality=recode.quality if recode else 95, subsampling=0)
+    if (lossy or quality) and max(image.size) <= _JPEG_MAX_SIDE:
+        image.save(out, "JPEG", quality=quality or 95, subsampling=0)
         return "jpg", out.getvalue()
     image.save(out, "PNG", compress_level=1)
     return "png", out.getvalue()

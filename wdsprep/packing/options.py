@@ -17,7 +17,7 @@ from wdsprep.dataset.shapes import parse_buckets
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
 from wdsprep.images import headers
-from wdsprep.images.options import HEADING, ImageOptions, Limits, Recode, jpeg_quality
+from wdsprep.images.options import HEADING, ImageOptions, Limits, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, option_field, options_in_settings
 from wdsprep.packing import HASHES
@@ -316,18 +316,14 @@ class PackRules(ShardSizes, ImageOptions):
         return parse_size(self.max_bytes) or MAX_NBYTES
 
     @cached_property
-    def limits(self) -> Limits:
-        return self.limits_from(self.sides[0])
-
-    @cached_property
-    def limits_by_role(self) -> dict[str, Limits]:
-        return {role.name: self.limits_from(1, role.name) for role in self.roles}
-
-    @cached_property
-    def recode(self) -> Recode | None:
-        if not self.reencode:
-            return None
-        return Recode(quality=jpeg_quality(self.reencode), max_side=self.max_side)
+    def limits(self) -> dict[str, Limits]:
+        """Return the limits of images by their roles; that of the target is ""."""
+        quality = jpeg_quality(self.reencode) if self.reencode else 0
+        smallest = {"": self.sides[0], **{role.name: 1 for role in self.roles}}
+        return {
+            role: replace(self.limits_from(side, role), quality=quality, max_side=self.max_side)
+            for role, side in smallest.items()
+        }
 
     @cached_property
     def condition(self) -> Filter | None:
@@ -434,7 +430,7 @@ def settings_of(options: PackOptions, place: "Source") -> dict[str, Any]:
         "max_aspect_ratio": limits.max_aspect_ratio,
         "max_shard_size": options.max_shard_nbytes,
         "min_size": limits.min_side,
-        "reencode": f"jpg:{options.recode.quality}" if options.recode else "",
+        "reencode": f"jpg:{jpeg_quality(options.reencode)}" if options.reencode else "",
         "source": source,
         **options_in_settings(options),
     }

@@ -72,7 +72,7 @@ def _check_sample(rules: PackRules, removed: Removed | None, row: SampleOrReject
     """
     if isinstance(row, Reject):
         return row
-    full, recode = rules.full_check, rules.recode
+    full = rules.full_check
     try:
         for data in (row.image, *(image.data for image in row.images)):
             if removed and removed.has("sha256", hashlib.sha256(data).hexdigest()):
@@ -90,16 +90,16 @@ def _check_sample(rules: PackRules, removed: Removed | None, row: SampleOrReject
             for image in row.images:
                 digests[f"{image.name}_{kind}"] = hashlib.new(kind, image.data).hexdigest()
             row = replace(row, digests=digests)
-        target = prepare(row.image, limits=rules.limits, full=full, recode=recode)
+        target = prepare(row.image, limits=rules.limits[""], full=full)
         pictures = [target]
         for image in row.images:
-            limits = rules.limits_by_role[role_of(image.name)[0]]
+            limits = rules.limits[role_of(image.name)[0]]
             with naming_role(image.name):
                 check_nbytes("the image", len(image.data), rules.max_nbytes)
                 if is_mask(image.name):
                     picture = prepare_mask(image.data, target, limits=limits, full=full)
                 else:
-                    picture = prepare(image.data, limits=limits, full=full, recode=recode)
+                    picture = prepare(image.data, limits=limits, full=full)
                 pictures.append(picture)
         return row, tuple(pictures)
     except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
@@ -284,7 +284,7 @@ class PackedSlice:
             places = (source.url, *(role.url for role in source.columns.roles if role.url))
             if any(shared_store(place).root is None for place in places):
                 threads = max(threads, REMOTE_READS)
-            elif not (rules.full_check or rules.recode):
+            elif not (rules.full_check or rules.reencode):
                 threads = 1
 
             def read_and_judge(item: Item) -> list[tuple[bytes, CheckedSample]]:
