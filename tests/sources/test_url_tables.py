@@ -110,7 +110,7 @@ def test_the_columns_are_recognised_or_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no column 'wo' \(--url-col\): it has jpg, where, alt"):
         named(path, url="wo")
     write_files(tmp_path, {"v.csv": "http://x/a.jpg,a\nhttp://x/b.jpg,b\n", "w.csv": "a,b\n1,2\n"})
-    with pytest.raises(SourceError, match="its first line is not a header"):
+    with pytest.raises(SourceError, match="or write the columns' names above its first line"):
         rows_of(tmp_path / "v.csv")
     with pytest.raises(SourceError, match="it has a, b: give --url-col"):
         rows_of(tmp_path / "w.csv")
@@ -211,14 +211,15 @@ def test_an_exception_of_any_kind_at_a_row_is_the_refusal_of_that_row(
         assert refusal.detail.startswith(f"a bug: {kind.__name__} at wdsprep.sources")
 
 
-def test_a_quote_that_is_never_closed_is_an_error_not_a_lost_row(tmp_path: Path) -> None:
+def test_a_quote_that_swallows_rows_is_an_error_not_a_lost_row(tmp_path: Path) -> None:
     rows = "".join(f"http://x/{n},caption {n}\n" for n in range(10_000))
     for name, text in {
         "a.csv": f'http://x/a,"open\n{rows}',
         "b.csv": 'http://x/a,"o\nhttp://x/b,c\n',
+        "c.csv": 'http://x/a,"o\nhttp://x/b,two\nhttp://x/c,"x"\nhttp://x/d,4\n',
     }.items():
         write_files(tmp_path, {name: f"url,caption\n{text}"})
-        with pytest.raises(SourceError, match=r"a quote opened at byte 12 is never closed"):
+        with pytest.raises(SourceError, match="a quote opened at byte 12 is not closed"):
             rows_of(tmp_path / name)
 
 
@@ -269,10 +270,13 @@ def with_source(row: Sample | Reject, source: str) -> Sample:
 def test_a_table_without_urls_is_told_in_a_line_however_wide_or_odd_it_is(tmp_path: Path) -> None:
     wide = ",".join(f"{'column' * 20}{n}" for n in range(300))
     write_files(tmp_path, {"wide.csv": f"{wide}\n1\n", "odd.csv": bytes(range(256)) * 40})
+    write_files(tmp_path, {"open.jsonl": '{"url": "http://x/0}\n{"url": "http://x/1"}\n'})
     with pytest.raises(
         SourceError, match=r"columncolumncolumn.*and 288 more: give --url-col"
     ) as told:
         list(source_of(tmp_path / "wide.csv").items())
     assert len(str(told.value)) < 1_000
-    with pytest.raises(SourceError, match="it does not begin with text: give another source"):
+    with pytest.raises(SourceError, match="has no column of URLs: it has"):
         list(source_of(tmp_path / "odd.csv").items())
+    with pytest.raises(SourceError, match="has no column of URLs: its first row cannot be read"):
+        list(source_of(tmp_path / "open.jsonl").items())

@@ -405,14 +405,12 @@ class UrlSource(Tables):
         column = self.columns.url or url_column(table.texts())
         if column:
             return column
-        if any("://" in title for title in there):
-            hint = "its first line is not a header: write the columns' names above it"
-        elif not all(title.isprintable() for title in there):
-            hint = "it does not begin with text: give another source"
-        else:
+        hint = "its first row cannot be read: mend it"
+        if there:
             hint = (
-                f"it has {list_columns(there)}: give --url-col; if it names files, call it "
-                "metadata.jsonl or metadata.csv, and pack their folder"
+                f"it has {list_columns(there)}: give --url-col, or write the columns' names above "
+                "its first line; if it names files, call it metadata.jsonl or metadata.csv, and "
+                "pack their folder"
             )
         raise SourceError(f"{self.url}/{name} has no column of URLs: {hint}")
 

@@ -134,33 +134,34 @@ class TextTable:
 
         `lines` then stands where the next record begins. A line without a quote is a record, unless
         it is empty. Only the csv module knows where other records end. Raise SourceError if a quote
-        is never closed and swallows further lines.
+        swallows further lines because it is never closed, or in the middle of a later cell.
         """
-        first, at, quotes, count = b"", 0, 0, 0
+        first, record = b"", list[bytes]()
 
         def record_lines() -> Iterator[bytes]:
             """Yield the line that begins a record, then as many more as the reader asks for."""
-            nonlocal first, quotes, count
+            nonlocal first
             while line := first or next(iter(lines), b""):
                 first = b""
-                count += 1
-                quotes += line.count(b'"')
+                record.append(line)
                 yield line
 
-        cells = csv.reader(_decode_lines(record_lines()), delimiter=DELIMITERS[self._kind])
+        delimiter = DELIMITERS[self._kind]
+        cells = csv.reader(_decode_lines(record_lines()), delimiter=delimiter)
         for line in lines:
             if b'"' in line:
-                first, at, quotes, count = line, lines.at - len(line), 0, 0
+                first, at = line, lines.at - len(line)
+                record.clear()
                 try:
                     next(cells)
-                    is_open = lines.has_ended and quotes % 2
-                except csv.Error:  # a row of one line is refused when it is read
-                    is_open = True
-                if is_open and count > 1:
-                    raise SourceError(
-                        f"{self.store.url}/{self.name}: a quote opened at byte {at:,} is never "
-                        "closed: mend the line"
-                    )
+                    if len(record) > 1:
+                        next(csv.reader(_decode_lines(record), delimiter=delimiter, strict=True))
+                except csv.Error as error:  # a row of one line is refused when it is read
+                    if len(record) > 1:
+                        raise SourceError(
+                            f"{self.store.url}/{self.name}: a quote opened at byte {at:,} is not "
+                            "closed where its cell ends: mend the line"
+                        ) from error
             elif not line.strip(b"\r\n"):
                 continue
             yield
@@ -200,7 +201,6 @@ class _Lines:
         self._file = file
         self._left = sys.maxsize if end is None else end - start
         self.at = start
-        self.has_ended = False
         self._lines = self._split()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -221,7 +221,6 @@ class _Lines:
                 end = b"\r" if rest.endswith(b"\r") else b""
                 dropped, rest = dropped + len(rest) - len(end), end
         self.at += dropped + len(rest)
-        self.has_ended = True
         if rest or dropped:
             yield _plain(rest, dropped, begins_file)
 
@@ -241,7 +240,7 @@ def _json_rows(lines: Iterable[bytes]) -> Iterator[TableRow]:
         if not line.strip():
             continue
         try:
-            row = parse_json(line)
+            row = parse_json(line.strip())
         except (ValueError, RecursionError) as error:
             yield RejectedError(Code.BAD_JSON, str(error))
             continue
