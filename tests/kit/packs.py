@@ -128,7 +128,7 @@ def source_of(url: Path | str, *, rows: int = 100, **columns: Any) -> Source:
 
 
 def rows_of(url: Path | str, **options: Any) -> list[Sample | Reject]:
-    seen = survey_source(source_of(url, **options), 0, lambda _count: None)
+    seen = survey_source(source_of(url, **options), 0, 1, lambda _count: None)
     return [row for item in seen.items() for row in seen.source.read(item)]
 
 

@@ -352,6 +352,25 @@ def test_options_of_downloads_are_named_where_nothing_is_downloaded(tmp_path: Pa
     assert not [line for line in told if "changes nothing" in line]
 
 
+def test_fields_and_extensions_that_nothing_has_are_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    source, listener = photos(tmp_path / "photos", 2), JobListener(on_message=told.append)
+    write_files(source, {"0/photo-00000.json": '{"score": 1}'})
+    with packing_here():
+        for number, options in enumerate(
+            (
+                {"caption_ext": ".foo,.txt", "save_additional_columns": "score"},
+                {"caption_ext": ".txt,.foo", "save_additional_columns": "scoer"},
+            )
+        ):
+            out = tmp_path / f"out-{number}"
+            wdsprep.pack(source, out, buckets=(32,), workers=1, listener=listener, **options)
+    assert told == [
+        "no file beside an image ends in .foo: check --caption-ext",
+        "none of the first 2 samples has scoer, but score: check --save-additional-columns",
+    ]
+
+
 RULES = FetchRules(requests=256, per_host=8)
 
 

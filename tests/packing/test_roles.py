@@ -34,7 +34,7 @@ from tests.kit.reports import Page
 from tests.kit.webserver import WebServer, ok, status
 from wdsprep.cli import main
 from wdsprep.errors import FingerprintError, SourceError, UsageError
-from wdsprep.sources.base import LeftOut
+from wdsprep.sources.base import left_out_among
 
 SIZE = (48, 40)
 FETCHING = {"allow_private_hosts": True, "retries": 0, "per_host": 64}
@@ -475,7 +475,7 @@ def test_images_in_roles_are_converted_as_targets_are_and_masks_keep_their_greys
         (["source={home}/in/x"], {}, "lies in .* of which all images are targets"),
         (["source={home}/none"], {}, "holds no image: give another folder"),
         (["source={home}/befor"], {}, "holds no image .did you mean .*/before.*: give another"),
-        (["source={home}/s/a.jpg"], {}, "holds no image"),
+        (["source={home}/s/a.jpg"], {}, "s/a.jpg is a file: give its folder"),
         (["all={home}/s"], {}, "all is the name of something else"),
         (["source=.edit"], {}, "no file ends in .edit"),
         (["source=nothing"], {}, "nothing is no folder, no ending .* and no field of metadata"),
@@ -531,10 +531,10 @@ def test_texts_beside_sources_and_images_without_a_row_are_counted(
     said = capsys.readouterr().out
     assert "left out, as texts lie beside targets: 2 .txt in source" in said
     assert "2 .txt files lie beside images in source: if those are the targets, exchange" in said
-    write_files(tmp_path, {"in/metadata.jsonl": '{"file_name": "a.jpg", "text": "x"}'})
+    write_files(tmp_path, {"in/metadata.jsonl": '{"file_name": "a.jpg", "score": 1}'})
     with packing_here():
         assert main(["pack", str(tmp_path / "in"), str(tmp_path / "new"), *words]) == 0
-    assert "2 images in a folder, 1 with captions, 1 in no row" in capsys.readouterr().err
+    assert "2 images in a folder, 0 with captions, 1 in no row" in capsys.readouterr().err
 
 
 def test_a_run_says_how_many_samples_have_a_role_and_what_helps_against_gaps(
@@ -697,7 +697,7 @@ def test_latents_are_those_of_the_targets_alone(tmp_path: Path) -> None:
     latents = [tmp_path / "latents", tmp_path / "of singles"]
     for images, out in zip((pairs, singles), latents, strict=True):
         encode_here(images, out, resolution=32)
-    assert not LeftOut.among(manifest_of(latents[0]).counts)
+    assert not left_out_among(manifest_of(latents[0]).counts)
     tars = [{n: data for n, data in tree(out).items() if ".tar" in n} for out in latents]
     assert tars[0] == tars[1]
 

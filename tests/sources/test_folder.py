@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import os
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from tests.kit.packs import (
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError
-from wdsprep.sources.base import Item, LeftOut
+from wdsprep.sources.base import Item, count_left_out, left_out_among
 
 
 def captions_in(place: Path, **options: Any) -> dict[str, str]:
@@ -116,10 +118,10 @@ def test_captions_of_other_extensions_count_where_they_are_named(tmp_path: Path)
     for place in (folder, tmp_path / "tars"):
         assert [*captions_in(place, **both).values()] == ["kohya's", "tags alone", ""]
         assert [*captions_in(place, **one).values()] == ["kohya's", "", ""]
-    left_out, source = LeftOut(), source_of(tmp_path / "tars", **one)
+    left_out, source = Counter[str](), source_of(tmp_path / "tars", **one)
     for item in source.items():
-        assert [*source.read(item, left_out.note)]
-    assert left_out.kinds == {".txt": 3}
+        assert [*source.read(item, partial(count_left_out, left_out))]
+    assert left_out_among(left_out) == {".txt": 3}
 
 
 def test_caption_without_image_is_refused_by_name(tmp_path: Path) -> None:
@@ -172,6 +174,7 @@ def test_metadata_tables_speak_of_their_own_folder(tmp_path: Path, kind: str) ->
         ("metadata.jsonl", f'{{"file_name": "a.jpg", "b": {"[" * 90_000}', "row 1"),
         ("metadata.jsonl", '{"name": "a.jpg"}\n', "row 1: no file_name"),
         ("metadata.csv", "file_name,caption\na.jpg,x,\n,y\n", "row 2: no file_name"),
+        ("metadata.csv", "file_name,caption\na.jpg,x\n./a.jpg,y\n", "a second row for a.jpg: g"),
         ("metadata.csv", "file_name,caption\na.jpg,red, green\n", "row 1: .* 3 cells"),
         ("metadata.csv", b"file_name\n\xff\xfe\n", "row 1: .* not UTF-8"),
         ("metadata.csv", 'file_name,text\na.jpg,"x\nb.jpg,y\n', "a quote opened"),
@@ -333,12 +336,17 @@ def test_what_is_no_input_is_counted_by_its_kind_and_told(
         [("a.jpg", jpeg(1)), ("a.png", jpeg(2, kind="PNG")), ("c.cls", b"1"), ("LICENSE", b"x"),
          ("d.seg.png", jpeg(2, kind="PNG")), ("d.cls", b"1"), ("d.txt", b"x"), ("._d.jpg", b"x")]
     )  # fmt: skip
-    write_files(tmp_path / "folder", {"a.jpg": jpeg(1), "a.txt": "x", **other, "x.idx": b""})
+    named = {"a.jpg": jpeg(1), "a.txt": "x", "metadata.json": '[{"file_name": "a.jpg"}]'}
+    write_files(tmp_path / "folder", {**named, **other, "x.idx": b""})
     write_files(tmp_path / "tars", {"x.tar": tar, "x.tar.idx": b"", "0_stats.json": "{}", **other})
     beside = {".mov": 2, "no extension": 1, ".zst": 1}
     pack(tmp_path / "folder", tmp_path / "out-folder")
-    assert manifest_of(tmp_path / "out-folder").extra["left_out"] == beside | {".idx": 1}
-    capsys.readouterr()
+    assert manifest_of(tmp_path / "out-folder").extra["left_out"] == beside | {
+        ".idx": 1,
+        ".json": 1,
+    }
+    hint = "a list of these images has to be called metadata.jsonl or metadata.csv"
+    assert hint in capsys.readouterr().out
     for _ in range(2):  # the second time nothing is left to do
         pack(tmp_path / "tars", tmp_path / "out-tars")
         line = "left out, neither images nor captions by their names: "

@@ -76,11 +76,8 @@ def test_a_caption_is_no_list_of_urls(tmp_path: Path, text: str) -> None:
     assert names(tmp_path / "u.txt", "auto") == ["u.txt[0:1]"]
 
 
-def test_an_image_that_is_not_there_is_told_from_one_that_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.jpg", "*.jpg"])
+def test_of_images_their_folder_is_asked_for(tmp_path: Path, name: str) -> None:
     write_files(tmp_path, {"a.jpg": jpeg(1)})
-    with pytest.raises(SourceError, match="is one image: give the folder"):
-        names(tmp_path / "a.jpg", "auto")
-    with pytest.raises(SourceError, match="does not exist: check the path"):
-        names(tmp_path / "b.jpg", "auto")
-    with pytest.raises(SourceError, match="is a pattern of images: give the folder"):
-        names(f"{tmp_path}/*.jpg", "auto")
+    with pytest.raises(UsageError, match="is not a folder: give the one that the files are in"):
+        names(tmp_path / name, "auto")

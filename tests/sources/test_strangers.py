@@ -152,7 +152,7 @@ def test_a_shard_that_is_said_to_unpack_to_far_more_is_not_read(tmp_path: Path, 
     place = mds(tmp_path / "mds")
     data = (place / "shard.00000.mds").read_bytes()
     zip_shard(place, kind, PACKED[kind](data), 2**31)
-    with pytest.raises(SourceError, match=r"would unpack to 2.1 GB: .* beside itself as shard"):
+    with pytest.raises(SourceError, match=r"a part of it unpacks to 2.1 GB: write it anew"):
         rows_of(place)
     (place / "shard.00000.mds").write_bytes(data)
     index = (place / "index.json").read_text().replace(str(2**31), str(len(data)))

@@ -8,8 +8,10 @@ The shard's size is compared instead, and its index with its headers (`ShardRead
 
 import pickle
 import shlex
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -43,7 +45,7 @@ from wdsprep.errors import (
     UsageError,
 )
 from wdsprep.runners.base import HopelessError
-from wdsprep.sources.base import Columns, Content, Item, LeftOut, Role, ignore_left_out
+from wdsprep.sources.base import Columns, Content, Item, Role, count_left_out, ignore_left_out
 from wdsprep.sources.patterns import tar_stem
 from wdsprep.sources.recognise import UnclearSourceError, recognise
 from wdsprep.sources.tars import TarsSource
@@ -260,15 +262,20 @@ def _find_tars(url: str, resolution: int) -> ImageShards:
 
 
 def read_rows(
-    source: TarsSource, shard: ImageShard, *, content: Content, left_out: LeftOut, has_images: bool
+    source: TarsSource,
+    shard: ImageShard,
+    *,
+    content: Content,
+    left_out: Counter[str],
+    has_images: bool,
 ) -> Generator[tuple[str, Sample | Reject], None, None]:
     """Yield each sample of an image shard with its key; raise HopelessError if it is damaged.
 
     The digest of the shard is compared at the end, unless the shard is foreign or cut to some
-    samples. `content` collects a mark of each sample, and `left_out` the files of a foreign tar
-    that are no input. Without `has_images` the bytes of images are skipped, except in foreign tars,
-    whose marks depend on them. If the shard is read in parts, its size and its headers are checked
-    in place of its digest.
+    samples. `content` collects a mark of each sample, and `left_out` counts the files of a
+    foreign tar that are no input. Without `has_images` the bytes of images are skipped, except in
+    foreign tars, whose marks depend on them. If the shard is read in parts, its size and its
+    headers are checked in place of its digest.
     """
     item, store = shard.item, shared_store(source.url)
     if not (has_images or shard.is_foreign):
@@ -283,7 +290,9 @@ def read_rows(
         return
     digest = blake3()
     watch = None if shard.is_foreign else digest.update
-    note = left_out.note if shard.is_foreign else ignore_left_out  # images in roles are no strays
+    note = ignore_left_out  # images in roles are no strays
+    if shard.is_foreign:
+        note = partial(count_left_out, left_out)
     rows = source.read_keyed(item, watch=watch, left_out=note)
     for key, row in islice(rows, item.take or None):
         if isinstance(row, Reject) and row.code is Code.TAR_VANISHED:

@@ -14,6 +14,7 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, closing
@@ -48,7 +49,7 @@ from wdsprep.encoding.worker_plan import EncodeJob
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import JointUnit, RunProgress
-from wdsprep.sources.base import Content, LeftOut
+from wdsprep.sources.base import Content
 from wdsprep.sources.captions import caption_at
 from wdsprep.store import open_store
 
@@ -226,7 +227,7 @@ class EncodeWorker:
         Yield from time to time, so that the caller can report progress. Raise the error that ended
         the reading of the shard, or BrokenWorkerError if a thread of the engine has failed.
         """
-        captioned, left_out = self._open_captions(shard, outputs, part), LeftOut()
+        captioned, left_out = self._open_captions(shard, outputs, part), Counter[str]()
         rows = read_rows(
             self._source,
             shard,
@@ -254,7 +255,7 @@ class EncodeWorker:
                     yielded_s = time.monotonic()
                     yield
         for output in outputs.values():
-            output.counts.update(left_out.counts())
+            output.counts.update(left_out)
 
     def _open_captions(
         self, shard: ImageShard, numbers: Iterable[int], part: Part

@@ -56,11 +56,12 @@ def check_has_image(images: str, roles: Sequence[str], name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The bounds on an upright image, and what it becomes. 0 is no bound for the ratio of its sides.
+    """The bounds on an upright image, and what is made of it.
 
-    With a `quality` every image is written as JPEG of it, its longer side shrunk to `max_side` (0:
-    any length). The shorter side never falls under `min_side`, so shrinking cannot cost a sample
-    its bucket: of a long thin picture the longer side stays over `max_side` instead.
+    A ratio of 0 is no bound. With a `quality` every image is written as JPEG of it, its longer side
+    shrunk to `max_side` (0: any length). The shorter side never falls under `min_side`, so
+    shrinking cannot cost a sample its bucket: of a long thin picture the longer side stays over
+    `max_side` instead.
     """
 
     min_side: int

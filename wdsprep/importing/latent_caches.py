@@ -22,7 +22,7 @@ from wdsprep.limits import MAX_NBYTES, MAX_TEXT_NBYTES
 from wdsprep.sources.base import Columns, Item, item_of, make_or_refuse
 from wdsprep.sources.captions import decode_facts, decode_text
 from wdsprep.sources.folder import check_nbytes
-from wdsprep.sources.patterns import is_glob, is_tar, table_kind, tar_stem
+from wdsprep.sources.patterns import PARQUET, is_glob, is_tar, table_files, table_kind, tar_stem
 from wdsprep.sources.recognise import recognise
 from wdsprep.sources.table_sources import ArrowSource, MdsSource, TableSource, UrlSource
 from wdsprep.sources.tables import TableRow
@@ -80,10 +80,7 @@ class LatentCache:
             pattern = TarsSource(url=self.url, pattern=self.pattern, columns=Columns())
             yield from pattern.items()
         else:
-            table = TableSource(
-                url=self.url, pattern=self.pattern, columns=Columns(), rows_per_item=1
-            )
-            for entry in table.files():
+            for entry in table_files(self.url, self.pattern, PARQUET):
                 with open_parquet(shared_store(self.url), entry.name) as file:
                     yield item_of(entry, samples=file.rows)
 

@@ -12,7 +12,7 @@ each. `plan_workers` has the rules and only computes; `plan_for_machines` looks 
 
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
@@ -26,7 +26,10 @@ from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.sources.captions import CAPTIONS
 
 if TYPE_CHECKING:
-    from wdsprep.packing.slices import PackJob, SourceSurvey
+    from wdsprep.dataset.manifest import Manifest
+    from wdsprep.dataset.unit_locks import Edition
+    from wdsprep.packing.retry_rejected import Retries
+    from wdsprep.packing.slices import PackJob, SlicePlan, SourceSurvey
     from wdsprep.runners.run import Outcome
     from wdsprep.sources.base import Source
 
@@ -111,39 +114,105 @@ def open_worker(job: "PackJob") -> Call:
     return PackWorker(job)
 
 
-def _check_options(options: PackOptions, source: "Source", place: str) -> None:
-    """Raise UsageError if an option does not fit the kind of a source, which lies at `place`.
+def _open_source(options: PackOptions, url: str, images: str) -> "Source":
+    """Return the source at `url`, whose dataset goes to `images`.
 
-    The listener gets a line about options for downloads that change nothing.
+    Raise an error if nothing there can be packed, if one of the two places lies in the other, or if
+    an option does not fit the kind of the source. The listener gets a line about options for
+    downloads that change nothing.
     """
-    rules, has_urls = options.part(PackRules), source.kind == "urls"
-    if options.retry_rejected and not has_urls:
-        raise UsageError(
-            f"{place} is not a table of URLs: leave --retry-rejected out, which fetches URLs again"
-        )
-    if not has_urls and (idle := options_given_under(options, DOWNLOADING)):
-        options.listener_or_mute.on_message(
-            f"{place} holds no URLs to fetch: {', '.join(idle)} changes nothing here"
-        )
+    from wdsprep.sources.patterns import is_glob
+    from wdsprep.sources.recognise import recognise
+    from wdsprep.store.base import check_apart
+
+    rules = options.part(PackRules)
+    source = recognise(
+        url,
+        columns=rules.columns,
+        rows_per_item=rules.samples_per_shard,
+        max_nbytes=rules.max_nbytes,
+        input_format=options.input_format,
+    )
+    if source.kind != "urls":
+        if options.retry_rejected:
+            raise UsageError(
+                f"{url} is not a table of URLs: leave --retry-rejected out, which fetches URLs "
+                "again"
+            )
+        if idle := options_given_under(options, DOWNLOADING):
+            options.listener_or_mute.on_message(
+                f"{url} holds no URLs to fetch: {', '.join(idle)} changes nothing here"
+            )
     if source.kind not in ("folder", "tars") and rules.columns.caption_ext != CAPTIONS:
-        raise UsageError(f"{place} holds tables: give their captions by --caption-col")
+        raise UsageError(f"{url} holds tables: give their captions by --caption-col")
     if source.kind != "folder" and rules.repeats_from_folders:
-        raise UsageError(f"{place} is no folder of images: leave --repeats-from-folders out")
+        raise UsageError(f"{url} is no folder of images: leave --repeats-from-folders out")
+    check_apart(source.url if is_glob(url) else url, images)
+    for role in source.columns.roles:
+        if role.url:
+            check_apart(role.url, images)
+    return source
 
 
-def _check_roles(options: PackOptions, source: "Source", seen: "SourceSurvey") -> None:
-    """Raise SourceError if a role that is not optional has no image in the first samples.
+def _survey(options: PackOptions, source: "Source", url: str) -> "SourceSurvey":
+    """List the source at `url`, and check that its first samples have what the user named.
 
-    The listener gets a line about an optional one. The listing of a folder has looked already.
+    Raise SourceError if there is nothing to pack, or if a role that is not optional has no image.
+    The listener gets a line about an optional role, and about other names that nothing has.
     """
-    from wdsprep.sources.base import find_unseen_roles
+    from wdsprep.packing.slices import survey_source
+    from wdsprep.sources.base import find_unseen
 
-    if not source.columns.roles or source.kind == "folder":
-        return
-    for role, lack in find_unseen_roles(source, seen.items()):
-        if not role.is_optional:
+    listener = options.listener_or_mute
+    size = options.samples_per_shard if source.kind == "folder" else 1
+    seen = survey_source(
+        source, options.limit, size, lambda count: listener.on_listing(url, count, 0)
+    )
+    listener.on_begin(seen)
+    for role, lack in find_unseen(seen.source, seen.items()):
+        if role and not role.is_optional:
             raise SourceError(f"{lack}, or give --optional-role {role.name}")
-        options.listener_or_mute.on_message(lack)
+        listener.on_message(lack)
+    if source.kind == "folder" and source.columns.caption_ext != CAPTIONS:
+        for unseen in takewhile(
+            lambda ending: ending[1:] not in seen.extensions, source.columns.caption_ext
+        ):
+            listener.on_message(f"no file beside an image ends in {unseen}: check --caption-ext")
+    return seen
+
+
+def _plan_slices(
+    options: PackOptions, edition: "Edition", manifest: "Manifest", seen: "SourceSurvey"
+) -> "tuple[Manifest, SlicePlan, Retries]":
+    """Compare a source with what is packed of it, and plan the slices that are left to do.
+
+    Return also the manifest as it is after that, and the slices that retry rows of others.
+    """
+    from wdsprep.dataset.settings import loosened
+    from wdsprep.packing.retry_rejected import Retries, read_retries
+    from wdsprep.packing.slices import SlicePlan, restore_inputs
+    from wdsprep.runners.run import write_generations
+
+    has_urls = seen.source.kind == "urls"
+    retries = read_retries(edition) if has_urls else Retries(edition=edition)
+    manifest = retries.settle(manifest)
+    if has_urls:
+        restore_inputs(edition, manifest, seen)
+    plan = SlicePlan(
+        edition.store,
+        manifest,
+        seen,
+        append=options.append,
+        compared=options.listener_or_mute.on_comparison,
+    )
+    if plan.generations != manifest.generations:
+        manifest = write_generations(edition, manifest, plan.generations)
+    if options.retry_rejected:
+        larger = "max_bytes" in loosened(manifest.settings, settings_of(options, seen.source))
+        retries = retries.extended(
+            manifest, options.fetching, larger=larger, size=options.samples_per_shard
+        )
+    return manifest, plan, retries
 
 
 @takes_options(PackOptions)
@@ -158,81 +227,40 @@ def pack(options: PackOptions) -> "Outcome":
     continues the run.
     """
     from wdsprep.dataset.settings import loosened
-    from wdsprep.packing.retry_rejected import Retries, read_retries
-    from wdsprep.packing.slices import PackJob, SlicePlan, restore_inputs, survey_source
-    from wdsprep.runners.run import Run, do_runs, open_dataset_to_write, write_generations
-    from wdsprep.sources.base import check_slices
-    from wdsprep.sources.patterns import is_glob
-    from wdsprep.sources.recognise import recognise
+    from wdsprep.packing.slices import PackJob
+    from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
     from wdsprep.store import open_store
-    from wdsprep.store.base import absolute, check_apart
+    from wdsprep.store.base import absolute
     from wdsprep.store.remote import ReadOnly
 
     source_url, images = absolute(options.source), absolute(options.images)  # workers run elsewhere
-    rules, fetch = options.part(PackRules), options.fetching
     if isinstance(target := open_store(images), ReadOnly):  # said before a long listing
         raise target.write_error()
-    listener = options.listener_or_mute
-    source = recognise(
-        source_url,
-        columns=rules.columns,
-        rows_per_item=rules.samples_per_shard,
-        max_nbytes=rules.max_nbytes,
-        input_format=options.input_format,
-    )
-    _check_options(options, source, source_url)
-    has_urls = source.kind == "urls"
-    check_apart(source.url if is_glob(source_url) else source_url, images)
-    for role in source.columns.roles:
-        if role.url:
-            check_apart(role.url, images)
-    seen = survey_source(
-        source, options.limit, lambda count: listener.on_listing(source_url, count, 0)
-    )  # `seen.source` may have metadata tables that `source` lacks: see MetadataFound
-    slice_size = rules.samples_per_shard if source.kind == "folder" else 1
-    check_slices(-(-seen.count // slice_size))  # before --overwrite removes anything
-    listener.on_begin(seen)
-    _check_roles(options, source, seen)
+    source = _open_source(options, source_url, images)
+    seen = _survey(options, source, source_url)
     settings = settings_of(options, source)
     edition, manifest = open_dataset_to_write(
         images, "images", settings, overwrite=options.overwrite
     )
-    retries = read_retries(edition) if has_urls else Retries(edition=edition)
-    loosened_settings = loosened(manifest.settings, settings)
-    manifest = retries.settle(manifest)
-    if has_urls:
-        restore_inputs(edition, manifest, seen)
-    plan = SlicePlan(
-        edition.store,
-        manifest,
-        seen,
-        slice_size=slice_size,
-        append=options.append,
-        compared=listener.on_comparison,
-    )
-    if plan.generations != manifest.generations:
-        manifest = write_generations(edition, manifest, plan.generations)
-    if options.retry_rejected:
-        larger, size = "max_bytes" in loosened_settings, rules.samples_per_shard
-        retries = retries.extended(manifest, fetch, larger=larger, size=size)
+    manifest, plan, retries = _plan_slices(options, edition, manifest, seen)
     retry_slices = retries.pending(manifest)
     count = plan.count + len(retry_slices)
     if count:
-        options = with_runner(options, listener.on_message)
+        options = with_runner(options, options.listener_or_mute.on_message)
     runner_settings, threads, fetch_rules = plan_for_machines(
-        options, slices=count, fetch=fetch if has_urls else None
+        options, slices=count, fetch=options.fetching if source.kind == "urls" else None
     )
     job = PackJob(
         source=seen.source,
         images=images,
-        rules=rules,
+        rules=options.part(PackRules),
         settings=manifest.settings,
         edition=edition.mark,
         generations=plan.generations,
         threads=threads,
         retries=frozenset(part.name for part in retries.slices),
         fetch_rules=fetch_rules,
-        allowed_more=loosened_settings,
+        allowed_more=loosened(manifest.settings, settings),
     )
     runner = make_runner(options.runner, runner_settings) if count else None
     run = Run(
@@ -244,7 +272,13 @@ def pack(options: PackOptions) -> "Outcome":
         extra=lambda: {"left_out": dict(seen.left_out)} if seen.left_out else {},
         settle=retries.settle,
     )
-    work = partial(open_worker, job)
     pending = retries.apart_from(chain(plan.pending(), retry_slices))
-    (packed,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
+    (packed,) = do_runs(
+        [run],
+        runner,
+        partial(open_worker, job),
+        pending,
+        listener=options.listener_or_mute,
+        track=options.track,
+    )
     return packed

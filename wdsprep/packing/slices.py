@@ -19,8 +19,10 @@ dates are the old ones.
 
 import hashlib
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -48,15 +50,19 @@ from wdsprep.runners.base import HopelessError
 from wdsprep.sources.base import (
     Item,
     ItemLine,
-    LeftOut,
     Slice,
     Source,
     Told,
+    check_slices,
+    count_left_out,
     find_changed_units,
     ignore_left_out,
+    left_out_among,
     slices,
 )
+from wdsprep.sources.captions import CAPTIONS
 from wdsprep.sources.folder import FolderSource, MetadataFound
+from wdsprep.sources.patterns import extension
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import EXAMPLES, examples, shown
 
@@ -85,7 +91,7 @@ Compared = Callable[[int, int], object]
 """A function that is called with the number of items that have been compared, and of all."""
 
 
-Change = Literal["none", "dated", "changed", "added"]
+Change = Literal["none", "dated", "changed", "added", "removed"]
 """How an item has changed since it was packed; "dated" means that only its dates are others."""
 
 
@@ -200,11 +206,14 @@ class SourceSurvey:
 
     source: Source
     limit: int
+    slice_size: int
     count: int = 0
     samples: int = 0
     captioned: int = 0
     unlisted: int = 0
     """The number of images in no row of the metadata of a folder that has any."""
+    extensions: set[str] = field(default_factory=set)
+    """The extensions of texts beside images, if the user named those of captions."""
     nbytes: int = 0
     kept: tuple[Item, ...] | None = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -214,37 +223,47 @@ class SourceSurvey:
         return iter(self.kept) if self.kept is not None else limited(self.source, self.limit)
 
 
-def survey_source(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
+def survey_source(
+    source: Source, limit: int, slice_size: int, tell: Callable[[int], None]
+) -> SourceSurvey:
     """List the items of a source. Return how many there are, and the items if they are few.
 
-    Items after the first `limit` samples do not count; 0 means all. `tell` is called from time to
-    time with the number of items so far. Raise SourceError if the source has none.
+    Items after the first `limit` samples do not count; 0 means all. A slice has `slice_size` items.
+    `tell` is called from time to time with the number of items so far. Raise SourceError if the
+    source has none, and UsageError if it makes too many slices.
     """
+    seen = SourceSurvey(source=source, limit=limit, slice_size=slice_size)
     try:
-        return _survey(source, limit, tell)
-    except MetadataFound as found:
-        return _survey(found.source, limit, tell)
+        _list(seen, tell)
+    except MetadataFound as error:
+        seen = SourceSurvey(source=error.source, limit=limit, slice_size=slice_size)
+        _list(seen, tell)
+    if not seen.count:
+        what = "rows in its tables" if source.kind in ("table", "urls") else "images in it"
+        raise SourceError(f"{source.url} holds nothing to pack: put {what}")
+    check_slices(-(-seen.count // slice_size))
+    return seen
 
 
-def _survey(source: Source, limit: int, tell: Callable[[int], None]) -> SourceSurvey:
-    seen, kept, left_out = SourceSurvey(source=source, limit=limit), list[Item](), LeftOut()
-    has_metadata = isinstance(source, FolderSource) and bool(source.tables)
-    for item in limited(source, limit, left_out.note):
+def _list(seen: SourceSurvey, tell: Callable[[int], None]) -> None:
+    source, kept, left_out = seen.source, list[Item](), Counter[str]()
+    names_extensions = source.columns.caption_ext != CAPTIONS
+    folder = source if isinstance(source, FolderSource) else None
+    for item in limited(source, seen.limit, partial(count_left_out, left_out)):
         seen.count += 1
         seen.samples += item.samples
         seen.nbytes += item.nbytes
-        seen.captioned += bool(item.samples and item.has_text)
-        seen.unlisted += bool(item.samples and has_metadata and not item.extra)
+        if folder and item.samples:
+            seen.captioned += folder.may_have_caption(item)
+            seen.unlisted += bool(folder.tables and not item.extra)
+            if names_extensions:
+                seen.extensions.update(extension(name) for name, _, _ in item.parts[1:])
         if seen.count <= KEPT_ITEMS:
             kept.append(item)
         if seen.count % 1_000 == 0:
             tell(seen.count)
-    if not seen.count:
-        what = "rows in its tables" if source.kind in ("table", "urls") else "images in it"
-        raise SourceError(f"{source.url} holds nothing to pack: put {what}")
     seen.kept = tuple(kept) if seen.count <= KEPT_ITEMS else None
-    seen.left_out = dict(left_out.kinds)
-    return seen
+    seen.left_out = left_out_among(left_out)
 
 
 def limited(source: Source, limit: int, left_out: Told = ignore_left_out) -> Iterator[Item]:
@@ -278,7 +297,6 @@ class SlicePlan:
         manifest: Manifest,
         seen: SourceSurvey,
         *,
-        slice_size: int,
         append: bool,
         compared: Compared,
     ) -> None:
@@ -289,7 +307,7 @@ class SlicePlan:
         the number of items compared, and of all.
         """
         self._store, self._manifest, self._seen = store, manifest, seen
-        self._slice_size, self._compared = slice_size, compared
+        self._compared = compared
         self.generations = manifest.generations
         self._packed = {receipt.unit: receipt.input for receipt in _own_receipts(manifest)}
         """The digest of the inputs of each slice that is done, by its name."""
@@ -318,7 +336,7 @@ class SlicePlan:
         if self._older:
             new = ("added", "changed")  # a changed item has to make a slice differ
             items = (item for item in items if self._older.note_change(item) in new)
-        return slices(items, size=self._slice_size, first=self.generations[-1])
+        return slices(items, size=self._seen.slice_size, first=self.generations[-1])
 
     def pending(self) -> Iterator[Slice]:
         """Yield the slices that have no receipt, each cut from the source when it is asked for.
@@ -394,33 +412,41 @@ class SlicePlan:
         items have changed or are gone, or if there are new ones without `append`.
         """
         units, seen = [*filled, *self._packed], self._seen
-        known, recognised = PackedItems(packed_items(self._store, units)), 0
-        added, changed, removed = _Names("added"), _Names("changed"), _Names("removed")
+        known = PackedItems(packed_items(self._store, units))
+        names, counts = defaultdict[Change, list[str]](list), Counter[Change]()
+
+        def note(change: Change, item: Item) -> None:
+            counts[change] += 1
+            if counts[change] <= EXAMPLES + 1:
+                names[change].append(shown(item.name))
+
         for item in seen.items():
-            change = known.note_change(item)
-            recognised += change != "added"
-            if change == "added":
-                added.note(item.name)
-            elif change == "changed":
-                changed.note(item.name)
-        if recognised < len(known):
+            note(known.note_change(item), item)
+        as_packed = counts["none"] + counts["dated"]
+        if as_packed + counts["changed"] < len(known):
             present = {name_hash(item) for item in seen.items()}
             for item in packed_items(self._store, units):
                 if name_hash(item) not in present:
-                    removed.note(item.name)
-        if changed.count or removed.count or (added.count and not append):
+                    note("removed", item)
+        is_other = counts["changed"] or counts["removed"]
+        if is_other or (counts["added"] and not append):
             limit = self._manifest.extra.get("limit", 0)
-            what = ", ".join(str(names) for names in (added, changed, removed) if names.count)
+            changes: tuple[Change, ...] = ("added", "changed", "removed")
+            what = ", ".join(
+                f"{counts[change]:,} {change} ({examples(names[change])})"
+                for change in changes
+                if counts[change]
+            )
             ways = OVERWRITE
-            if removed.count and recognised == changed.count:  # no item is as it was
+            if counts["removed"] and not as_packed:
                 ways = f"if it is another source, give another place for its shards; {ways}"
-            if not changed.count and not removed.count:
+            if not is_other:
                 ways = f"--append packs what is new into further shards, {ways}"
             how = "has changed since it was packed"
             if limit and limit != seen.limit:  # more may be wanted of a tar or table that it cut
                 how = f"was packed with --limit {limit}, which is now another or missing"
             raise FingerprintError(f"{seen.source.url} {how}: {what}: {ways}")
-        return known, added.count
+        return known, counts["added"]
 
     def _check_contents(self, units: Collection[str]) -> None:
         """Read items of units again, and raise FingerprintError if their content has changed."""
@@ -435,14 +461,15 @@ class SlicePlan:
             lambda unit: list(packed_items(store, [unit])),
             heard=lambda done: self._compared(done, total),
         ):
-            known, names = PackedItems(packed_items(store, changed)), _Names("changed")
-            for item in self._seen.items():
-                if known.note_change(item) == "dated":
-                    names.note(item.name)
-            if names.count > len(changed):
-                names.what = "have other dates, and some of them other bytes"
+            known = PackedItems(packed_items(store, changed))
+            items = (item for item in self._seen.items() if known.note_change(item) == "dated")
+            names = [shown(item.name) for item in items]
+            how = "changed"
+            if len(names) > len(changed):
+                how = "have other dates, and some of them other bytes"
             raise FingerprintError(
-                f"{source.url} has changed since it was packed: {names}: {OVERWRITE}"
+                f"{source.url} has changed since it was packed: {len(names):,} {how} "
+                f"({examples(names)}): {OVERWRITE}"
             )
 
 
@@ -483,20 +510,3 @@ def check_not_retried(store: Store, part: Slice, known: Collection[str]) -> None
         raise HopelessError(
             f"a retry has taken rows of {part.name}: run the same command again to pack the rest"
         )
-
-
-class _Names:
-    """A count of names, with the first few as examples."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self._examples: list[str] = []
-        self.count = 0
-
-    def note(self, name: str) -> None:
-        self.count += 1
-        if self.count <= EXAMPLES + 1:
-            self._examples.append(shown(name))
-
-    def __str__(self) -> str:
-        return f"{self.count:,} {self.what} ({examples(self._examples)})"

@@ -43,7 +43,7 @@ from wdsprep.packing.options import PackRules
 from wdsprep.packing.slices import PackJob, check_not_retried
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import RunProgress, share_done
-from wdsprep.sources.base import Content, Item, LeftOut, Slice, Source, naming_role
+from wdsprep.sources.base import Content, Item, Slice, Source, count_left_out, naming_role
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.table_sources import UrlSource
 from wdsprep.store import open_store, shared_store
@@ -256,8 +256,7 @@ class PackedSlice:
     def __init__(self, job: PackJob, part: Slice, draft: Draft) -> None:
         self._job, self._part, self._draft, self._rules = job, part, draft, job.rules
         self._expected, self._columns = part.samples, table_columns("images", job.settings)
-        self._left_out, self._content = LeftOut(), Content()
-        self._counts, self._rolled = Counter[str](), Counter[int]()
+        self._content, self._counts, self._rolled = Content(), Counter[str](), Counter[int]()
         self._open: dict[int, DraftShard] = {}
         self._done: list[Shard] = []
         self._samples = self._nbytes = 0
@@ -298,7 +297,7 @@ class PackedSlice:
             return
 
         def checked() -> Iterator[tuple[int, SampleOrReject]]:
-            left_out = self._left_out.note
+            left_out = partial(count_left_out, self._counts)
             items = (islice(source.read(item, left_out), item.take or None) for item in part.items)
             for number, row in enumerate(chain.from_iterable(items)):
                 content.add(content.mark(row))
@@ -353,7 +352,6 @@ class PackedSlice:
         job, part, rejects = self._job, self._part, self._draft.rejects
         while self._open:
             self._done.append(self._open.popitem()[1].finish())
-        counts = dict(self._counts + self._left_out.counts())
         return Receipt(
             dataset="images",
             unit=part.name,
@@ -363,7 +361,7 @@ class PackedSlice:
             inputs=self._samples + rejects.counts.total(),
             shards=tuple(sorted(self._done, key=lambda shard: (shard.bucket, shard.name))),
             rejects=dict(rejects.counts),
-            counts=counts
+            counts=dict(self._counts)
             | ({RETRIED: len(part.elsewhere)} if part.elsewhere else {})
             | allowed_more(job.allowed_more),
             files={rejects_name(part.name): rejects.digest, **self._content.file},

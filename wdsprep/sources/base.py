@@ -70,17 +70,11 @@ class Item(NamedTuple):
     def from_line(cls, line: Sequence[Any]) -> "Item":
         """Return the item that an `ItemLine` describes."""
         name, parts, extra, take = line
-        found = tuple((part, nbytes, stamp) for part, nbytes, stamp in parts)
-        return cls(name=name, parts=found, extra=extra, take=take)
+        return cls(name=name, parts=tuple(map(tuple, parts)), extra=extra, take=take)
 
     @property
     def nbytes(self) -> int:
         return sum([nbytes for _, nbytes, _ in self.parts])
-
-    @property
-    def has_text(self) -> bool:
-        """Return whether files beside an image, or a row of metadata, may have its caption."""
-        return bool(self.extra or any(name[0] != "/" for name, _, _ in self.parts[1:]))
 
 
 def item_of(*files: Entry, name: str = "", extra: str = "", samples: int = 0) -> Item:
@@ -146,37 +140,32 @@ def ignore_left_out(_kind: str) -> None:
     """Ignore a file that is left out, for callers that do not count these."""
 
 
-class LeftOut:
-    """A count of files that are no input to `pack`, by kind.
+LEFT_OUT = "left_out:"
+"""What begins the names of the counts of left-out files in receipts."""
+NAMED_KINDS = 20  # at most: a hostile tar has any number
+
+
+def count_left_out(counts: Counter[str], kind: str) -> None:
+    """Count a file that is no input to `pack`, by its kind.
 
     A kind is an extension such as `.mov`, `no extension`, `in source` for images in the folder of a
     role that have the name of no target, or `.txt in source` for texts there. Kinds beyond the
-    first NAMED, and odd ones, are counted as `others`.
+    first NAMED_KINDS, and odd ones, are counted as `others`.
     """
-
-    NAMED = 20  # kinds at most: a hostile tar has any number
-    PREFIX = "left_out:"
-
-    def __init__(self) -> None:
-        self.kinds: Counter[str] = Counter()
-
-    def note(self, kind: str) -> None:
-        kind = kind.lower() or "no extension"
+    kind = kind.lower() or "no extension"
+    if (name := f"{LEFT_OUT}{kind}") not in counts:
         is_plain = re.fullmatch(
             rf"\.[\w.-]{{1,20}}|no extension|(\.\w{{1,20}} )?in {ROLE}", kind, re.ASCII
         )
-        is_named = kind in self.kinds or len(self.kinds) < self.NAMED
-        self.kinds[kind if is_plain and is_named else "others"] += 1
+        is_named = sum(other.startswith(LEFT_OUT) for other in counts) < NAMED_KINDS
+        name = name if is_plain and is_named else f"{LEFT_OUT}others"
+    counts[name] += 1
 
-    def counts(self) -> Counter[str]:
-        """Return the counts under the names that receipts keep them by."""
-        return Counter({f"{self.PREFIX}{kind}": count for kind, count in self.kinds.items()})
 
-    @classmethod
-    def among(cls, counts: Mapping[str, int]) -> Counter[str]:
-        """Return the counts of left-out files among the counts of receipts, by kind."""
-        own = {name: count for name, count in counts.items() if name.startswith(cls.PREFIX)}
-        return Counter({name.removeprefix(cls.PREFIX): count for name, count in own.items()})
+def left_out_among(counts: Mapping[str, int]) -> Counter[str]:
+    """Return the counts of left-out files among those of receipts, by kind."""
+    left_out = {name: count for name, count in counts.items() if name.startswith(LEFT_OUT)}
+    return Counter({name.removeprefix(LEFT_OUT): count for name, count in left_out.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,12 +193,18 @@ class Source:
         """Count the samples of an item."""
         return item.samples
 
-    def read(self, item: Item, left_out: Told = ignore_left_out, /) -> Iterator[Sample | Reject]:
+    def makers(self, item: Item, /) -> Iterator[tuple[str, Callable[[], Sample]]]:
+        """Yield the name of each sample of an item, and a function that makes the sample."""
+        raise NotImplementedError
+
+    def read(self, item: Item, _left_out: Told = ignore_left_out, /) -> Iterator[Sample | Reject]:
         """Yield all samples of an item, in order; a Reject stands for one that cannot be used.
 
-        The item's `take` is not looked at. Samples of a table of URLs have no image yet.
+        The item's `take` is not looked at. Samples of a table of URLs have no image yet. The second
+        argument is called with the kinds of files in the item that are no input.
         """
-        raise NotImplementedError
+        for source, make in self.makers(item):
+            yield make_or_refuse(source, make)
 
 
 MOST_IMAGES = 100
@@ -312,29 +307,35 @@ def field_texts(role: Role, row: Mapping[str, Any]) -> list[str | None]:
 LOOKED_AT = 100  # samples: enough to see what others have
 
 
-def find_unseen_roles(source: Source, items: Iterable[Item]) -> Iterator[tuple[Role, str]]:
+def find_unseen(source: Source, items: Iterable[Item]) -> Iterator[tuple[Role | None, str]]:
     """Yield each role in which none of the first samples has an image, with a text that says so.
 
-    `items` are those of the source. Yield nothing if none of its first samples can be read.
+    Yield such a text also for each field to be kept that none of them has, without a role. `items`
+    are those of the source. Roles of a folder and columns of tables are not looked at: who lists or
+    opens these finds out. Yield nothing if none of the first samples can be read.
     """
-    unseen = {role.name: role for role in source.columns.roles}
+    columns = source.columns
+    roles = {role.name: role for role in columns.roles if source.kind != "folder"}
+    fields = {*columns.kept} if source.kind in ("folder", "tars") else set()
     count, others = 0, set[str]()
     rows = chain.from_iterable(source.read(item, others.add) for item in items)
-    for row in islice(rows, LOOKED_AT):
+    for row in islice(rows, LOOKED_AT) if roles or fields else ():
         if isinstance(row, Sample):
             count += 1
             others |= row.facts.keys()
+            fields -= row.facts.keys()
             for image in row.images:
-                unseen.pop(role_of(image.name)[0], None)
-        if not unseen:
+                roles.pop(role_of(image.name)[0], None)
+        if not (roles or fields):
             break
-    for role in unseen.values() if count else ():
-        there = f", but {examples(sorted(others))}" if others else ""
-        yield (
-            role,
-            f"none of the first {plural(count, 'sample')} has a {role.name}{there}: "
-            f"check --role {role.name}={role.where}",
-        )
+    unseen: list[tuple[Role | None, str, str]] = [
+        *((role, f"a {role.name}", f"--role {role.name}={role.where}") for role in roles.values()),
+        *((None, field, "--save-additional-columns") for field in sorted(fields)),
+    ]
+    there = f", but {examples(sorted(others))}" if others else ""
+    for role, what, option in unseen if count else ():
+        first = f"none of the first {plural(count, 'sample')} has {what}{there}"
+        yield role, f"{first}: check {option}"
 
 
 Image = TypeVar("Image")

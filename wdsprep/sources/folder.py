@@ -20,13 +20,13 @@ import os
 import posixpath
 import re
 import sqlite3
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, RejectedError
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import RoleImage, Sample, image_name, parse_object, role_of
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, SourceError, UsageError
 from wdsprep.images.headers import IMAGES, OTHER_IMAGES
@@ -41,7 +41,6 @@ from wdsprep.sources.base import (
     field_texts,
     ignore_left_out,
     item_of,
-    make_or_refuse,
     naming_role,
     number_files,
 )
@@ -52,8 +51,9 @@ from wdsprep.store import did_you_mean_place, shared_store
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.text import list_columns, shown
 
-NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_info|dataset_infos|state)\.json$")
+NOT_OF_A_SAMPLE = re.compile(r"(^|/)(\d+_stats|dataset_infos?|state|metadata)\.json$")
 
+METADATA = ("metadata.jsonl", "metadata.csv")
 FILE_NAME = "file_name"
 """The column of metadata that names the file of a row, unless the user names another."""
 NOT_THERE = "not there"
@@ -106,9 +106,16 @@ class FolderSource(Source):
     def count(self, _item: Item, /) -> int:
         return 1
 
-    def read(self, item: Item, _left_out: Told = ignore_left_out, /) -> Iterator[Sample | Reject]:
+    def may_have_caption(self, item: Item) -> bool:
+        """Return whether an image has texts beside it, or a caption in its row of metadata."""
+        beside = any(name[0] != "/" for name, _, _ in item.parts[1:])
+        return beside or bool(
+            item.extra and captions_of(parse_object(item.extra) or {}, self.columns.caption)
+        )
+
+    def makers(self, item: Item, /) -> Iterator[tuple[str, Callable[[], Sample]]]:
         source = shown(item.name)
-        yield make_or_refuse(source, lambda: self._sample(source, item))
+        yield source, lambda: self._sample(source, item)
 
     def _sample(self, source: str, item: Item) -> Sample:
         if not item.parts or not is_image(item.parts[0][0]) or item.parts[0][0].startswith("/"):
@@ -202,18 +209,22 @@ def _groups(
 
     `entries` come in the order of their names. The names of metadata tables are added to
     `tables`, and `left_out` gets the kind of each file that is not hidden and neither image, text
-    nor metadata.
+    nor metadata, nor said by other programs of a whole folder.
     """
     texts, roles = columns.texts, [role for role in columns.roles if role.is_ending]
     open_groups: list[_Group] = []  # each stem begins with the one before it and a dot
     for entry in entries:
         name = entry.name
         kind = extension(name)
-        if is_hidden(name) or (kind == "json" and NOT_OF_A_SAMPLE.search(name)):
+        if is_hidden(name):
+            continue
+        if kind == "json" and NOT_OF_A_SAMPLE.search(name):
+            if name.endswith("metadata.json"):  # whose user means one of METADATA
+                left_out(".json")
             continue
         is_sidecar = kind in texts
         if not is_sidecar and not is_image(name):
-            if posixpath.basename(name) in ("metadata.jsonl", "metadata.csv"):
+            if posixpath.basename(name) in METADATA:
                 tables.append(name)
             else:
                 left_out(kind_of(name))
@@ -389,7 +400,13 @@ def open_metadata(
         )
         for table in tables:
             for name, row, folder in _read_rows(store, table, columns.image or FILE_NAME):
-                rows.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", (name, row, folder))
+                try:
+                    rows.execute("INSERT INTO rows VALUES (?, ?, ?)", (name, row, folder))
+                except sqlite3.IntegrityError:
+                    raise SourceError(
+                        f"{store.url}/{table} has a second row for {name}: give each image one row "
+                        "of one table, and several captions as a list"
+                    ) from None
                 for role in fields:
                     paths = _paths(role, parse_object(row) or {}, folder)
                     rows.executemany(

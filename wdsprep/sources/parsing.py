@@ -97,13 +97,13 @@ def check_rows(what: str, rows: int, nbytes: int) -> None:
         )
 
 
-def check_unpacked(what: str, unpacked: int, nbytes: int) -> None:
+def check_unpacked(what: str, unpacked: int, nbytes: int, *, ratio: int = UNPACKED_RATIO) -> None:
     """Check that a part of a file does not unpack to far more bytes than the file has.
 
     `unpacked` is the size of the unpacked part, and `nbytes` that of the file. Raise SourceError
-    if the part is larger than both UNPACKED_NBYTES and UNPACKED_RATIO times the file.
+    if the part is larger than both UNPACKED_NBYTES and `ratio` times the file.
     """
-    if not 0 <= unpacked <= max(UNPACKED_NBYTES, UNPACKED_RATIO * nbytes):
+    if not 0 <= unpacked <= max(UNPACKED_NBYTES, ratio * nbytes):
         raise SourceError(
             f"{what} has {human_bytes(nbytes)}, and a part of it unpacks to "
             f"{human_bytes(unpacked)}: write it anew without compression if you trust it, or move "

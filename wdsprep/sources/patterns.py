@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from wdsprep.errors import SourceError
 from wdsprep.sources.base import Told, ignore_left_out
-from wdsprep.store import shared_store
+from wdsprep.store import did_you_mean_place, shared_store
 from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import plural
 
 MAX_BRACES = 1_000_000
+PARQUET = frozenset({"parquet"})
 TEXT_TABLES = frozenset({"csv", "tsv", "jsonl", "txt"})
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
 MDS_ENDINGS = (".mds", ".mds.zstd", ".mds.br", ".mds.bz2", ".mds.gz", ".mds.snappy")
@@ -52,11 +53,11 @@ class Pattern:
         `noun` is what the message calls the files.
         """
         if self._missing:
-            missing = f"{len(self._missing):,} of {plural(self._count, noun)} missing"
-            raise SourceError(
-                f"{url}/{min(self._missing)} does not exist ({missing}): check the path, or bring "
-                "it back"
-            )
+            place, count = f"{url}/{min(self._missing)}", len(self._missing)
+            missing = did_you_mean_place(place)
+            if self._count > 1:
+                missing = f" ({count:,} of {plural(self._count, noun)} missing)"
+            raise SourceError(f"{place} does not exist{missing}: check the path, or bring it back")
 
 
 def table_files(

@@ -24,6 +24,7 @@ from wdsprep.sources.patterns import (
     ARROW,
     ARROW_STATE,
     MDS_ENDINGS,
+    PARQUET,
     TEXT_TABLES,
     Pattern,
     expand_braces,
@@ -40,7 +41,6 @@ from wdsprep.text import command, examples
 
 LOOKED_AT = 2_000  # files of a folder: enough to see what it is full of
 GLOB = re.compile(r"[*?\[{]")
-PARQUET = frozenset({"parquet"})
 LISTS = frozenset({"txt"})
 SAVED = ("arrow", "mds")
 """Whole datasets of other libraries, by their folders."""
@@ -76,13 +76,15 @@ def recognise(
     """
     if url.startswith("pipe:"):
         raise UsageError(f"pack cannot read {url}: give {ANY_PLACE}, or a table by https://")
-    kinds, place, pattern = _find(url) if input_format == "auto" else _find_named(url, input_format)
+    kinds, place, pattern = _find(url, input_format)
     if kinds == {"images"}:
         roles = []
         for role in columns.roles:
             folder = ""
             if not role.is_ending and ("/" in role.where or is_folder(role.where)):
-                folder = shared_store(absolute(role.where)).url
+                if _is_file(place_of_role := absolute(role.where)):
+                    raise UsageError(f"--role {role.name}: {role.where} is a file: give its folder")
+                folder = shared_store(place_of_role).url
                 if lies_in(folder, place):
                     raise UsageError(
                         f"--role {role.name}: {role.where} lies in {place}, of which all images "
@@ -126,33 +128,30 @@ def recognise_tables(url: str) -> tuple[str, list[Entry]]:
     `url` may be a file, a glob, a folder, or a file on the web. Raise SourceError if there are no
     tables, and UsageError if Parquet lies beside tables of other kinds.
     """
-    kind = table_kind(url.partition("?")[0] if is_web(url) else url)
-    place, pattern, kinds = url, "", frozenset({kind})
-    if is_web(url) and kind:
-        return place, list(table_files(place, pattern, kinds))
-    in_folder, is_pattern = is_folder(url), bool(GLOB.search(url))
-    if kind in TABLES and not in_folder and not is_pattern and not _is_file(url):
-        raise SourceError(f"{url} does not exist: check the path{did_you_mean_place(url)}")
-    if kind not in TABLES and (kind or is_web(url) or (not in_folder and _is_file(url))):
-        raise SourceError(f"{url} is not a table: give .parquet, .csv, .tsv or .jsonl")
-    if not in_folder and (is_pattern or kind):
+    kind, in_folder = _kind_of_place(url), is_folder(url)
+    place, pattern = url, ""
+    if not in_folder and not is_web(url) and (kind or GLOB.search(url)):
         place, pattern = split_pattern(url)
-    if in_folder or not kind:
+    kinds = frozenset({kind}) & TABLES
+    if in_folder or not (kinds or kind or is_web(url) or (not pattern and _is_file(url))):
         wanted = Pattern(pattern or "*")
         there = shared_store(place).list(wanted.start)
         names = list(islice((e.name for e in there if wanted.takes(e.name)), LOOKED_AT))
-        if not (kinds := frozenset(map(table_kind, names)) & TABLES):
+        kinds = frozenset(map(table_kind, names)) & TABLES
+        if not kinds:
             holds = "holds no table" if names else "is empty or does not exist"
             meant = "" if names else did_you_mean_place(url)
             raise SourceError(
                 f"{url} {holds}: give .parquet, .csv, .tsv or .jsonl, or their folder{meant}"
             )
         if kinds > PARQUET:
-            some = (next(n for n in names if table_kind(n) == kind) for kind in sorted(kinds))
+            firsts = (next(n for n in names if table_kind(n) == kind) for kind in sorted(kinds))
             raise UsageError(
-                f"{url} holds Parquet and other tables ({', '.join(some)}): give those that are "
+                f"{url} holds Parquet and other tables ({', '.join(firsts)}): give those that are "
                 "meant, as in FOLDER/*.parquet"
             )
+    if not kinds:
+        raise SourceError(f"{url} is not a table: give .parquet, .csv, .tsv or .jsonl")
     return shared_store(place).url, list(table_files(place, pattern, kinds))
 
 
@@ -160,52 +159,42 @@ Inputs = tuple[frozenset[str], str, str]
 """The kinds of files that are packed, their folder, and the pattern of their names, "" for all."""
 
 
-def _find_named(url: str, wanted: str) -> Inputs:
-    """Return the inputs at `url`, of the format `wanted` that the user named.
+def _kind_of_place(url: str) -> str:
+    """Return `tars` or the kind of table that a path or URL names, or "" if it names neither."""
+    return "tars" if is_tar(url) else table_kind(url.partition("?")[0] if is_web(url) else url)
 
-    If `url` is a folder, these are the files of that format in it, else those that `url` names.
-    Raise UsageError if `url` is a single file of another format, or if the format needs a folder
-    and `url` names files.
+
+def _find(url: str, wanted: str) -> Inputs:
+    """Return the inputs at `url`: in a folder those of the format `wanted`.
+
+    If that is "auto", these are the ones that are plainly meant. Raise UsageError if `url` names
+    files of a kind that cannot be read so.
     """
-    in_folder = is_folder(url)
-    if is_web(url) or (not in_folder and _is_file(url)):
-        ending = "tars" if is_tar(url) else table_kind(url.partition("?")[0])
-        if ending != wanted:
-            raise UsageError(
-                f"{url}: a single file is read by its extension, not by --input-format {wanted}: "
-                "leave the option out, or rename the file"
-            )
+    kind, is_pattern = _kind_of_place(url), bool(GLOB.search(url))
+    is_auto, is_image = wanted == "auto", extension(url) in IMAGES
     if is_web(url):
-        return _find(url)
-    if in_folder or not (is_tar(url) or table_kind(url) or GLOB.search(url)):
-        return frozenset({wanted}), shared_store(url).url, ""
-    if wanted in ("images", *SAVED):
-        raise UsageError(f"{url} is not a folder, as --input-format {wanted} needs: give one")
-    return (frozenset({wanted}), *split_pattern(url))
-
-
-def _find(url: str) -> Inputs:
-    if is_web(url):
-        if not (kind := table_kind(url.partition("?")[0])):
+        if kind in ("", "tars"):
             raise UsageError(
                 f"{url}: only tables are read from the web, and by pack (.parquet, .csv, .tsv, "
                 f".jsonl, .txt): download it, and give {ANY_PLACE}"
             )
+    elif is_folder(url) or not (kind or is_pattern or is_image):  # whatever characters it has
+        if is_auto:
+            return _find_in_folder(url)
+        return frozenset({wanted}), shared_store(url).url, ""
+    elif wanted in ("images", *SAVED) or (is_auto and is_image):
+        what = "" if is_auto else f", as --input-format {wanted} needs"
+        raise UsageError(f"{url} is not a folder{what}: give the one that the files are in")
+    elif is_pattern:
+        return (frozenset({kind or "tars"} if is_auto else {wanted}), *split_pattern(url))
+    if wanted not in ("auto", kind):
+        raise UsageError(
+            f"{url}: a single file is read by its extension, not by --input-format {wanted}: "
+            "leave the option out, or rename the file"
+        )
+    if is_web(url):
         return frozenset({kind}), url, ""
-    if is_folder(url):  # whatever characters are in its name
-        return _find_in_folder(url)
-    kind, is_pattern = table_kind(url), GLOB.search(url)
-    if extension(url) in IMAGES:
-        if not is_pattern and not _is_file(url):
-            meant = did_you_mean_place(url)
-            raise SourceError(
-                f"{url} does not exist: check the path, and give the images' folder{meant}"
-            )
-        what = "a pattern of images" if is_pattern else "one image"
-        raise SourceError(f"{url} is {what}: give the folder that it is in")
-    if is_pattern or (not kind and is_tar(url)):
-        return (frozenset({kind or "tars"}), *split_pattern(url))
-    if not (kind and _is_file(url)):
+    if kind != "tars" and not _is_file(url):
         return _find_in_folder(url)
     store, name = split_url(url)
     if kind in LISTS and not _begins_with_a_url(store.url, name):
@@ -239,24 +228,18 @@ def _find_in_folder(url: str) -> Inputs:
             f"{url} holds images ({examples(images)}) and tars ({examples(tars)})",
             "say which are meant by --input-format images or --input-format tars",
         )
-    if not names and _is_file(url):
-        raise UnclearSourceError(
-            f"{url} is a file of a kind that pack does not know",
-            "give a folder of images, tars or tables",
-        )
     if not names:
         raise UnclearSourceError(
-            f"{url} is empty or does not exist{did_you_mean_place(url)}",
-            "put images in it, or give another source",
+            f"{url} is empty or does not exist{did_you_mean_place(url)}, or is a file of a kind "
+            "that pack does not know",
+            "give a folder of images, tars or tables",
         )
     about = {posixpath.basename(name) for name in names}
     tables = frozenset(map(table_kind, names)) - {""}
     first = next((name for name in names if table_kind(name) == "txt"), "")
-    kinds = frozenset({"images"})
-    if images:
+    kinds = frozenset({"tars" if tars else "images"})
+    if images or tars:
         pass
-    elif tars:
-        kinds = frozenset({"tars"})
     elif any(name.endswith(MDS_ENDINGS) for name in names) or about == {"index.json"}:
         kinds = frozenset({"mds"})  # of an index alone all shards are gone, which its reader says
     elif any(name.endswith(ARROW) for name in names) or (

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 import pyarrow as pa
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import Reject, RejectedError
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import RoleImage, Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.formats import png_of_pixels
@@ -31,12 +31,11 @@ from wdsprep.sources.base import (
     field_texts,
     ignore_left_out,
     item_of,
-    make_or_refuse,
     name_images,
     naming_role,
 )
 from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
-from wdsprep.sources.patterns import TEXT_TABLES, table_files
+from wdsprep.sources.patterns import PARQUET, TEXT_TABLES, table_files
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
 from wdsprep.sources.tables.mds import IMAGES as MDS_IMAGES
@@ -53,7 +52,6 @@ from wdsprep.sources.tables.mds import (
 from wdsprep.sources.tables.parquet import ParquetTable, is_bytes, open_parquet, rows_in
 from wdsprep.sources.tables.text import Table, open_table
 from wdsprep.store import shared_store
-from wdsprep.store.base import Entry
 from wdsprep.text import list_columns, shown
 
 BATCH_ROWS = 32
@@ -61,36 +59,6 @@ COUNTED_ROWS = 1 << 20
 IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "data", "content")
 URL_NAMES = ("url", "image_url", "img_url", "urls", "top_url", "image_link", "img", "src", "link")
 CHOSEN = "|"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tables(Source):
-    """A source of tables. Its subclasses list and read them."""
-
-    kind = "table"
-
-    def first_columns(self) -> tuple[str, Sequence[str]]:
-        """Return the column of images, or of their URLs, and all columns of the first file.
-
-        Raise an error if no column has images or URLs.
-        """
-        raise NotImplementedError
-
-    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
-        """Yield the name of each row of an item, and a function that makes a sample of it."""
-        raise NotImplementedError
-
-    def find_columns(self) -> tuple[str, str]:
-        """Return the columns of images, or of URLs, and of captions in the first file.
-
-        The second is "" if there are no captions. Raise an error if no column has images or URLs.
-        """
-        image, names = self.first_columns()
-        return image, self.columns.caption or first_of(NAMES, names)
-
-    def read(self, item: Item, _left_out: Told = ignore_left_out, /) -> Iterator[Sample | Reject]:
-        for source, make in self.makers(item):
-            yield make_or_refuse(source, make)
 
 
 def _make_sample(
@@ -121,18 +89,16 @@ def _make_sample(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableSource(Tables):
+class TableSource(Source):
     """The Parquet files with images below `url` that match `pattern`; all if it is empty."""
 
+    kind = "table"
     form: ClassVar[str] = "Parquet"
     pattern: str
     rows_per_item: int
 
-    def files(self, left_out: Told = ignore_left_out) -> Iterator[Entry]:
-        return table_files(self.url, self.pattern, frozenset({"parquet"}), left_out)
-
     def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
-        for entry in self.files(left_out):
+        for entry in table_files(self.url, self.pattern, PARQUET, left_out):
             with open_parquet(shared_store(self.url), entry.name) as file:
                 image_of_schema(self, file.schema, entry.name)
                 for first, last, rows in file.runs(self.rows_per_item):
@@ -140,10 +106,10 @@ class TableSource(Tables):
                     name = f"{entry.name}[{part}]"
                     yield item_of(entry, name=name, extra=part, samples=rows)
 
-    def first_columns(self) -> tuple[str, Sequence[str]]:
-        first = next(self.files()).name
-        schema = ParquetTable(shared_store(self.url), first).schema
-        return image_of_schema(self, schema, first), schema.names
+    def columns_of(self, item: Item) -> tuple[str, Sequence[str]]:
+        name = item.parts[0][0]
+        schema = ParquetTable(shared_store(self.url), name).schema
+        return image_of_schema(self, schema, name), schema.names
 
     def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
         name = item.parts[0][0]
@@ -155,9 +121,10 @@ class TableSource(Tables):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArrowSource(Tables):
+class ArrowSource(Source):
     """The Arrow files that `datasets` has saved below `url`: all splits, by name."""
 
+    kind = "table"
     form: ClassVar[str] = "Arrow"
 
     def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
@@ -165,21 +132,20 @@ class ArrowSource(Tables):
             image_of_schema(self, arrow_schema(self.url, entry.name), entry.name)
             yield item_of(entry)
 
-    def first_columns(self) -> tuple[str, Sequence[str]]:
-        first = next(arrow_files(self.url)).name
-        schema = arrow_schema(self.url, first)
-        return image_of_schema(self, schema, first), schema.names
+    def columns_of(self, item: Item) -> tuple[str, Sequence[str]]:
+        schema = arrow_schema(self.url, item.name)
+        return image_of_schema(self, schema, item.name), schema.names
 
     def count(self, item: Item, /) -> int:
         return sum(batch.num_rows for batch in arrow_batches(self.url, item.name, COUNTED_ROWS))
 
     def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
-        image = image_of_schema(self, arrow_schema(self.url, item.name), item.name)
+        image, _ = self.columns_of(item)
         return _makers(self, item.name, arrow_batches(self.url, item.name, BATCH_ROWS), image)
 
 
 def _makers(
-    tables: Tables, name: str, batches: Iterable[pa.RecordBatch], image: str, *, first: int = 0
+    tables: Source, name: str, batches: Iterable[pa.RecordBatch], image: str, *, first: int = 0
 ) -> Iterator[tuple[str, Callable[[], Sample]]]:
     """Yield the name of each row in batches of a file, and a function that makes its sample."""
     rows = (row for batch in batches for row in rows_in(batch))
@@ -189,9 +155,10 @@ def _makers(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MdsSource(Tables):
+class MdsSource(Source):
     """The MDS shards of images that indexes below `url` name."""
 
+    kind = "table"
     form: ClassVar[str] = "MDS"
 
     def items(self, _left_out: Told = ignore_left_out, /) -> Iterator[Item]:
@@ -200,9 +167,9 @@ class MdsSource(Tables):
             name, samples = shard.raw.name, shard.samples
             yield item_of(entry, name=name, extra=shard.index, samples=samples)
 
-    def first_columns(self) -> tuple[str, Sequence[str]]:
-        first, _ = next(shards_there(self.url))
-        return self._image(first), [*first.encodings]
+    def columns_of(self, item: Item) -> tuple[str, Sequence[str]]:
+        shard = read_index(self.url, item.extra)[item.name]
+        return self._image(shard), [*shard.encodings]
 
     def _image(self, shard: MdsShard) -> str:
         there = shard.encodings
@@ -237,6 +204,7 @@ class MdsSource(Tables):
 
 
 ImageTables = TableSource | ArrowSource | MdsSource
+"""The sources of tables that hold images."""
 
 
 def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sample:
@@ -272,7 +240,7 @@ def _bytes_of(column: str, value: Any) -> bytes | None:
     return cast("bytes | None", value.get("bytes"))
 
 
-def image_of_schema(tables: Tables, schema: pa.Schema, name: str) -> str:
+def image_of_schema(tables: Source, schema: pa.Schema, name: str) -> str:
     """Return the name of the column of images: the one the user named, or one found in `schema`.
 
     Errors call the file `name`.
@@ -289,7 +257,7 @@ def image_of_schema(tables: Tables, schema: pa.Schema, name: str) -> str:
 
 
 def _find_image(
-    tables: Tables,
+    tables: Source,
     name: str,
     encodings: Mapping[str, str],
     *,
@@ -330,7 +298,7 @@ def holds_bytes(kind: pa.DataType) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UrlSource(Tables):
+class UrlSource(Source):
     """The tables of URLs below `url` that match `pattern`, or all of `kinds` if it is empty."""
 
     kind = "urls"
@@ -343,11 +311,8 @@ class UrlSource(Tables):
         """Return whether the tables are plain lists of URLs, whose one column has no name."""
         return self.kinds == {"txt"}
 
-    def files(self, left_out: Told = ignore_left_out) -> Iterator[Entry]:
-        return table_files(self.url, self.pattern, self.kinds, left_out)
-
     def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
-        for entry in self.files(left_out):
+        for entry in table_files(self.url, self.pattern, self.kinds, left_out):
             table = open_table(self.url, entry.name)
             self._url_column(table, entry.name)
             first = 0
@@ -356,10 +321,9 @@ class UrlSource(Tables):
                 yield item_of(entry, name=name, extra=where, samples=rows)
                 first += rows
 
-    def first_columns(self) -> tuple[str, Sequence[str]]:
-        first = next(self.files())
-        table = open_table(self.url, first.name)
-        return self._url_column(table, first.name), table.columns()
+    def columns_of(self, item: Item) -> tuple[str, Sequence[str]]:
+        table = open_table(self.url, item.parts[0][0])
+        return self._url_column(table, table.name), table.columns()
 
     def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
         column, rows = self._rows(item)
@@ -427,6 +391,15 @@ class UrlSource(Tables):
             return [RoleImage(name, b"", link) for name, link in links]
 
         return _make_sample(source, row, self.columns, take, url=url)
+
+
+def find_columns(source: ImageTables | UrlSource, item: Item) -> tuple[str, str]:
+    """Return the columns of images, or of URLs, and of captions in the file of an item.
+
+    The second is "" if there are no captions. Raise an error if no column has images or URLs.
+    """
+    image, names = source.columns_of(item)
+    return image, source.columns.caption or first_of(NAMES, names)
 
 
 def some_rows(item: Item, numbers: Sequence[int], *, name: str) -> Item:

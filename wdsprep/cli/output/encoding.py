@@ -26,7 +26,7 @@ from wdsprep.encoding.run_plan import EncodePlan, headlines
 from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome, RunProgress
-from wdsprep.sources.base import LeftOut
+from wdsprep.sources.base import left_out_among
 from wdsprep.text import plural
 
 CAPTIONLESS = (
@@ -156,7 +156,7 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
                 "its text depends on images: for drop_text=, encode the empty caption of each "
                 f"sample into another place (--latents none --empty {PER_SAMPLE})"
             )
-        after = left_out_lines(LeftOut.among(manifest.counts))
+        after = left_out_lines(left_out_among(manifest.counts))
         if outcome.has_captions and settings["text"] != "none" and not is_empty:
             after += captionless_lines(outcome, "sample" if manifest.is_of_text else "image")
         elif settings["text"] != "none" and not is_empty:
@@ -216,7 +216,7 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
                 "has_captions": outcome.has_captions,
                 "images_per_s": round(sum(rates.values()), 2),
                 "launching": round(speeds.launching, 4),
-                "left_out": LeftOut.among(manifest.counts),
+                "left_out": left_out_among(manifest.counts),
                 "shapes": shape_counts(manifest.settings, manifest.counts),
                 "text_share": round(speeds.text, 4),
                 "workers": {name: round(rate, 2) for name, rate in rates.items()},

@@ -26,7 +26,7 @@ from wdsprep.packing.slices import SourceSurvey
 from wdsprep.reporting.overview import images_from
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome
-from wdsprep.sources.base import LeftOut
+from wdsprep.sources.base import left_out_among
 from wdsprep.text import command_line, human_bytes, human_counts, plural
 
 if TYPE_CHECKING:
@@ -149,8 +149,10 @@ def describe(survey: SourceSurvey) -> str:
     size = human_bytes(survey.nbytes)
     if kind == "tars":
         return f"{plural(survey.count, 'tar')}, {size}"
+    from wdsprep.sources.table_sources import find_columns
+
     source = cast("ImageTables | UrlSource", survey.source)
-    image, caption = source.find_columns()
+    image, caption = find_columns(source, next(survey.items()))
     if kind == "urls":
         columns = f"{plural(survey.samples, 'URL')} to download"
         if cast("UrlSource", source).is_list:
@@ -255,4 +257,4 @@ def _captionless(manifest: Manifest) -> KeptLine:
 def _left_out(manifest: Manifest) -> dict[str, int]:
     """Return how many files of each kind were left out: of the source, and of its tars."""
     beside: Mapping[str, int] = manifest.extra.get("left_out", {})
-    return dict(LeftOut.among(manifest.counts) + Counter(beside))
+    return dict(left_out_among(manifest.counts) + Counter(beside))

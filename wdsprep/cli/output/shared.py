@@ -278,7 +278,7 @@ def left_out_lines(kinds: Mapping[str, int]) -> list[str]:
     formats = [kind[1:] for kind in (".parquet", ".csv", ".tsv", ".jsonl") if kind in kinds]
     formats += ["tars"] if {".tar", ".tgz"} & kinds.keys() else []
     hint = f"--input-format {' or '.join(formats)} packs those" if formats else ""
-    if {".csv", ".jsonl"} & kinds.keys():
+    if {".csv", ".json", ".jsonl"} & kinds.keys():
         hint += "; a list of these images has to be called metadata.jsonl or metadata.csv"
     hint = hint and f" ({hint})"
     named = ", ".join(parts)

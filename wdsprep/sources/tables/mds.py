@@ -26,12 +26,12 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.sealed_json import Fields, ValueRule, between, check_values
 from wdsprep.errors import SourceError
-from wdsprep.sources.parsing import check_columns, parsing_file, parsing_sample
+from wdsprep.sources.parsing import check_columns, check_unpacked, parsing_file, parsing_sample
 from wdsprep.sources.patterns import MDS_ENDINGS
 from wdsprep.sources.tables import RawArray
 from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, is_hidden
-from wdsprep.text import human_bytes, shown
+from wdsprep.text import shown
 
 STREAMS: dict[str, Callable[[bytes], Any]] = {
     "br": lambda data: pa.CompressedInputStream(pa.BufferReader(data), "brotli"),
@@ -67,9 +67,8 @@ DIGESTS: dict[str, Any] = {
     **{name: getattr(xxhash, name) for name in sorted(xxhash.algorithms_available)},
 }
 OFFSET_NBYTES = 4
-UNPACKED_NBYTES, UNPACKED_RATIO = 256 << 20, 16
-"""A shard is usually 64 MB, and arrays and images hardly compress. One that unpacks to more than
-both of these is not unpacked in memory."""
+UNPACKED_RATIO = 16
+"""A shard is usually 64 MB, and arrays and images hardly compress."""
 
 Size = Annotated[int, between(0, (1 << 32) + 1, "0 to 4,294,967,296")]
 """A number of bytes or samples of a shard: its offsets have 32 bits."""
@@ -125,14 +124,9 @@ class MdsShard:
 
     def check_unpacked(self, url: str) -> None:
         """Raise SourceError if the compressed file would unpack to a far larger shard."""
-        if self.zipped and self.raw.nbytes > max(
-            UNPACKED_NBYTES, UNPACKED_RATIO * self.zipped.nbytes
-        ):
-            raise SourceError(
-                f"{url}/{self.zipped.name} has {human_bytes(self.zipped.nbytes)} and would unpack "
-                f"to {human_bytes(self.raw.nbytes)}: if you trust it, unpack it beside itself as "
-                f"{posixpath.basename(self.raw.name)}"
-            )
+        if self.zipped:
+            zipped, most = self.zipped, UNPACKED_RATIO
+            check_unpacked(f"{url}/{zipped.name}", self.raw.nbytes, zipped.nbytes, ratio=most)
 
 
 def _is_below(name: str, folder: str) -> bool:
