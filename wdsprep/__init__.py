@@ -12,7 +12,7 @@ The way of an image through the package, in the order in which a newcomer should
  5. `runners.job:Job` gives units to workers; `runners.schedule:Schedule` says which, and what a
     failure costs.
  6. `packing.worker:PackWorker` packs slices.
- 7. `fetch.client:Client` fetches an image that is a URL.
+ 7. `fetch.client:Fetcher` fetches an image that is a URL.
  8. `packing.worker:PackedSlice` decides on each sample, by its caption and its metadata,
  9. `images.pixel_rule:prepare` by its image, which it makes upright and sRGB if it is not.
 10. `dataset.tar.write:TarWriter` writes the sample into a tar of its bucket.
