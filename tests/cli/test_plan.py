@@ -98,6 +98,10 @@ def test_a_trial_says_the_speed_and_the_bytes_of_a_sample_and_the_whole_run_take
     )
     told = "no --trial was made at 256: wdsprep encode shards/images trial --res"
     assert told in command(*COUNTS, "--trial", latents, "--resolution", "64,256", code=2).err
+    scaled = tmp_path / "scaled"
+    encode_here(images, scaled, limit=4, upscale=1.5)
+    words = ("plan", "--counts", "42=1,43=10,64=100", "--trial", scaled, "--json")
+    assert command(*words).facts["phases"][0]["samples"] == 110, "43 x 1.5 is over 64"
     encode_here(images, latents)
     assert manifest_of(latents).extra == {"model": "tiny"}
     assert "is not a trial" in command(*own, code=2).err

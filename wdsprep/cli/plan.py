@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.samples import roles_of
+from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.shapes import buckets_encoded, least_side_of
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import DC, PRESETS, TOKENS
@@ -128,17 +131,16 @@ class PlanOptions(Options):
         super().check_together()
         if bool(self.images) is bool(self.counts):
             raise UsageError("nothing to plan: give a dataset of images, or --counts 256=N,512=N")
-        of_images = {"--flip": self.flip, "--roles": bool(self.roles)}
-        for option in (name for name, is_given in of_images.items() if is_given):
-            if self.latents == "none":
-                raise UsageError(
-                    f"{option} is for images, of which --latents none encodes none: leave one of "
-                    "them out"
-                )
+        for_images = {"--flip": self.flip, "--roles": self.roles}
+        if self.latents == "none" and (given := [name for name, on in for_images.items() if on]):
+            raise UsageError(
+                f"{given[0]} is for images, of which --latents none encodes none: leave one of "
+                "them out"
+            )
 
 
-Trial = tuple[float, float, str]
-"""The images a second of one GPU, the bytes of a sample, and the run that measured both."""
+Trial = tuple[str, Manifest]
+"""The place of a dataset that "encode --limit" made, and its manifest."""
 
 
 @takes_options(PlanOptions)
@@ -147,109 +149,112 @@ def plan_lines(options: PlanOptions) -> str:
     trials = dict(map(read_trial, options.trials))
     if options.latents == "moments" and PRESETS[options.model].vae == DC:
         raise UsageError(f"--latents moments: the VAE of {options.model} gives no distribution")
+    resolutions = tuple(sorted(trials)) or USUAL[: 1 if options.latents == "none" else None]
     if options.resolution is not None:
         resolutions = resolutions_of(options.resolution)
-    elif trials:
-        resolutions = tuple(sorted(trials))
-    else:
-        resolutions = USUAL[: 1 if options.latents == "none" else None]
     if missing := [side for side in resolutions if trials and side not in trials]:
         how = _how_to_try(options, missing[0], count=TRIED)
         raise UsageError(f"no --trial was made at {missing[0]}: {how}, or leave {missing[0]} out")
-    counts = images_at(options, resolutions)
-    phases = [
-        phase(side, counts[side], trials.get(side), options)
-        for side in resolutions
-        if counts[side][0]
-    ]
-    if not phases:
+    images = open_images(options) if options.images else None
+    phases = [phase_at(side, images, trials.get(side), options) for side in resolutions]
+    if not (phases := [phase for phase in phases if phase["samples"]]):
         raise UsageError(
             f"no image is large enough for {', '.join(map(str, resolutions))}: give a smaller "
             "--resolution, or other images"
         )
     if options.as_json:
         return json.dumps({"phases": phases}, sort_keys=True)
-    return join_lines(_lines(phases, options, has_trials=bool(trials)))
+    return join_lines(_lines(phases, options))
 
 
 def read_trial(url: str) -> tuple[int, Trial]:
-    """Return the resolution of a trial, and what it has measured.
-
-    Raise UsageError for a dataset that is no trial.
-    """
+    """Return a trial with its resolution. Raise UsageError for a dataset that is no trial."""
     _, manifest = open_dataset(url)
-    trial = manifest.extra.get("trial")
-    if manifest.dataset != "latents" or trial is None or not manifest.samples:
+    if manifest.dataset != "latents" or "trial" not in manifest.extra or not manifest.samples:
         raise UsageError(f'{url} is not a trial: make one with "wdsprep encode --limit N"')
-    settings, model = manifest.settings, manifest.extra["model"]
-    source = f"{model} on {trial['device']}, busy {trial['busy']:.0%} of the time"
-    if "launching" in trial:
-        source += f", launching {trial['launching']:.0%}"
-    measured = trial["each"], manifest.nbytes / manifest.samples, f"measured in {url}: {source}"
-    return settings.get("resolution", 0), measured
+    return manifest.settings["resolution"], (url, manifest)
 
 
-def images_at(options: PlanOptions, resolutions: Sequence[int]) -> dict[int, tuple[int, int, int]]:
-    """Return how many images each resolution takes, in how many shards, of how many bytes.
-
-    It takes those whose shorter side is large enough. Bytes that are not known are 0.
-    """
-    if options.counts:
-        counts = parse_counts(options.counts).items()
-        large = [round(sum(n for size, n in counts if size >= side)) for side in resolutions]
-        sizes = ((count, -(-count // options.samples_per_shard), 0) for count in large)
-        return dict(zip(resolutions, sizes, strict=True))
+def open_images(options: PlanOptions) -> Manifest:
+    """Return the manifest of the images. Raise UsageError if they are not images in these roles."""
     place = os.fspath(options.images)
     _, manifest = open_dataset(place)
     if manifest.dataset != "images":
         raise UsageError(f"{place} is a dataset of {manifest.kind}: give a dataset of images")
     check_roles(place, options.roles, roles_of(manifest.settings))
-    images = {}
-    for side in resolutions:
-        buckets = sorted(map(int, manifest.settings["buckets"]))
-        last_below = max((bucket for bucket in buckets if bucket <= side), default=buckets[0])
-        nbytes = [shard.nbytes for shard in manifest.shards if int(shard.bucket) >= last_below]
-        images[side] = images_from(manifest, side), len(nbytes), sum(nbytes)
-    return images
+    return manifest
 
 
-def phase(
-    resolution: int, images: tuple[int, int, int], trial: Trial | None, options: PlanOptions
+def phase_at(
+    resolution: int, images: Manifest | None, trial: Trial | None, options: PlanOptions
 ) -> dict[str, Any]:
-    """Return what encoding at a resolution takes; hours and dollars are None if not known."""
-    samples, shards, nbytes = images
-    nbytes_of_sample = sample_nbytes(
-        resolution,
-        options.model,
-        latents=options.latents,
-        flip=options.flip,
-        roles=options.roles,
-        text=options.text,
-        tokens=options.tokens,
-    )
-    rate, nbytes_each, source = trial or (None, nbytes_of_sample, "")
-    hours = samples / rate / 3600 if rate else None
+    """Return what encoding at a resolution takes; hours and dollars are None if not known.
+
+    It takes the images whose shorter side is large enough; those that a trial has scaled up or cut
+    to shapes may be smaller. Bytes that are not known are 0. Without `images`, --counts has them.
+    """
+    settings: Settings = trial[1].settings if trial else {"resolution": resolution}
+    least = least_side_of(settings)
+    if images:
+        samples = images_from(images, least)
+        buckets = buckets_encoded(settings, sorted(images.settings["buckets"]))
+        read = [shard.nbytes for shard in images.shards if int(shard.bucket) in buckets]
+        shards = len(read)
+    else:
+        counts = parse_counts(options.counts).items()
+        samples, read = round(sum(count for size, count in counts if size >= least)), []
+        shards = -(-samples // options.samples_per_shard)
+    speed: dict[str, Any] = {
+        "source": "",
+        **dict.fromkeys(("rate", "gpu_hours", "wall_hours", "dollars")),
+    }
+    if trial:
+        speed, nbytes_each = _measured(*trial, samples, options)
+    else:
+        nbytes_each = sample_nbytes(
+            resolution,
+            options.model,
+            latents=options.latents,
+            flip=options.flip,
+            roles=options.roles,
+            text=options.text,
+            tokens=options.tokens,
+        )
     return {
         "resolution": resolution,
         "samples": samples,
-        "rate": rate,
-        "source": source,
-        "gpu_hours": hours,
-        "wall_hours": hours / options.gpus if hours else None,
-        "dollars": hours * options.price if hours and options.price else None,
-        "nbytes_read": nbytes,
-        "nbytes_written": round(samples * nbytes_each),
         "shards": shards,
+        "nbytes_read": sum(read),
+        "nbytes_written": round(samples * nbytes_each),
+        **speed,
     }
 
 
-def _lines(
-    phases: Sequence[Mapping[str, Any]], options: PlanOptions, *, has_trials: bool
-) -> Iterator[str]:
+def _measured(
+    place: str, manifest: Manifest, samples: int, options: PlanOptions
+) -> tuple[dict[str, Any], float]:
+    """Return what a trial says of the time that samples take, and of the bytes of each."""
+    speed = manifest.extra["trial"]
+    hours = samples / speed["each"] / 3600
+    source = f"{manifest.extra['model']} on {speed['device']}, busy {speed['busy']:.0%} of the time"
+    if "launching" in speed:
+        source += f", launching {speed['launching']:.0%}"
+    measured = {
+        "rate": speed["each"],
+        "source": f"measured in {place}: {source}",
+        "gpu_hours": hours,
+        "wall_hours": hours / options.gpus,
+        "dollars": hours * options.price if options.price else None,
+    }
+    return measured, manifest.nbytes / manifest.samples
+
+
+def _lines(phases: Sequence[Mapping[str, Any]], options: PlanOptions) -> Iterator[str]:
+    has_trials = bool(options.trials)
     for plan in phases:
         is_text = options.latents == "none" and not has_trials
-        of = "text" if is_text else f"resolution {plan['resolution']}"
-        yield f"{of}: {plural(plan['samples'], 'image')}"
+        what = "text" if is_text else f"resolution {plan['resolution']}"
+        yield f"{what}: {plural(plan['samples'], 'image')}"
         if plan["rate"]:
             yield f"  speed     {plan['rate']:,.1f} images/s for a GPU ({plan['source']})"
             dollars = "" if plan["dollars"] is None else f", ${plan['dollars']:,.2f}"
@@ -270,8 +275,7 @@ def _lines(
     if PRESETS[options.model].is_trimmed and options.text == "emb":
         yield f"captions have {options.tokens} tokens here (--tokens)"
     yield PUBLISHED
-    resolution, samples = phases[0]["resolution"], phases[0]["samples"]
-    how = _how_to_try(options, resolution, count=min(TRIED, samples))
+    how = _how_to_try(options, phases[0]["resolution"], count=min(TRIED, phases[0]["samples"]))
     yield f"to measure a GPU of yours: {how}"
 
 
