@@ -92,10 +92,13 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
     for name in ("a", "b"):
         (downloads / f"{name}.jpg").unlink()
     said = command("pack", code=3).out
-    assert "nothing was kept: 1 of 2 rejects are no_image: put each image beside" in said
+    assert "nothing was kept: 2 of 2 were rejected, 1 of them as no_image: put each image" in said
     (downloads / "a.txt").unlink()
     said = command("pack", "--overwrite", code=3).out
-    assert "nothing was kept: the one reject is too_small: --overwrite with smaller --b" in said
+    assert (
+        "nothing was kept: 1 of 1 was rejected, all of them as too_small: --overwrite with s"
+        in said
+    )
     assert "caption" not in said, "nothing is said of captions where there is no sample"
     said = command("pack", "--workers", 1, "--overwrite", "--filter", "width > 1", code=3).out
     assert "no_field: their json or row lacks width, for which --filter asks: for sizes" in said

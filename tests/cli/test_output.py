@@ -12,6 +12,7 @@ import termios
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from wdsprep.cli import main
 from wdsprep.cli.output.changes import DuplicatesOutput, SelectOutput
 from wdsprep.cli.output.checks import VerifyOutput
 from wdsprep.cli.output.exporting import ExportOutput
-from wdsprep.cli.output.shared import CommandOutput, KeptLine, complain, echo, many_rejects_lines
+from wdsprep.cli.output.shared import CommandOutput, KeptLine, complain, echo, rejected_lines
 from wdsprep.runners.job import JobStatus
 from wdsprep.terminal import CLEAR, TERMINAL, LogLines, ProgressLine
 from wdsprep.text import Counting
@@ -251,17 +252,34 @@ def test_every_long_command_says_how_far_it_is(
     assert screen.getvalue().endswith(CLEAR), "the line is gone when the result is printed"
 
 
-def test_over_a_tenth_of_rejects_is_a_warning_that_names_the_option_that_takes_them() -> None:
-    remedies = {"too_small": "--upscale takes them"}
-    (line,) = many_rejects_lines({"too_small": 14, "corrupt": 1}, 20, "out", remedies)
-    assert isinstance(line, KeptLine)
-    assert line == (
-        "warning: 15 of 35 were rejected, 14 of them as too_small: --upscale takes them"
-    )
-    (line,) = many_rejects_lines({"corrupt": 1}, 8, "out", remedies)
-    assert line == (
-        "warning: 1 of 9 was rejected, all of them as corrupt: out/rejects/ says why for each"
-    )
-    assert not many_rejects_lines({"too_small": 2}, 18, "out", remedies)
-    wished = {"filtered": 50, "removed": 50, "http_4xx": 50}
-    assert not many_rejects_lines({**wished, "too_small": 1}, 10, "out", remedies)
+@pytest.mark.parametrize(
+    ("rejects", "samples", "said"),
+    [
+        (
+            {"too_small": 14, "corrupt": 1},
+            20,
+            "warning: 15 of 35 were rejected, 14 of them as too_small: --upscale takes them",
+        ),
+        (
+            {"corrupt": 1},
+            8,
+            "warning: 1 of 9 was rejected, all of them as corrupt: out/rejects/ says why for each",
+        ),
+        ({"too_small": 2}, 18, ""),
+        ({"filtered": 50, "removed": 50, "http_4xx": 50, "too_small": 1}, 10, ""),
+        (
+            {"filtered": 3, "too_small": 1},
+            0,
+            "nothing was kept: 4 of 4 were rejected, 3 of them as filtered: out/rejects/ says why "
+            "for each",
+        ),
+    ],
+)
+def test_over_a_tenth_of_rejects_is_a_warning_that_names_the_option_that_takes_them(
+    rejects: dict[str, int], samples: int, said: str
+) -> None:
+    manifest = SimpleNamespace(rejects=rejects, samples=samples)
+    outcome: Any = SimpleNamespace(manifest=manifest, quarantined=())
+    lines = rejected_lines(outcome, "out", {"too_small": "--upscale takes them"})
+    assert lines == ([said] if said else [])
+    assert all(isinstance(line, KeptLine) for line in lines)

@@ -406,7 +406,7 @@ def test_every_command_finds_what_the_closures_find_in_the_json(
         tried += 1
         inspected = wdsprep.inspect(images, where=text, limit=99)
         assert isinstance(inspected, MatchingSamples)
-        assert [row.key for row in inspected.first] == found, text
+        assert [row["key"] for row in inspected.first] == found, text
         raw = load(images, where=text, global_batch=1, raw=True)
         assert sorted(sample["__key__"] for sample in raw) == found, text
         compared = find_compared([looked_at(images)], (), text, "")[0]

@@ -529,7 +529,9 @@ def test_texts_beside_sources_and_images_without_a_row_are_counted(
     with packing_here():
         assert main(["pack", str(tmp_path / "in"), str(tmp_path / "out"), *words]) == 0
     said = capsys.readouterr().out
-    assert "left out, as texts lie beside targets: 2 .txt in source" in said
+    assert (
+        "left out, neither images nor captions of samples by their names: 2 .txt in source" in said
+    )
     assert "2 .txt files lie beside images in source: if those are the targets, exchange" in said
     write_files(tmp_path, {"in/metadata.jsonl": '{"file_name": "a.jpg", "score": 1}'})
     with packing_here():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,10 @@ from markdown_it import MarkdownIt
 
 import wdsprep
 from tests.kit.command_lines import CommandLine
-from tests.kit.joined_sets import LATENTS
 from tests.kit.latent_sets import write_latents
-from tests.kit.packs import jpeg, pack, samples_of, write_files
+from tests.kit.packs import jpeg, manifest_of, pack, samples_of, write_files
 from tests.kit.reports import SCRIPT, fake_latents
-from wdsprep.dataset.npy_arrays import Field
+from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.errors import UsageError
 from wdsprep.runners.job import JobListener
 
@@ -51,8 +51,8 @@ def test_the_hubs_library_reads_what_the_card_says_of_the_datasets(home: Path) -
     images, latents = data.configs  # type: ignore[attr-defined]
     assert (images["config_name"], latents["config_name"]) == ("images", "latents-64")
     assert latents["data_files"] == [{"split": "train", "path": ["latents-64/64/**/*.tar"]}]
-    assert "| `images` | images | 12 | 1 |" in card.text
-    assert "| `latent.npy` | `<f2 (4, 8, 8)` |" in card.text
+    assert "    images: images, complete: 12 samples in 1 shard, " in card.text
+    assert "latent.npy <f2 (4, 8, 8)" in card.text
     where = "--repo-type dataset"
     assert card.uploads == (
         f"hf upload me/cats {home}/images images {where}",
@@ -78,14 +78,18 @@ def test_what_captions_hold_is_text_on_the_card(home: Path) -> None:
     assert DatasetCard(text).data.license is None
 
 
-def test_types_of_arrays_stay_in_their_cells(tmp_path: Path) -> None:
-    """That of bytes has a bar, which ends a cell."""
-    mask = Field(name="mask.npy", dtype="|u1", shape=(8, 8), is_of_role=True)
-    roles = {"resolution": 64, "roles": ["target", "mask"], "role_sizes": {"mask": "latent"}}
-    url = write_latents(str(tmp_path / "latents"), (3,), fields=(*LATENTS, mask), more=roles)
-    cells = MarkdownIt("gfm-like", {"linkify": False}).parse(wdsprep.card(url).text)
-    shown = [child.content for token in cells for child in token.children or ()]
-    assert str(mask) in shown
+def test_settings_are_text_on_the_card_and_the_path_of_a_model_stays_private(
+    tmp_path: Path,
+) -> None:
+    more = {"caption_field": "a`\n```\n# heading <b>", "resolution": 64}
+    url = write_latents(str(tmp_path / "latents"), (3,), more=more)
+    manifest = replace(manifest_of(Path(url)), extra={"model": "/home/me/my-model"})
+    Path(url, MANIFEST).write_bytes(manifest.to_bytes())
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text := wdsprep.card(url).text)
+    assert "model my-model;" in text
+    assert "/home" not in text.replace(url, "")
+    (block,) = [token.content for token in tokens if token.type == "code_block"]
+    assert "caption-field a` ``` # heading <b>" in " ".join(block.split())
 
 
 @pytest.mark.system
@@ -146,3 +150,5 @@ def test_the_card_alone_is_what_the_command_prints(home: Path, command: CommandL
     assert printed.err.startswith("next: hf upload OWNER/NAME ")
     assert "## Samples" not in printed.out
     command("card", home / "images", "--repo", "cats", code=2)
+    said = command("card", home / "images", "--license", "cc-by-40", code=2).err
+    assert "--license 'cc-by-40' (did you mean cc-by-4.0?): give a name of the hub" in said

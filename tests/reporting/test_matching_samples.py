@@ -88,11 +88,11 @@ def check_found(images: Path, url: Path | str, where: str) -> None:
     found = find(url, where, limit=100)
     assert (found.matching, found.samples) == (len(expected), 40)
     for row, facts in zip(found.first, expected, strict=True):
-        assert row.key == facts["key"]
-        assert (row.width, row.height) == (facts["width"], facts["height"])
-        assert row.caption == facts.get("caption")
-        assert row.shard.startswith(f"{facts['bucket']}/")
-    numbers = [(row.shard, row.number) for row in found.first]
+        assert row["key"] == facts["key"]
+        assert (row["width"], row["height"]) == (facts["width"], facts["height"])
+        assert row["caption"] == facts.get("caption")
+        assert row["shard"].startswith(f"{facts['bucket']}/")
+    numbers = [(row["shard"], row["number"]) for row in found.first]
     assert len(set(numbers)) == len(numbers)
     assert find(url, where, limit=3).first == found.first[:3]
 
@@ -152,11 +152,11 @@ def test_latents_and_foreign_tars_are_asked_too(tmp_path: Path) -> None:
     url = write_latents(str(tmp_path / "latents"), (4, 3))
     where = "like(key, '%5') or key == '000000000001'"
     found = find(url, where)
-    assert [(row.key, row.shard, row.number) for row in found.first] == [
+    assert [(row["key"], row["shard"], row["number"]) for row in found.first] == [
         ("000000000001", "256/000000.tar", 1),
         ("000000000005", "256/000001.tar", 1),
     ]
-    assert (found.matching, found.samples, found.first[0].width) == (2, 7, None)
+    assert (found.matching, found.samples, found.first[0]["width"]) == (2, 7, None)
     Path(url, MANIFEST).unlink()
     assert find(url, where).first == found.first
 
@@ -166,7 +166,7 @@ def test_columns_of_a_joined_table_may_be_named(images: Path, tmp_path: Path) ->
     lines = [f"{key},{number}" for number, key in enumerate(keys[::2])]
     (tmp_path / "marks.csv").write_text("\n".join(["key,mark", *lines]))
     found = find(images, "mark >= 15 and width", join=tmp_path / "marks.csv")
-    assert [row.key for row in found.first] == keys[30::2]
+    assert [row["key"] for row in found.first] == keys[30::2]
     assert (found.matching, found.samples) == (5, 40)
 
 

@@ -55,7 +55,7 @@ def test_a_condition_on_scores_leaves_the_same_samples_wherever_it_is_asked(
     for place, joined in ((scores, ()), (images, scores)):
         found = wdsprep.inspect(place, where=where, join=joined)
         assert isinstance(found, MatchingSamples)
-        assert {row.key for row in found.first} == keys
+        assert {row["key"] for row in found.first} == keys
     wdsprep.select([images, scores], tmp_path / "{name}", where=where)
     chosen = columns_in(tmp_path / "scores")
     assert chosen.keys() == keys

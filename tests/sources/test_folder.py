@@ -349,7 +349,7 @@ def test_what_is_no_input_is_counted_by_its_kind_and_told(
     assert hint in capsys.readouterr().out
     for _ in range(2):  # the second time nothing is left to do
         pack(tmp_path / "tars", tmp_path / "out-tars")
-        line = "left out, neither images nor captions by their names: "
+        line = "left out, neither images nor captions of samples by their names: "
         (said,) = [s for s in capsys.readouterr().out.splitlines() if s.startswith(line)]
         parts = {"2 .mov", "2 no extension", "2 .cls", "1 .zst", "1 .png"}
         assert set(said.removeprefix(line).split(", ")) == parts

@@ -324,8 +324,9 @@ def duplicates() -> None:
 def import_() -> None:
     """Turn latents that another program has cached into a dataset for wdsprep.load.
 
-    SOURCE is a folder of MDS shards (PRX, mosaicml/diffusion), of files that datasets has saved, of
-    Parquet (MLPerf's Flux), or of tars with .npy or .pth (Sana, Primus). Both may be URLs (s3://,
+    SOURCE is where a trainer keeps latents and embeddings that it has computed: a folder of MDS
+    shards, of Parquet or Arrow files, of tars with .npy or .pth, or the cache of musubi-tuner or
+    Automodel. wdsprep finds out which, and says what it takes from where. Both may be URLs (s3://,
     gs://, az://), SOURCE also hf://datasets/. After a kill or an interrupt, the same command goes
     on where it was.
     """

@@ -43,13 +43,13 @@ from wdsprep.dataset.sample_selection import (
     keep_selection,
 )
 from wdsprep.dataset.shapes import Size, buckets_encoded, shape_name, shapes_of
-from wdsprep.dataset.stored_dataset import check_place, read_manifest
-from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.dataset.stored_dataset import check_place, no_dataset_error, read_manifest
+from wdsprep.errors import FormatError, UsageError
 from wdsprep.images.nearest_shape import Shapes, cut_of
 from wdsprep.loading.options import Places, Stream, Streams
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.served_datasets import Dataset
-from wdsprep.store import did_you_mean_place, open_store
+from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import command, plural
 
@@ -220,10 +220,7 @@ def _dataset_from_tars(
     names = [n for n in listed if n.endswith(".tar")]
     check_place(store.url, listed)
     if not names:
-        is_pattern = store.url.endswith((".tar", "*"))
-        folder = ": give the folder that the tars are in"
-        hint = folder if is_pattern else did_you_mean_place(store.url)
-        raise NotFoundError(f"{store.url} holds no dataset, neither {MANIFEST} nor tars{hint}")
+        raise no_dataset_error(store.url, f"holds no dataset, neither {MANIFEST} nor tars")
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
         raise UsageError(f"{store.url} has no tars in {', '.join(sorted(buckets or ()))}")

@@ -15,28 +15,27 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from typing import Any
 
 from wdsprep.dataset.file_names import CARD
-from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.datasets import ReportDataset, open_each, pick, read_output, read_samples
 from wdsprep.reporting.options import REPO, CardOptions
+from wdsprep.reporting.overview import overview_lines
 from wdsprep.store import split_url
 from wdsprep.store.base import local_path, write_bytes
 from wdsprep.store.schemes import place_scheme, root_and_name
-from wdsprep.text import human_bytes, one_line, plural
+from wdsprep.text import one_line
 
 LONGEST = 300
 LICENCE = "license: put here under which licence it is, such as cc-by-4.0"
 MARK = "<!-- written by wdsprep card, {} -->\n"
 _MARKED = re.compile(r"(.*)<!-- written by wdsprep card, ([0-9a-f]+) -->\n", re.DOTALL)
-SHARES = (0.05, 0.5, 0.95)
 IMAGE_FACTS = {
     "bucket": "int64",
     "height": "int64",
@@ -80,8 +79,6 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     repo, license = options.repo, options.license
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"--repo {repo}: give the owner and the name, such as {REPO}")
-    if not re.fullmatch(r"[a-z0-9.+-]*", license):
-        raise UsageError(f"--license {license}: give a name of the hub, such as cc-by-4.0 or other")
     opened = open_each([os.fspath(dataset) for dataset in datasets])
     if not opened:
         raise UsageError("nothing to make a card of: give the path or URL of a dataset")
@@ -167,22 +164,20 @@ def _uploads(placed: Sequence[ReportDataset], repo: str, output: str) -> Iterato
 def _card_parts(
     placed: Sequence[ReportDataset], repo: str, license: str, samples: int, seed: int
 ) -> Iterator[str]:
-    yield from ("---\n", *_yaml_header(placed, repo, license), "---\n\n")
-    yield f"# {repo.partition('/')[2]}\n\n"
+    yield "---\n" if license else f"---\n# {LICENCE}\n"
+    for name, value in _header(placed, repo, license).items():
+        yield f"{name}: {json.dumps(value)}\n"  # JSON is YAML
+    yield f"---\n\n# {repo.partition('/')[2]}\n\n"
     yield "Shards of captioned images, and what models made of them, for training diffusion\n"
-    yield "models: WebDataset tars, made with wdsprep.\n\n"
-    rows = []
-    for dataset in placed:
-        manifest = dataset.manifest
-        what = "images" if dataset.is_of_images else dataset.label
-        what += "" if manifest.complete else ", not complete"
-        counts = f"{manifest.samples:,}", f"{len(manifest.shards):,}"
-        rows.append((span(dataset.name), what, *counts, human_bytes(manifest.nbytes)))
-    yield from table(("dataset", "what", "samples", "shards", "size"), rows)
+    yield "models: WebDataset tars, made with wdsprep.\n"
     for dataset in placed:
         yield f"\n## {span(dataset.name)}\n\n"
-        facts = _image_facts if dataset.is_of_images else _latent_facts
-        yield from facts(dataset)
+        facts = {**dataset.overview, "extra": dict(dataset.manifest.extra)}
+        model = str(facts["extra"].get("model", ""))
+        if model.startswith(("/", ".", "~")):  # the path on a machine is private
+            facts["extra"]["model"] = model.rstrip("/").rpartition("/")[2]
+        for line in overview_lines(dataset.name, facts):
+            yield f"    {one_line(line)}".rstrip() + "\n"
     yield from _load_section(placed, repo)
     yield from FORMAT
     if samples:
@@ -192,66 +187,60 @@ def _card_parts(
     yield "\n"
 
 
-def _yaml_header(placed: Sequence[ReportDataset], repo: str, license: str) -> Iterator[str]:
-    """Yield the YAML at the start of the card.
-
-    JSON is YAML, so texts are quoted as in JSON.
-    """
-    yield f"license: {json.dumps(license)}\n" if license else f"# {LICENCE}\n"
-    yield f"pretty_name: {json.dumps(repo.partition('/')[2])}\n"
-    yield "task_categories:\n- text-to-image\n"
-    most = max(dataset.manifest.samples for dataset in placed)
-    yield f"size_categories:\n- {size_category(most)}\n"
-    yield "tags:\n- webdataset\n- wdsprep\n"
-    yield "configs:\n"
-    for number, dataset in enumerate(placed):
+def _header(placed: Sequence[ReportDataset], repo: str, license: str) -> dict[str, Any]:
+    """Return what the YAML at the start of the card states for the hub and its viewer."""
+    configs: list[dict[str, Any]] = []
+    for dataset in placed:
         path = f"{dataset.folder}/" if dataset.folder else ""
-        yield f"- config_name: {json.dumps(dataset.name)}\n"
-        yield "  default: true\n" if not number else ""
-        yield "  data_files:\n  - split: train\n    path:\n"
         kind = "parquet" if dataset.manifest.is_scored else "tar"
-        for bucket in dataset.buckets:
-            folder = re.sub(r"([*?\[])", r"[\1]", bucket)  # which else is a pattern
-            yield f"    - {json.dumps(f'{path}{folder}/**/*.{kind}')}\n"
-    images = [dataset for dataset in placed if dataset.is_of_images]
-    if images:
-        yield "dataset_info:\n"
-    for dataset in images:
-        yield f"- config_name: {json.dumps(dataset.name)}\n  features:\n"
-        yield from _features(roles_of(dataset.manifest.settings))
+        # what else is a pattern
+        folders = [re.sub(r"([*?\[])", r"[\1]", bucket) for bucket in dataset.buckets]
+        tars = [f"{path}{folder}/**/*.{kind}" for folder in folders]
+        files = [{"split": "train", "path": tars}]
+        configs.append({"config_name": dataset.name, "data_files": files})
+    configs[0]["default"] = True
+    features = [
+        {"config_name": dataset.name, "features": _features(roles_of(dataset.manifest.settings))}
+        for dataset in placed
+        if dataset.is_of_images
+    ]
+    return {
+        **({"license": license} if license else {}),
+        "pretty_name": repo.partition("/")[2],
+        "task_categories": ["text-to-image"],
+        "size_categories": [size_category(max(dataset.manifest.samples for dataset in placed))],
+        "tags": ["webdataset", "wdsprep"],
+        "configs": configs,
+        **({"dataset_info": features} if features else {}),
+    }
 
 
-def _features(roles: Sequence[str]) -> Iterator[str]:
-    """Yield the features of image samples: of the first image in each role, too.
+def _features(roles: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the features of image samples: of the first image in each role, too.
 
     A reader that guesses features from the first samples expects only the image format, and the
     fields of json, that it meets there.
     """
-    for prefix in ("", *(f"{role}." for role in roles)):
-        for kind in ("jpg", "png", "webp"):
-            yield f"  - name: {prefix}{kind}\n    dtype: image\n"
-    yield "  - name: txt\n    dtype: string\n"
-    yield "  - name: json\n    struct:\n"
-    for name, kind in IMAGE_FACTS.items():
-        yield f"    - name: {name}\n      dtype: {kind}\n"
-    for name in ("__key__", "__url__"):
-        yield f"  - name: {name}\n    dtype: string\n"
+    prefixes = ("", *(f"{role}." for role in roles))
+    images = [f"{prefix}{kind}" for prefix in prefixes for kind in ("jpg", "png", "webp")]
+    facts = [{"name": name, "dtype": kind} for name, kind in IMAGE_FACTS.items()]
+    return [
+        *({"name": name, "dtype": "image"} for name in images),
+        {"name": "json", "struct": facts},
+        *({"name": name, "dtype": "string"} for name in ("txt", "__key__", "__url__")),
+    ]
 
 
 def size_category(samples: int) -> str:
     """Return the hub's name for a number of samples, such as 10K<n<100K."""
-    edges = (*(f"{n}{unit}" for unit in "KMB" for n in (1, 10, 100)), "1T")
-    least = 1000
-    if samples < least:
+    edges = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+    at = sum(samples >= 10 ** (3 + place) for place in range(len(edges)))
+    if not at:
         return "n<1K"
-    for low, high in pairwise(edges):
-        least *= 10
-        if samples < least:
-            return f"{low}<n<{high}"
-    return "n>1T"
+    return f"{edges[at - 1]}<n<{edges[at]}" if at < len(edges) else "n>1T"
 
 
-def span(text: object, *, in_table: bool = False) -> str:
+def span(text: object) -> str:
     """Return a text as Markdown code on one line.
 
     The fence has more backticks than any row of backticks in the text, so nothing ends the code.
@@ -259,80 +248,7 @@ def span(text: object, *, in_table: bool = False) -> str:
     line = one_line(" ".join(str(text).split())) or " "
     longest = max(map(len, re.findall("`+", line)), default=0)
     fence = "`" * (longest + 1)
-    line = line.replace("|", r"\|") if in_table else line
     return f"{fence} {line} {fence}" if longest else f"{fence}{line}{fence}"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
-    for row in (heads, ["---"] * len(heads), *rows):
-        yield f"| {' | '.join(row)} |\n"
-
-
-def _image_facts(dataset: ReportDataset) -> Iterator[str]:
-    facts = dataset.overview
-    yield "Images with captions. A bucket has those whose shorter side is at least its number of\n"
-    yield "pixels, and below the next one's.\n\n"
-    rows = [
-        (bucket, f"{row['samples']:,}", f"{row['shards']:,}", human_bytes(row["nbytes"]))
-        for bucket, row in facts["buckets"].items()
-    ]
-    yield from table(("bucket", "samples", "shards", "size"), rows)
-    yield "\n"
-    for resolution, phase in facts["phases"].items():
-        yield f"- for training at {resolution}: {plural(phase['samples'], 'sample')}\n"
-    for what, name in (("side", "pixels of the shorter side"), ("caption", "characters")):
-        ranges = facts["quantiles"].get(what, {}).items()
-        parts = [
-            f"{float(share):.0%} at most {most:,}"
-            for share, (_, most) in ranges
-            if float(share) in SHARES
-        ]
-        yield f"- {name}: {', '.join(parts)}\n" if parts else ""
-
-
-SETTINGS = {
-    "resolution": "resolution in pixels",
-    "latents": "kept of the VAE's distribution",
-    "scale": "latents are (z - shift) * scale, with scale",
-    "shift": "and shift",
-    "text": "kept of captions",
-    "dtype": "computed in",
-    "seed": "seed of the noise",
-    "max_crop": "most that is cut off an image",
-    "upscale": "most that an image is scaled up",
-    "decode": "decoding of large JPEGs",
-    "caption_field": "captions from the field",
-    "weights": "digest of the weights",
-}
-DIGITS = 16
-
-
-def _latent_facts(dataset: ReportDataset) -> Iterator[str]:
-    manifest = dataset.manifest
-    model = str(manifest.extra.get("model", "unknown"))
-    if model.startswith(("/", ".", "~")):  # the path on a machine is private
-        model = model.rstrip("/").rpartition("/")[2]
-    rows = [("model", span(model, in_table=True))]
-    for name, meaning in SETTINGS.items():
-        value = manifest.settings.get(name, "")
-        if value != "" and not (name == "resolution" and dataset.manifest.is_of_text):
-            value = str(value)[:DIGITS] if name == "weights" else value
-            rows.append((meaning, span(value, in_table=True)))
-    yield from table(("setting", "value"), rows)
-    yield "\n"
-    fields = fields_of(manifest.settings["layout"])
-    members = [(span(field.name), span(field, in_table=True)) for field in fields]
-    if members:
-        yield from table(("array", "type and shape"), members)
-    if dataset.columns:
-        yield "\n"
-        columns = ((span(name, in_table=True), holds) for name, holds in dataset.columns.items())
-        yield from table(("column", "what it holds"), columns)
-    if shapes := dataset.overview["shapes"]:
-        yield "\nImages have these shapes, and their latents are in proportion:\n\n"
-        shapes = [(name, f"{count:,}") for name, count in shapes.items()]
-        yield from table(("shape", "samples"), shapes)
 
 
 def _load_section(placed: Sequence[ReportDataset], repo: str) -> Iterator[str]:
@@ -369,9 +285,10 @@ for batch in wdsprep.load("{place}", global_batch={batch}):
 FORMAT = """
 ## Format
 
+- A bucket has images whose shorter side is at least its number of pixels, and below the next one's.
 - A shard is a plain tar; the files of a sample follow one another and begin with its key.
 - An image sample is `KEY.jpg`, `.png` or `.webp`, then `KEY.json` (facts), `KEY.txt` (caption).
-- A latent sample is a `.npy` for each array above, then `KEY.json` and `KEY.txt`.
+- A latent sample is a `.npy` for each array named above, then `KEY.json` and `KEY.txt`.
 - `NAME.parquet` beside a tar has a row for each sample; scores are in such tables alone.
 - Arrays of `bfloat16` are stored as unsigned 16-bit numbers: the upper half of a float32.
 - Latents and images of one key belong together; shards of both have the same names.

@@ -8,7 +8,7 @@ the size of the dataset. Other keys follow no rule, and are looked for in all ta
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ParamSpec, cast
 
@@ -35,26 +35,17 @@ SHOWN = ("key", "width", "height", "caption")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SampleRow:
-    """The facts of a sample that are shown. `number` is its number in its shard."""
-
-    key: str
-    shard: str
-    number: int
-    width: int | None
-    height: int | None
-    caption: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MatchingSamples:
-    """The samples of a dataset that meet a condition: how many of all, and the first of them."""
+    """The samples of a dataset that meet a condition: how many of all, and the first of them.
+
+    Each of the first has its `shard`, its `number` there, `key`, `width`, `height` and `caption`.
+    """
 
     dataset: str
     where: str
     matching: int
     samples: int
-    first: tuple[SampleRow, ...]
+    first: tuple[Mapping[str, Any], ...]
 
     def __repr__(self) -> str:
         of = f"{self.matching:,} of {plural(self.samples, 'sample')}"
@@ -63,7 +54,7 @@ class MatchingSamples:
     @property
     def facts(self) -> dict[str, Any]:
         return {
-            "first": [asdict(row) for row in self.first],
+            "first": list(self.first),
             "matching": self.matching,
             "samples": self.samples,
             "where": self.where,
@@ -89,7 +80,7 @@ def _find_matching(options: InspectOptions) -> MatchingSamples:
         matching += int(mask.sum())
     shown = search.tables.columns(SHOWN, [shards[number] for number in numbers])
     first = [
-        SampleRow(shard=shards[shard].name, number=number, **{**dict.fromkeys(SHOWN), **row})
+        {"shard": shards[shard].name, "number": number, **dict.fromkeys(SHOWN), **row}
         for (shard, there), table in zip(numbers.items(), shown, strict=True)
         for number, row in zip(there, table.take(there).to_pylist(), strict=True)
     ]

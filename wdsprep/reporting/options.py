@@ -5,13 +5,38 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.encoding import MODELS
+from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.options import Options, about, option_field
 from wdsprep.runners.options import JOIN, ListenedOptions
-from wdsprep.text import Counting, ignore_count
+from wdsprep.text import Counting, brief, did_you_mean, ignore_count
 
 SAMPLES, CARD, OUTPUT = "Samples", "Card", "Output"
 REPO = "OWNER/NAME"
+LICENSES = """
+afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m
+bigscience-bloom-rail-1.0 bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear
+bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0
+cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0
+cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0
+creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2
+fair-noncommercial-research-license gemma gfdl gpl gpl-2.0 gpl-3.0 h-research intel-research isc
+lgpl lgpl-2.1 lgpl-3.0 lgpl-lr llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit
+mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openrail openrail++ osl-3.0 other pddl postgresql unknown
+unlicense wtfpl zlib
+"""
+"""The names that the hub has for licences; a licence without one is `other`."""
+
+
+def check_license(license: object) -> str:
+    """Return the name of a licence. Raise UsageError if the hub has no such name."""
+    names = LICENSES.split()
+    if license not in names:
+        near = did_you_mean(license, names)
+        raise UsageError(
+            f"{brief(license)}{near}: give a name of the hub, such as cc-by-4.0, or other"
+        )
+    return str(license)
 
 
 @dataclass(frozen=True)
@@ -105,6 +130,7 @@ class CardOptions(ListenedOptions):
         "State this licence, one of the hub's names, such as cc-by-4.0.",
         CARD,
         default="",
+        read=check_license,
         usual="a line to fill in",
         example="NAME",
     )

@@ -1,19 +1,30 @@
-"""The overview of a dataset that its manifest gives; `inspect`, `plan` and the card show it."""
+"""The overview of a dataset that its manifest gives.
+
+`inspect` and the card show it as lines, the page of a report as tables; `plan` calculates with it.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 from wdsprep.dataset.coarse_histograms import histogram, quantile
 from wdsprep.dataset.manifest import Manifest, Shard
+from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.sealed_json import FORMAT
+from wdsprep.dataset.settings import SCORES, Settings, columns_of
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.dataset.stored_dataset import phases
 from wdsprep.store import open_store
-from wdsprep.text import plural
+from wdsprep.text import human_bytes, human_counts, plural
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorter side"}
+MOST_LISTED = 8
+DIGITS = 12
+"""The digits of a digest that are shown."""
+WRAPPED: dict[str, Any] = {"width": 98, "break_long_words": False, "break_on_hyphens": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +109,70 @@ def overview(manifest: Manifest) -> dict[str, Any]:
             for resolution, (samples, count) in phases(manifest).items()
         }
     return facts
+
+
+def bucket_lines(buckets: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Yield the lines of a table of buckets, as an overview has them."""
+    yield f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}"
+    for bucket, row in buckets.items():
+        size = human_bytes(row["nbytes"])
+        yield f"{bucket:>8} {row['samples']:>12,} {row['shards']:>8,} {size:>10}"
+
+
+def overview_lines(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that tell people the facts of an overview; `name` is that of the dataset."""
+    state = "complete" if facts["complete"] else "not complete"
+    what = f"{plural(facts['samples'], 'sample')} in {plural(facts['shards'], 'shard')}"
+    yield f"{name}: {facts['kind']}, {state}: {what}, {human_bytes(facts['nbytes'])}"
+    yield ""
+    texts = setting_texts(facts["settings"], facts["extra"])
+    yield from wrap("; ".join(f"{name} {text}" for name, text in texts.items()), **WRAPPED)
+    yield ""
+    yield from bucket_lines(facts["buckets"])
+    yield ""
+    for name, count in facts["shapes"].items():
+        yield f"{name:>12} {plural(count, 'sample')}"
+    for resolution, phase in facts.get("phases", {}).items():
+        samples, shards = plural(phase["samples"], "sample"), plural(phase["shards"], "shard")
+        yield f"phase {resolution}: {samples} in {shards}"
+    rejected = sum(facts["rejects"].values())
+    codes = f" ({human_counts(facts['rejects'], 8)})" if rejected else ""
+    yield f"{plural(facts['inputs'], 'input')}, {plural(rejected, 'reject')}{codes}"
+    if facts["counts"]:
+        yield human_counts(facts["counts"], 8)
+    for what, ranges in facts["quantiles"].items():
+        parts = [
+            f"{float(share):.0%} {least:,}" + ("" if least == most else f"-{most:,}")
+            for share, (least, most) in ranges.items()
+        ]
+        yield f"{DESCRIBED[what]}, as ranges: {', '.join(parts)}"
+
+
+def setting_texts(settings: Settings, extra: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings as texts by name, without those that are off or empty.
+
+    The columns of scores, and the arrays of a sample, are among them.
+    """
+    of_dataset = {name: value for name, value in settings.items() if name not in (SCORES, "layout")}
+    texts = {
+        name.replace("_", "-"): _setting_text(name, value)
+        for name, value in {**extra, **of_dataset, **columns_of(settings)}.items()
+        if value not in (0, "", [], {}, None, False)
+    }
+    return texts | {item.name: str(item) for item in fields_of(settings.get("layout", ()))}
+
+
+def _setting_text(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{part} {_setting_text(part, of)}" for part, of in value.items())
+    if isinstance(value, list):
+        items = [
+            "x".join(map(str, part)) if isinstance(part, list) else str(part) for part in value
+        ]
+        return ",".join(items) if len(items) <= MOST_LISTED else f"{len(items)} values"
+    if name in ("max_shard_size", "max_bytes"):
+        return human_bytes(value)
+    return str(value)[:DIGITS] if name == "weights" else str(value)
 
 
 def images_from(manifest: Manifest, resolution: int) -> int:

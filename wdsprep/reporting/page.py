@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from math import pi, sqrt
 from typing import Any
@@ -22,7 +22,6 @@ import jinja2
 import numpy as np
 
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.errors import without_secrets
 from wdsprep.reporting.contact_sheet import Sheet, column_ends, count_items
 from wdsprep.reporting.datasets import Datasets, ReportDataset
@@ -37,7 +36,8 @@ from wdsprep.reporting.distributions import (
 )
 from wdsprep.reporting.funnel import EXAMPLES, funnel, look_at_rejects, losses, pace_of
 from wdsprep.reporting.options import ReportOptions
-from wdsprep.reporting.pictures import decoder_loader, find_decoding, format_sides, model_name
+from wdsprep.reporting.overview import setting_texts
+from wdsprep.reporting.pictures import decoder_loader, find_decoding, model_name
 from wdsprep.text import Counting, human_bytes, human_time, plural
 from wdsprep.version import __version__
 
@@ -220,23 +220,6 @@ def bell_paths(shares: Sequence[float]) -> tuple[str, str]:
     return f"M0 100{steps}H100V100Z", f"M{curve}"
 
 
-def shown_settings(dataset: ReportDataset) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of the settings that decide the bytes of a dataset."""
-    shown = {**dataset.manifest.extra, **dataset.manifest.settings}
-    if sizes := shapes_of(shown):
-        shown["shapes"] = [shape_name(size) for size in sizes]
-    for line in shown.pop("layout", ()):
-        first, *others = line["shape"]
-        length = f"1 to {first}" if line.get("variable") else first
-        shown[line["name"]] = f"{line['dtype']} {format_sides(length, *others)}"
-    for name, value in sorted(shown.items()):
-        if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
-            value = ", ".join(map(str, value))
-        if isinstance(value, bool):
-            value = "yes" if value else "no"
-        yield name.replace("_", "-"), DASH if value in ("", None) else str(value)
-
-
 FUNCTIONS: list[Callable[..., object]] = [share, percent, signed, rate, span, moments]
-FUNCTIONS += [pace_bars, bell_paths, shown_settings, usual_share, losses]
+FUNCTIONS += [pace_bars, bell_paths, setting_texts, usual_share, losses]
 FUNCTIONS += [human_bytes, plural, without_secrets]

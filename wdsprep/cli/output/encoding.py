@@ -7,13 +7,10 @@ from wdsprep.cli.output.shared import (
     LOADS_TORCH,
     CommandOutput,
     KeptLine,
-    broken_tars_lines,
     captionless_lines,
     left_out_lines,
     load_step,
-    many_rejects_lines,
     shapes_lines,
-    void_line,
 )
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
@@ -33,7 +30,11 @@ CAPTIONLESS = (
     "warning: no image has a caption, so all embeddings are of the empty caption: pack again with "
     "captions, "
 )
-REMEDIES = remedies_of(EncodeOptions)
+REMEDIES = {
+    **remedies_of(EncodeOptions),
+    Code.NOT_FINITE: "the model gives no finite numbers for them, not even in fp32: if it is so "
+    "for all images, fetch its weights again, or choose another --model",
+}
 CaptionReport = tuple[str, CaptionRecord] | None
 """The place and the record of the table that captions are from; None if a field has them."""
 
@@ -163,24 +164,8 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
             step = "then encode with" if manifest.is_of_text else "or encode with --text none and"
             line = f"{CAPTIONLESS}{step} --overwrite"
             after.append(KeptLine(self._name_dataset(line, manifest)))
-        after += broken_tars_lines(outcome.broken_tars, place)
-        yield from self.dataset_lines(outcome, place, before=before, after=after)
-        rejects = manifest.rejects
         remedies = {code: self._name_dataset(line, manifest) for code, line in REMEDIES.items()}
-        if not outcome.is_void:
-            yield from many_rejects_lines(rejects, manifest.samples, place, remedies)
-        elif outcome.quarantined:
-            return
-        elif rejects.get(Code.NOT_FINITE.value, 0) < sum(rejects.values()):
-            yield void_line(rejects, place, remedies)
-        else:
-            dtype = settings["dtype"]
-            where = "fp32" if dtype == "fp32" else f"{dtype} or in fp32"
-            yield KeptLine(
-                f"{manifest.extra['model']} gives no finite numbers for any image in {where}, so "
-                "its weights are damaged or do not fit its configuration: fetch them again, or "
-                "choose another --model"
-            )
+        yield from self.dataset_lines(outcome, place, before=before, after=after, remedies=remedies)
 
     def _name_dataset(self, line: str, manifest: Manifest) -> str:
         """Add the options that choose one dataset of several to a hint with --overwrite."""

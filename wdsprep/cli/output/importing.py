@@ -3,13 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from wdsprep.cli.output.shared import (
-    CommandOutput,
-    broken_tars_lines,
-    load_step,
-    shapes_lines,
-    void_line,
-)
+from wdsprep.cli.output.shared import CommandOutput, load_step, shapes_lines
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.importing.import_latents import ImportBegun
@@ -50,12 +44,10 @@ class ImportOutput(CommandOutput[Outcome]):
     def summary(self, outcome: Outcome) -> Iterator[str]:
         manifest, place = outcome.manifest, self.options["latents"]
         yield self.headline([outcome], has_size=True)
-        broken = broken_tars_lines(outcome.broken_tars, place)
-        yield from self.dataset_lines(outcome, place, before=shapes_lines(manifest), after=broken)
+        shapes = shapes_lines(manifest)
+        yield from self.dataset_lines(outcome, place, before=shapes, remedies=REMEDIES)
         yield from self.retry_lines([outcome])
-        if outcome.is_void and not outcome.quarantined:
-            yield void_line(manifest.rejects, place, REMEDIES)
-        elif manifest.shards and not outcome.quarantined:
+        if manifest.shards and not outcome.quarantined:
             yield load_step([place], [manifest])
 
     def facts(self, outcome: Outcome) -> Iterator[dict[str, Any]]:

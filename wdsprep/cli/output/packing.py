@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 from wdsprep.cli.output.shared import (
     CommandOutput,
     KeptLine,
-    broken_tars_lines,
     captionless_lines,
     left_out_lines,
-    many_rejects_lines,
+    rejected_lines,
     rejects_lines,
-    void_line,
 )
 from wdsprep.dataset.coarse_histograms import IN_ROLE, REPEATS
 from wdsprep.dataset.manifest import Manifest
@@ -23,7 +21,7 @@ from wdsprep.options import remedies_of
 from wdsprep.packing.options import Filter, PackOptions
 from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.slices import SourceSurvey
-from wdsprep.reporting.overview import images_from
+from wdsprep.reporting.overview import bucket_lines, images_from, overview
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources.base import left_out_among
@@ -44,21 +42,17 @@ REMEDIES: dict[str, str] = {
     Code.NO_IMAGE: "put each image beside its caption, with the same name",
     Code.ROLE_GAP: "number the images of a role without gaps, and put nulls behind them",
     Code.BAD_URL: "give URLs that begin with http:// or https://",
-    Code.PRIVATE_ADDRESS: "--retry-rejected --allow-private-hosts fetches them",
     Code.DISALLOWED: "their owners want no training on them",
     **dict.fromkeys((Code.DNS, Code.REFUSED, Code.UNREACHABLE, Code.TIMEOUT), AGAIN),
     **dict.fromkeys((Code.BROKEN_OFF, Code.HTTP_429, Code.HTTP_5XX), AGAIN),
 }
 """The advice for a run that packed nothing, by the reason of most rejects."""
-REMEDIES_OF_URLS: dict[str, str] = {
-    Code.TOO_MANY_BYTES: "--retry-rejected with larger --max-bytes fetches larger files"
+RETRIES: dict[str, str] = {
+    Code.PRIVATE_ADDRESS: "--retry-rejected --allow-private-hosts fetches them, or --allow-s3 "
+    "where their URLs are s3://, gs://, az:// or hf://",
+    Code.TOO_MANY_BYTES: "--retry-rejected with a larger --max-bytes fetches them",
 }
-ALLOWING = {
-    Code.PRIVATE_ADDRESS: ("allow_private_hosts", "allow_s3"),
-    Code.DISALLOWED: ("ignore_robots", "ignore_opt_outs"),
-    Code.TOO_MANY_BYTES: ("max_bytes",),
-}
-"""The options that allow to fetch images that were rejected with these codes."""
+"""The options that fetch what was forbidden. What its owners forbid is not among that."""
 
 
 class PackOutput(CommandOutput[Outcome]):
@@ -98,15 +92,19 @@ class PackOutput(CommandOutput[Outcome]):
 
     def summary(self, packed: Outcome) -> Iterator[str]:
         manifest, images = packed.manifest, self.options["images"]
-        is_fetched = manifest.settings["source"] == "urls"
+        is_fetched, resolutions = manifest.settings["source"] == "urls", phases(manifest)
         yield self.headline([packed])
-        yield from _table(manifest)
+        if manifest.shards:
+            yield from ("", *bucket_lines(overview(manifest)["buckets"]), "")
+            usual = (side for side in USUAL_RESOLUTIONS if side > min(resolutions))
+            sides = sorted({*resolutions, *usual})
+            parts = [f"{images_from(manifest, side):,} at {side}" for side in sides]
+            yield f"images large enough to encode: {', '.join(parts)}"
         yield from rejects_lines(manifest.rejects, images)
         yield from left_out_lines(_left_out(manifest))
         if is_fetched:
             yield from _fetch_report(packed, self.options)
-        yield from self.failed_units(packed)
-        yield from broken_tars_lines(packed.broken_tars, images)
+        yield from self.failed_units(packed, images)
         yield from captionless_lines(packed) if packed.has_captions else [_captionless(manifest)]
         named = ((name.partition(REPEATS)[2], count) for name, count in manifest.counts.items())
         repeats = sorted((int(n), count) for n, count in named if n.isdecimal() and len(n) < 20)
@@ -118,18 +116,16 @@ class PackOutput(CommandOutput[Outcome]):
             parts = [f"{plural(count, 'sample')} with {role}" for role, count in counts.items()]
             yield f"roles: {', '.join(parts)}"
         yield from self.retry_lines([packed])
-        if packed.is_void and not packed.quarantined:
-            remedies = REMEDIES | (REMEDIES_OF_URLS if is_fetched else {})
-            if condition := self.options["filter"]:
-                fields = ", ".join(sorted(Filter(condition).columns - {"caption"}))
-                remedies[Code.NO_FIELD] = (
-                    f"their json or row lacks {fields}, for which --filter asks: for sizes give "
-                    "--min-size, or select --where afterwards"
-                )
-            yield void_line(manifest.rejects, images, remedies)
-        elif manifest.shards and not packed.quarantined:
-            yield from many_rejects_lines(manifest.rejects, manifest.samples, images, REMEDIES)
-            smallest = next(side for side, (samples, _) in phases(manifest).items() if samples)
+        remedies = REMEDIES | (RETRIES if is_fetched else {})
+        if condition := self.options["filter"]:
+            fields = ", ".join(sorted(Filter(condition).columns - {"caption"}))
+            remedies[Code.NO_FIELD] = (
+                f"their json or row lacks {fields}, for which --filter asks: for sizes give "
+                "--min-size, or select --where afterwards"
+            )
+        yield from rejected_lines(packed, images, remedies)
+        if manifest.shards and not packed.quarantined:
+            smallest = next(side for side, (samples, _) in resolutions.items() if samples)
             words = [] if images == "shards/images" else [images]
             words += ["--resolution", str(smallest)]
             if roles:
@@ -177,8 +173,8 @@ def _fetched_share(samples: int, rejects: Mapping[str, int]) -> float:
 def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines on how much was fetched, the worst hosts, and what another run may fetch.
 
-    What was forbidden is mentioned with the options or the command that allow it. Images whose
-    owner asked to be left alone are mentioned only after the user has allowed them.
+    What was forbidden is mentioned with the options that allow it. Images whose owner asked to be
+    left alone are mentioned only after the user has allowed them.
     """
     manifest = packed.manifest
     share = _fetched_share(manifest.samples, manifest.rejects)
@@ -192,50 +188,12 @@ def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
         yield f"worst hosts: {', '.join([*hosts, *['...'] * (len(worst) > WORST_HOSTS)])}"
     if count := retryable(manifest):
         yield f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
-    for code, names in ALLOWING.items():
-        count = manifest.rejects.get(code.value, 0)
-        allowed_by = [name for name in names if _allows_more(name, options, manifest.settings)]
-        if count and allowed_by and packed.units_before and not options["retry_rejected"]:
-            allowing = " and ".join(f"--{name.replace('_', '-')}" for name in allowed_by)
-            yield f"{code} {count:,}: --retry-rejected fetches those that {allowing} allows"
-        elif count and not allowed_by and code is Code.PRIVATE_ADDRESS:
-            yield (
-                f"{code} {count:,}: --retry-rejected --allow-private-hosts fetches them, or "
-                "--allow-s3 where their URLs are s3://, gs://, az:// or hf://"
-            )
-        elif count and not allowed_by and code is Code.TOO_MANY_BYTES:
-            yield f"{code} {count:,}: --retry-rejected with a larger --max-bytes fetches them"
-
-
-def _allows_more(name: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Return whether an option allows something that earlier runs of the dataset did not."""
-    if name == "max_bytes":
-        return bool(options[name] > settings[name])
-    obeyed = settings.get(name.removeprefix("ignore_"), True)
-    return bool(options[name] and obeyed and not settings.get(name))
-
-
-def _table(manifest: Manifest) -> Iterator[str]:
-    """Yield the lines of the table of buckets, and on the images for each resolution.
-
-    The table has the buckets with samples, or all of them if none has.
-    """
-    yield ""
-    yield f"{'bucket':>8} {'samples':>12} {'shards':>8} {'size':>10}"
-    full = {shard.bucket for shard in manifest.shards}
-    for bucket in manifest.settings["buckets"]:
-        if bucket in full or not full:
-            shards = [shard for shard in manifest.shards if shard.bucket == bucket]
-            samples = sum(shard.samples for shard in shards)
-            size = human_bytes(sum(shard.nbytes for shard in shards))
-            yield f"{bucket:>8} {samples:>12,} {len(shards):>8,} {size:>10}"
-    yield ""
-    if manifest.samples:
-        buckets = phases(manifest)
-        usual = (side for side in USUAL_RESOLUTIONS if side > min(buckets))
-        sides = sorted({*buckets, *usual})
-        parts = [f"{images_from(manifest, side):,} at {side}" for side in sides]
-        yield f"images large enough to encode: {', '.join(parts)}"
+    retries = dict(RETRIES)
+    if packed.units_before and (options["ignore_robots"] or options["ignore_opt_outs"]):
+        retries[Code.DISALLOWED] = "--retry-rejected fetches those that are allowed now"
+    for code, how in retries.items():
+        if count := manifest.rejects.get(code, 0):
+            yield f"{code} {count:,}: {how}"
 
 
 def _captionless(manifest: Manifest) -> KeptLine:

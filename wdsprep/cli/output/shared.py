@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import click
@@ -80,6 +81,8 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
     place_name = "dataset"
     """The name in --json of the place that a run has filled."""
 
+    question = "do this?"
+    """The question that a command asks; {} stands for what it asks about."""
     waits = True
     """Whether to print at once that the command gets ready; not if it asks a question."""
 
@@ -109,9 +112,10 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
     def summary(self, result: T) -> Iterable[str]:
         """Yield the lines that a person reads."""
 
-    def confirm(self, _question: object) -> bool:
+    def confirm(self, subject: object) -> bool:
         """Ask whether to go on, and return the answer; false if nobody can answer."""
-        return sys.stdin.isatty() and click.confirm("do this?", err=True)
+        question = one_line(self.question.format(subject))
+        return sys.stdin.isatty() and click.confirm(question, err=True)
 
     def on_message(self, text: str) -> None:
         self.line.say(text)
@@ -155,10 +159,12 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
         *,
         before: Iterable[str] = (),
         after: Iterable[str] = (),
+        remedies: Mapping[str, str] = MappingProxyType({}),
     ) -> list[str]:
-        """Return the lines about a dataset: its size, its rejects, and the units that failed.
+        """Return the lines about a dataset: its size, its rejects, and what failed.
 
-        The lines `before` and `after` stand before and after those about rejects.
+        The lines `before` and `after` stand before and after those about rejects. `remedies` say
+        what to do about many rejects, by their code.
         """
         manifest = outcome.manifest
         held = f"{plural(manifest.samples, 'sample')} in {plural(len(manifest.shards), 'shard')}"
@@ -167,11 +173,16 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
             *before,
             *rejects_lines(manifest.rejects, place),
             *after,
-            *self.failed_units(outcome),
+            *self.failed_units(outcome, place),
+            *rejected_lines(outcome, place, remedies),
         ]
 
-    def failed_units(self, outcome: "Outcome") -> Iterator[str]:
-        """Yield a line for each unit that failed, with the reason."""
+    def failed_units(self, outcome: "Outcome", url: str) -> Iterator[str]:
+        """Yield a line on tars that cannot be read to their end, and one for each failed unit."""
+        if outcome.broken_tars:
+            broken = f"{plural(outcome.broken_tars, 'tar')} cannot be read to the end"
+            remedy = f"{url}/rejects/ says where and why; mend or replace them, then start over"
+            yield KeptLine(f"{broken}, and the rest of each is lost: {remedy}")
         for failed in outcome.quarantined:
             times = f" (failed {failed.attempts} times)" if failed.attempts > 1 else ""
             yield KeptLine(f"{self.unit} {failed.unit.name} is left out: {failed.reason}{times}")
@@ -223,63 +234,37 @@ def rejects_lines(rejects: Mapping[str, int], url: str) -> list[str]:
     return lines
 
 
-def many_rejects_lines(
-    rejects: Mapping[str, int], samples: int, url: str, remedies: Mapping[str, str]
-) -> list[KeptLine]:
-    """Return the warning that over a tenth of the samples were rejected, and what to do; else none.
+def rejected_lines(
+    outcome: "Outcome", url: str, remedies: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return the line that over a tenth of the samples were rejected, and what to do; else none.
 
-    Samples that could not be fetched, or that were left out by the user's own wish, do not count.
-    `samples` is the number of those that were kept.
+    Samples that could not be fetched, or that were left out by the user's own wish, do not count,
+    unless nothing was kept at all. Where units have failed, they come first.
     """
-    unwished = {code: count for code, count in rejects.items() if Code(code).stage not in WISHED}
-    count, of = sum(unwished.values()), samples + sum(unwished.values())
-    if count * 10 <= of:
+    rejects, samples = outcome.manifest.rejects, outcome.manifest.samples
+    if samples:
+        rejects = {code: n for code, n in rejects.items() if Code(code).stage not in WISHED}
+    count = sum(rejects.values())
+    if outcome.quarantined or count * 10 <= samples + count:
         return []
-    worst = max(sorted(unwished), key=lambda code: unwished[code])
-    which = f"{unwished[worst]:,} of them" if unwished[worst] < count else "all of them"
-    remedy = remedies.get(worst, f"{url}/rejects/ says why for each")
-    are = "was" if count == 1 else "were"
-    return [KeptLine(f"warning: {count:,} of {of:,} {are} rejected, {which} as {worst}: {remedy}")]
-
-
-def void_line(rejects: Mapping[str, int], url: str, remedies: Mapping[str, str]) -> str:
-    """Return the line for a run that kept nothing: the main reason, and what to do."""
     worst = max(sorted(rejects), key=lambda code: rejects[code])
-    count, everything = rejects[worst], sum(rejects.values())
-    all_are = f"{count:,} of {plural(everything, 'reject')} are"
-    if count == everything:
-        all_are = f"all {everything:,} rejects are" if everything > 1 else "the one reject is"
-    remedy = remedies.get(worst, "mend the source")
-    return KeptLine(
-        f"nothing was kept: {all_are} {worst}: {remedy}; {url}/rejects/ says why for each"
-    )
-
-
-def broken_tars_lines(count: int, url: str) -> list[str]:
-    """Return the line about tars that could not be read to their end; none if all could."""
-    if not count:
-        return []
-    lost = f"{plural(count, 'tar')} cannot be read to the end, and the rest of each is lost"
-    remedy = f"{url}/rejects/ says where and why; mend or replace them, then start over"
-    return [KeptLine(f"{lost}: {remedy}")]
+    which = f"{rejects[worst]:,} of them" if rejects[worst] < count else "all of them"
+    what = f"{count:,} of {samples + count:,} {'was' if count == 1 else 'were'} rejected"
+    remedy = remedies.get(worst, f"{url}/rejects/ says why for each")
+    start = "warning" if samples else "nothing was kept"
+    return [KeptLine(f"{start}: {what}, {which} as {worst}: {remedy}")]
 
 
 def left_out_lines(kinds: Mapping[str, int]) -> list[str]:
-    """Return the lines about files that are neither images nor captions, or no target's image."""
-    parts = [f"{count:,} {kind}" for kind, count in Counter(kinds).most_common()]
-    in_roles = [part for part in parts if " in " in part]
-    parts = [part for part in parts if part not in in_roles]
-    texts = [part for part in in_roles if "." in part]
-    images = [part for part in in_roles if part not in texts]
-    lines = [f"left out, as no image has their names: {', '.join(images)}"] if images else []
-    lines += [f"left out, as texts lie beside targets: {', '.join(texts)}"] if texts else []
-    if not parts:
-        return lines
+    """Return the line about files that are neither images nor captions of samples."""
+    if not kinds:
+        return []
     formats = [kind[1:] for kind in (".parquet", ".csv", ".tsv", ".jsonl") if kind in kinds]
     formats += ["tars"] if {".tar", ".tgz"} & kinds.keys() else []
     hint = f"--input-format {' or '.join(formats)} packs those" if formats else ""
     if {".csv", ".json", ".jsonl"} & kinds.keys():
         hint += "; a list of these images has to be called metadata.jsonl or metadata.csv"
-    hint = hint and f" ({hint})"
-    named = ", ".join(parts)
-    return [*lines, f"left out, neither images nor captions by their names: {named}{hint}"]
+    named = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kinds).most_common())
+    what = "left out, neither images nor captions of samples by their names"
+    return [f"{what}: {named}{hint and f' ({hint})'}"]
