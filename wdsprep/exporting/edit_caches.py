@@ -6,12 +6,12 @@ caption. Masks and pixels have no place there. Written after the code of musubi-
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from wdsprep.dataset.npy_arrays import BFLOAT16, EMB, LATENT, MASK, Field
-from wdsprep.dataset.shapes import Size, shapes_of
+from wdsprep.dataset.npy_arrays import DTYPES as NBYTES
+from wdsprep.dataset.shapes import shapes_of
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import UsageError
 from wdsprep.exporting.folders import folder_of, stem_of
@@ -26,7 +26,7 @@ from wdsprep.exporting.layout import (
     save_by_torch,
     to_json,
 )
-from wdsprep.importing.column_names import CONTROL, FAMILIES, NBYTES, SAFETENSORS, MusubiFamily
+from wdsprep.importing.column_names import CONTROL, FAMILIES, SAFETENSORS
 from wdsprep.text import plural
 
 Array = tuple[Field, Buffer]
@@ -61,7 +61,6 @@ TensorPart = tuple[tuple[int, ...], str, Buffer]
 """The shape, the type and the bytes of a tensor."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MusubiLayout(Layout):
     """The layout of folders with the caches of musubi-tuner: of latents and of text.
 
@@ -70,33 +69,27 @@ class MusubiLayout(Layout):
     bucket of its own, so that all latents of a batch have one shape.
     """
 
-    family: MusubiFamily = FAMILIES[0]
-    largest: Size = (0, 0)
-    """The size of an image with the largest area."""
+    takes, needs = ("latents",), (LATENT, EMB)
 
-    def check(self, dataset: Exportable) -> Layout:
-        dataset.check("musubi", "latents")
-        family = dataset.check_latents("musubi", "musubi-tuner", BY_PIPELINE)
-        texts = tuple(f"{role}.npy" for role in family.texts)
-        dataset.check_arrays("musubi", (LATENT, *texts))
-        emb = dataset.field(EMB)
-        if "klein" in family.name and emb is not None and emb.shape[-1] == KLEIN_9B_WIDTH:
+    def __init__(self, dataset: Exportable) -> None:
+        super().__init__(dataset)
+        family = dataset.check_latents("musubi-tuner", BY_PIPELINE)
+        if "klein" in family.name and dataset.fields[EMB].shape[-1] == KLEIN_9B_WIDTH:
             family = KLEIN_9B
-        roles = dataset.references if family.reference else ()
-        if family.reference == CONTROL and len(roles) != 1:
+        self.family = family
+        self.roles = dataset.references if family.reference else ()
+        if family.reference == CONTROL and len(self.roles) != 1:
             raise UsageError(
-                f"{dataset.url} has {len(roles)} roles of references, and musubi-tuner takes one "
-                f"for {family.name}: encode with --roles target,source"
+                f"{dataset.url} has {len(self.roles)} roles of references, and musubi-tuner takes "
+                f"one for {family.name}: encode with --roles target,source"
             )
+        texts = tuple(f"{role}.npy" for role in family.texts)
+        dataset.check_arrays(texts)
+        self.arrays = (LATENT, MASK, *texts)
         square = int(dataset.settings["resolution"])
         sizes = shapes_of(dataset.settings) or [(square, square)]
-        return replace(
-            self,
-            family=family,
-            largest=max(sizes, key=prod),
-            arrays=(LATENT, MASK, *texts),
-            roles=roles,
-        )
+        self.largest = max(sizes, key=prod)
+        """The size of an image with the largest area."""
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         family = self.family
@@ -154,7 +147,7 @@ def to_safetensors(tensors: Mapping[str, TensorPart], facts: Mapping[str, str]) 
     written again would differ.
     """
     header: dict[str, Any] = {"__metadata__": dict(facts)}
-    ordered = sorted(tensors.items(), key=lambda item: -NBYTES[DTYPES[item[1][1]]])
+    ordered = sorted(tensors.items(), key=lambda item: -NBYTES[item[1][1]])
     end = 0
     for name, (shape, dtype, data) in ordered:
         start, end = end, end + len(data)
@@ -166,7 +159,6 @@ def to_safetensors(tensors: Mapping[str, TensorPart], facts: Mapping[str, str]) 
 
 
 # --- NeMo Automodel
-@dataclass(frozen=True, kw_only=True)
 class AutomodelLayout(Layout):
     """The layout of the cache that NeMo Automodel's `ImageEditDataset` reads.
 
@@ -175,18 +167,16 @@ class AutomodelLayout(Layout):
     by which Automodel makes batches, and `metadata.json` lists these.
     """
 
-    arrays: tuple[str, ...] = (LATENT, EMB, MASK)
+    takes, needs, takes_moments = ("latents",), (LATENT, EMB), False
 
-    def check(self, dataset: Exportable) -> Layout:
-        dataset.check("automodel", "latents")
-        dataset.check_arrays("automodel", (LATENT, EMB))
-        dataset.check_one_latent("Automodel")
+    def __init__(self, dataset: Exportable) -> None:
+        super().__init__(dataset)
         if not dataset.references:
             raise UsageError(
                 f"{dataset.url} has no references, and --to automodel takes edits: encode with "
                 "--roles target,source, or --join the references"
             )
-        return replace(self, roles=dataset.references)
+        self.arrays, self.roles = (LATENT, EMB, MASK), dataset.references
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         import torch

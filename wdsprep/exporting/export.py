@@ -5,9 +5,9 @@ writes the same bytes. A shard is exported again if it has no mark (`output`), h
 if one of its files is not as it was written.
 """
 
-import importlib
 import json
 import os
+import pkgutil
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -84,19 +84,12 @@ def export(options: ExportOptions) -> Exported:
     """
     to = options.to
     target = absolute(options.out) if os.fspath(options.out) else ""
-    datasets: list[SourceDataset] = []
-    for place in (options.dataset, *options.joined):
-        later = SourceDataset(place)
-        for earlier in datasets:  # each array of a sample comes from the last dataset that has it
-            earlier.give_way(later)
-        datasets.append(later)
-    default_layout: Layout | None = None
+    make_layout: type[Layout] | None = None
     if LAYOUTS[to]:  # only the module of that layout is imported
-        module, _, name = LAYOUTS[to].partition(":")
-        default_layout = getattr(importlib.import_module(f"wdsprep.exporting.{module}"), name)()
-    takes_images = default_layout is not None and default_layout.takes_images
-    exportable = Exportable(datasets, tower=options.tower, takes_images=takes_images)
-    if default_layout is None:
+        make_layout = pkgutil.resolve_name(f"wdsprep.exporting.{LAYOUTS[to]}")
+    exportable = Exportable(options, takes_images=bool(make_layout and make_layout.takes_images))
+    datasets = exportable.datasets
+    if make_layout is None:
         if options.joined:
             raise UsageError(
                 "--to energon takes no --join, as tars stay as they are: let Energon join datasets"
@@ -106,14 +99,14 @@ def export(options: ExportOptions) -> Exported:
         raise UsageError(f"--to {to} needs a folder to write to: give it after the dataset")
     for dataset in datasets:
         check_apart(dataset.url, target)
-    layout = default_layout.check(exportable)  # the one that fits these datasets
+    layout = make_layout(exportable)
     if left := [role for role in exportable.roles if role not in layout.roles]:
         options.listener_or_mute.on_message(
             f"--to {to} has no place for the images in roles of a sample: "
             f"those in {', '.join(left)} are left behind"
         )
     settings, *joined_settings = (dataset.settings for dataset in datasets)
-    claim = {"form": FORM, "layout": repr(layout), "to": to}
+    claim = {"form": FORM, "layout": repr(vars(layout)), "to": to}
     claim |= {"join": joined_settings, "settings": settings}
     store, units = open_store(target), tuple(_units(datasets, layout))
     existing = {entry.name: entry.nbytes for entry in store.list()}
@@ -132,7 +125,7 @@ def export(options: ExportOptions) -> Exported:
     exported = [file for mark in marks for file in mark.files]
     written = dict(layout.index(exported))
     # Arrays of the empty caption are copied as they are, from the dataset whose text is exported.
-    text_names = {field.name for field in text_fields(exportable.fields)}
+    text_names = {field.name for field in text_fields(exportable.fields.values())}
     for source in units[0].sources if units else ():
         for name in text_names.intersection(source.arrays or ()):
             with suppress(NotFoundError):

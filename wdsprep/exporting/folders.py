@@ -6,8 +6,7 @@ image is in a text file with the same name, for sd-scripts, OneTrainer and ai-to
 
 import io
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, denormalise
@@ -29,7 +28,6 @@ FAMILIES = {
 LATENTS = {LATENT: "latents", FLIPPED: "latents_flipped"}
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImageFolderLayout(Layout):
     """The layout of folders with images and captions.
 
@@ -38,9 +36,11 @@ class ImageFolderLayout(Layout):
     `imagefolder` of Hugging Face `datasets`, which the scripts of diffusers load.
     """
 
-    def check(self, dataset: Exportable) -> Layout:
-        dataset.check("imagefolder", "images")
-        return replace(self, roles=dataset.roles)
+    takes = ("images",)
+
+    def __init__(self, dataset: Exportable) -> None:
+        super().__init__(dataset)
+        self.roles = dataset.roles
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         lines: dict[str, list[bytes]] = {}
@@ -86,7 +86,6 @@ def write_images(out: Output, folder: str, sample: ExportSample) -> dict[str, st
 
 
 # --- with caches
-@dataclass(frozen=True, kw_only=True)
 class KohyaLayout(Layout):
     """The layout of images with the caches of sd-scripts: of latents, and of text.
 
@@ -103,18 +102,16 @@ class KohyaLayout(Layout):
     """
 
     takes_images = True
-    family: str = ""
-    """sd, sdxl or flux."""
-    settings: Mapping[str, Any] | None = None
+    takes = ("latents",)
 
-    def check(self, dataset: Exportable) -> Layout:
-        dataset.check("kohya", "latents")
+    def __init__(self, dataset: Exportable) -> None:
+        super().__init__(dataset)
         if not dataset.has_images:
             raise UsageError(
                 f"{dataset.url} has no images, and sd-scripts looks for caches beside them: --join "
                 "the images that it was made of"
             )
-        family = dataset.check_latents("kohya", "sd-scripts", FAMILIES)
+        self.family, self.settings = dataset.check_latents("sd-scripts", FAMILIES), dataset.settings
         # For a shape without a bucket, sd-scripts would take latents for those of another size.
         sizes, area = shapes_of(dataset.settings), int(dataset.settings["resolution"]) ** 2
         step = math.gcd(*(side for size in sizes for side in size))
@@ -125,12 +122,10 @@ class KohyaLayout(Layout):
                     f"{dataset.url} has the shape {shape_name((width, height))}, for which "
                     "sd-scripts has no bucket: encode with --shapes nearest:64,2"
                 )
-        known = {field.name for field in dataset.fields}
-        texts = {EMB, POOLED} if family != "sd" and {EMB, POOLED} <= known else set[str]()
-        arrays = tuple(sorted(known & {*LATENTS, *texts}))
-        return replace(
-            self, family=family, settings=dataset.settings, arrays=arrays, roles=dataset.roles
-        )
+        has_texts = self.family != "sd" and {EMB, POOLED} <= dataset.fields.keys()
+        texts = {EMB, POOLED} if has_texts else set[str]()
+        self.arrays = tuple(sorted(dataset.fields.keys() & {*LATENTS, *texts}))
+        self.roles = dataset.roles
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         import numpy as np
@@ -153,7 +148,7 @@ class KohyaLayout(Layout):
         is_raw = self.family != "flux"
         latents = {LATENTS[n]: v.astype("<f4") for n, v in values.items() if n in LATENTS}
         if is_raw:
-            latents = {n: denormalise(v, self.settings or {}) for n, v in latents.items()}
+            latents = {n: denormalise(v, self.settings) for n, v in latents.items()}
         rows, cells = latents["latents"].shape[-2:]
         for mask in [role for role in self.roles if is_mask(role)][:1]:
             level = np.full((rows, cells), 255)  # without a mask, all of the image counts

@@ -32,7 +32,6 @@ from wdsprep.dataset.npy_arrays import (
 )
 from wdsprep.dataset.samples import names_in_roles, roles_of
 from wdsprep.dataset.sealed_json import (
-    Fields,
     Hex,
     Name,
     Nbytes,
@@ -47,6 +46,7 @@ from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.stored_dataset import check_kind, open_dataset
 from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import FormatError, NotFoundError, UsageError
+from wdsprep.exporting.options import ExportOptions
 from wdsprep.options import Place
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Sink, SinkFile, Store, absolute
@@ -89,19 +89,21 @@ class Exportable:
     """A dataset to export, with what is joined to it.
 
     `fields` are the arrays of a sample; those of latents of several shapes are given for the
-    square. `settings` are those that the latents were made with. `tower` names a text tower, for
-    layouts that name columns after it.
+    square. `settings` are those that the latents were made with.
     """
 
-    def __init__(
-        self, datasets: Sequence[SourceDataset], *, tower: str, takes_images: bool
-    ) -> None:
+    def __init__(self, options: ExportOptions, *, takes_images: bool) -> None:
         """Raise UsageError if the datasets cannot be joined.
 
         With `takes_images`, images may be joined to latents that were made of them.
         """
+        self.to, self.tower = options.to, options.tower
+        self.datasets = datasets = [*map(SourceDataset, (options.dataset, *options.joined))]
+        for number, later in enumerate(datasets):  # each array comes from the last that has it
+            for earlier in datasets[:number]:
+                earlier.give_way(later)
         first, *joined = datasets
-        self.url, self.kind, self.tower = first.url, first.manifest.dataset, tower
+        self.url, self.kind = first.url, first.manifest.dataset
         self.has_images = takes_images and [other.has_images for other in joined].count(True) == 1
         for other in joined:
             if not (self.has_images and other.has_images):
@@ -116,9 +118,8 @@ class Exportable:
                 f"{first.url} is a dataset of images, to which scores alone can be joined: export "
                 "latents or text with --join"
             )
-        arrays = [] if first.has_images else [(f, d) for d in datasets for f in d.fields]
-        fields = [field for field, dataset in arrays if field.name in dataset.names]
-        self.fields = tuple(field for field in fields if not field.is_of_role)
+        fields = [f for d in datasets for f in d.fields if f.name in d.names]
+        self.fields = {f.name: f for f in fields if not (f.is_of_role or first.has_images)}
         self.references = tuple(dict.fromkeys(f.role for f in fields if f.role and f.holds_latents))
         """The roles whose arrays are latents, neither masks nor pixels."""
         with_roles = (d for d in datasets if first.has_images or not d.has_images)
@@ -146,34 +147,17 @@ class Exportable:
         """Return what the samples are: images, latents, text or scores."""
         if is_scored(self.settings):
             return SCORES
-        return "text" if self.kind == "latents" and is_of_text(self.fields) else self.kind
+        of_text = self.kind == "latents" and is_of_text(self.fields.values())
+        return "text" if of_text else self.kind
 
-    def field(self, name: str) -> Field | None:
-        return next((field for field in self.fields if field.name == name), None)
-
-    def check(self, to: str, *whats: str) -> None:
-        """Raise UsageError unless the samples are of one of the kinds `whats`, which `to` takes."""
-        if self.what not in whats:
+    def check_arrays(self, names: Iterable[str]) -> None:
+        if missing := [name for name in names if name not in self.fields]:
             raise UsageError(
-                f"{self.url} is a dataset of {self.what}, and --to {to} takes "
-                f"{' or '.join(whats)}: give another dataset or another --to"
+                f"{self.url} has no {missing[0]}, which --to {self.to} needs: encode with a model "
+                "that makes it, or --join the text that has it"
             )
 
-    def check_arrays(self, to: str, names: Iterable[str]) -> None:
-        if missing := [name for name in names if self.field(name) is None]:
-            raise UsageError(
-                f"{self.url} has no {missing[0]}, which --to {to} needs: encode with a model that "
-                "makes it, or --join the text that has it"
-            )
-
-    def check_one_latent(self, reader: str) -> None:
-        if self.has_moments:
-            raise UsageError(
-                f"{self.url} has moments, and {reader} takes one latent of each sample: encode "
-                "with --latents sample or mean"
-            )
-
-    def check_latents(self, to: str, reader: str, families: Mapping[str, Family]) -> Family:
+    def check_latents(self, reader: str, families: Mapping[str, Family]) -> Family:
         """Return which of the families, by the names of their pipelines, the latents are of.
 
         Raise UsageError if they are of another, or are not one latent of known scale a sample.
@@ -183,7 +167,7 @@ class Exportable:
         if pipeline and pipeline not in families:
             names = ", ".join(name.removesuffix("Pipeline") for name in families)
             raise UsageError(
-                f"{self.url} was encoded with a {pipeline}, and --to {to} takes latents of "
+                f"{self.url} was encoded with a {pipeline}, and --to {self.to} takes latents of "
                 f"{names}: give another --to"
             )
         if self.has_moments or not pipeline:
@@ -331,10 +315,10 @@ class Output:
 class ExportMark:
     """The mark of an exported shard: what it was made from, and the files that were made."""
 
-    name: str
-    inputs: tuple[str, ...]
+    name: Name
+    inputs: tuple[Text, ...]
     files: tuple[ExportedFile, ...]
-    left_out: int
+    left_out: Nbytes
 
     @property
     def nbytes(self) -> int:
@@ -345,22 +329,16 @@ class ExportMark:
         return f"{MARKS}{self.name}.json"
 
     def to_bytes(self) -> bytes:
-        files = [asdict(file) for file in self.files]
-        body = {"files": files, "inputs": list(self.inputs), "left_out": self.left_out}
-        return canonical_json(body) + b"\n"
+        return canonical_json(asdict(self)) + b"\n"
 
     @classmethod
     def read(cls, store: Store, file_name: str) -> "ExportMark | None":
         """Read the mark of a shard, or None if there is none, or none that can be read."""
         with suppress(NotFoundError, FormatError):
-            body = read_record(_MARK, store.read(file_name), file_name)
-            files = tuple(make_record(ExportedFile, fields) for fields in body["files"])
-            unit = file_name.removeprefix(MARKS).removesuffix(".json")
-            return make_record(cls, {**body, "files": files, "name": unit})
+            body = read_record(cls, store.read(file_name), file_name)
+            body["files"] = [make_record(ExportedFile, file) for file in body["files"]]
+            return make_record(cls, body)
         return None
-
-
-_MARK = Fields({"files": list[ExportedFile], "inputs": list[Text], "left_out": Nbytes})
 
 
 def check_files(out: str, mark: ExportMark) -> Generator[int, None, bool]:
@@ -385,25 +363,39 @@ def check_files(out: str, mark: ExportMark) -> Generator[int, None, bool]:
 Writing = Generator[None, None, None]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Layout:
     """The layout of an export: it checks the dataset, writes each shard, and writes the index.
 
-    It can be pickled, as workers get it. What it is made of decides the bytes of files.
+    It can be pickled, as workers get it. Its attributes decide the bytes of files.
     """
 
     heads: ClassVar[bool] = False
     """True if tar headers are enough, so that no image and no array is read."""
     takes_images: ClassVar[bool] = False
     """True for a layout of latents to which images may be joined."""
-    arrays: tuple[str, ...] = ()
-    """The names of the arrays that the layout writes."""
-    roles: tuple[str, ...] = field(default=(), repr=False)
-    """The roles whose images or arrays the layout writes; the settings of datasets decide them."""
+    takes: ClassVar[tuple[str, ...]] = ()
+    """What the samples may be, such as images; anything if it is empty."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The arrays without which it cannot be written."""
+    takes_moments: ClassVar[bool] = True
 
-    def check(self, dataset: Exportable) -> "Layout":
-        """Return the layout for a dataset. Raise UsageError if the dataset does not fit."""
-        raise NotImplementedError
+    def __init__(self, dataset: Exportable) -> None:
+        """Choose what is written of the dataset. Raise UsageError if the dataset does not fit."""
+        if self.takes and dataset.what not in self.takes:
+            raise UsageError(
+                f"{dataset.url} is a dataset of {dataset.what}, and --to {dataset.to} takes "
+                f"{' or '.join(self.takes)}: give another dataset or another --to"
+            )
+        dataset.check_arrays(self.needs)
+        if dataset.has_moments and not self.takes_moments:
+            raise UsageError(
+                f"{dataset.url} has moments, and --to {dataset.to} takes one latent of each "
+                "sample: encode with --latents sample or mean"
+            )
+        self.arrays = self.needs
+        """The names of the arrays that the layout writes."""
+        self.roles: tuple[str, ...] = ()
+        """The roles whose images or arrays the layout writes."""
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         """Write the files that a shard with samples becomes. Yield after each sample."""

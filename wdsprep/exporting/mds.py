@@ -14,7 +14,7 @@ variable length has a mask of the full length beside it.
 import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -95,17 +95,11 @@ class Column:
         return bytes([array.ndim << 2 | (2 if wide else 0)]) + sizes, data
 
 
-@dataclass(frozen=True, kw_only=True)
 class MdsLayout(Layout):
     """The layout of MDS shards."""
 
-    tower: str = ""
-    settings: Mapping[str, Any] | None = None
-    columns: tuple[Column, ...] = ()
-    length: int = 0
-    """The length of a mask beside embeddings of variable length."""
-
-    def check(self, dataset: Exportable) -> Layout:
+    def __init__(self, dataset: Exportable) -> None:
+        super().__init__(dataset)
         if not dataset.tower.isprintable():
             raise UsageError(f"--tower {dataset.tower!r}: give a name, such as t5")
         if dataset.settings.get("latents") == GIVEN:
@@ -123,8 +117,9 @@ class MdsLayout(Layout):
             columns += [Column(name=side, kind=INT) for side in sides]
         if dataset.kind == "images" or (dataset.what == "latents" and not is_imported(settings)):
             columns += [Column(name=f"original_{side}", kind=INT) for side in sides]
-        length = 0
-        for field in dataset.fields:
+        self.length = 0
+        """The length of a mask beside embeddings of variable length."""
+        for field in dataset.fields.values():
             kind, shape = NAMED[field.dtype], () if field.is_variable else field.shape
             if field.name in IMAGES:  # a mean and a deviation, as the VAE gives them
                 kind, patch = "float16", settings.get("patch", 1)
@@ -135,16 +130,10 @@ class MdsLayout(Layout):
             name = names.get(field.name, field.name.removesuffix(".npy"))
             columns.append(Column(name=name, kind=kind, member=field.name, shape=shape))
             if field.is_variable and field.name == EMB:
-                length = field.shape[0]
-                columns.append(Column(name=mask, kind="uint8", member=MASK, shape=(length,)))
-        return replace(
-            self,
-            tower=tower,
-            settings=settings,
-            arrays=tuple(field.name for field in dataset.fields),
-            columns=tuple(sorted(columns, key=lambda column: column.name)),
-            length=length,
-        )
+                self.length = field.shape[0]
+                columns.append(Column(name=mask, kind="uint8", member=MASK, shape=(self.length,)))
+        self.settings, self.arrays = settings, tuple(dataset.fields)
+        self.columns = sorted(columns, key=lambda column: column.name)
 
     # --- a shard
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
@@ -217,12 +206,12 @@ class MdsLayout(Layout):
             return column.encode(is_token.astype("u1"))
         array = sample.values(column.member)
         if column.member in IMAGES:
-            settings, values = self.settings or {}, array.astype("<f4")
-            if settings.get("latents") == "moments":
+            values = array.astype("<f4")
+            if self.settings.get("latents") == "moments":
                 mean, logvar = np.split(values, 2)
                 array = np.concatenate([mean, np.exp(0.5 * logvar)])
             else:
-                mean = denormalise(values, settings)
+                mean = denormalise(values, self.settings)
                 array = np.zeros((2 * len(mean), *mean.shape[1:]), "<f2")
                 array[: len(mean)] = mean
         return column.encode(array)

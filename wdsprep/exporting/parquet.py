@@ -11,7 +11,7 @@ Nothing is compressed: images and arrays would hardly become smaller, at the cos
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -43,22 +43,18 @@ FEATURES = {
 MOMENTS = {LATENT: ("mean", "logvar"), FLIPPED: ("mean_flipped", "logvar_flipped")}
 
 
-@dataclass(frozen=True, kw_only=True)
 class ParquetLayout(Layout):
     """The layout of Parquet tables."""
 
-    kind: str = ""
-    """What rows hold: images, arrays, moments or mlperf."""
-    scores: tuple[tuple[str, str], ...] = ()
-    """The columns of scores, with the kind of value that each holds."""
-
-    def check(self, dataset: Exportable) -> Layout:
-        names = tuple(field.name for field in dataset.fields)
-        is_flux = dataset.has_moments and {*names} == FLUX
+    def __init__(self, dataset: Exportable) -> None:
+        super().__init__(dataset)
+        self.arrays = tuple(dataset.fields)
+        is_flux = dataset.has_moments and {*self.arrays} == FLUX
         of_arrays = "mlperf" if is_flux else "moments" if dataset.has_moments else "arrays"
-        kind = "images" if dataset.kind == "images" else of_arrays
-        scores = () if kind == "mlperf" else tuple(dataset.columns.items())
-        return replace(self, kind=kind, arrays=names, scores=scores)
+        self.kind = "images" if dataset.kind == "images" else of_arrays
+        """What rows hold: images, arrays, moments or mlperf."""
+        self.scores = {} if is_flux else dataset.columns
+        """The columns of scores, with the kind of value that each holds."""
 
     def _columns(self, name: str) -> tuple[str, ...]:
         """Return the columns of an array.
@@ -77,7 +73,7 @@ class ParquetLayout(Layout):
             return pa.schema([("__key__", pa.string()), *arrays])
         texts = [("key", pa.string()), ("caption", pa.string()), ("json", pa.string())]
         kinds = {NUMBER: pa.float64(), WHOLE: pa.int64(), TEXT: pa.string()}
-        texts += [(name, kinds[holds]) for name, holds in self.scores]
+        texts += [(name, kinds[holds]) for name, holds in self.scores.items()]
         if self.kind != "images":
             names = chain.from_iterable(map(self._columns, self.arrays))
             return pa.schema([*texts, *((name, pa.binary()) for name in names)])
@@ -130,7 +126,7 @@ class ParquetLayout(Layout):
             "key": sample.key,
             "caption": sample.caption,
             "json": to_json(sample.facts).decode(),
-            **{name: sample.facts.get(name) for name, _ in self.scores},
+            **{name: sample.facts.get(name) for name in self.scores},
         }
         if self.kind != "images":
             for name in self.arrays:

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from wdsprep.dataset.file_names import index_name, is_table
@@ -111,7 +110,6 @@ def metadata_files(counts: Mapping[str, int], subflavors: Mapping[str, str]) -> 
     }
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrimusLayout(TarLayout):
     """The layout of tars for AMD's Primus: Energon tars of tensors that `torch.save` wrote.
 
@@ -122,23 +120,16 @@ class PrimusLayout(TarLayout):
     """
 
     is_indexed = True
-    has_moments: bool = False
-    length: int = 0
-    """The length of the prompt embedding."""
-    arrays: tuple[str, ...] = (LATENT, EMB, POOLED)
+    takes, needs = ("latents",), (LATENT, EMB, POOLED)
 
-    def check(self, dataset: Exportable) -> Layout:
-        dataset.check("primus", "latents")
-        dataset.check_arrays("primus", self.arrays)
+    def __init__(self, dataset: Exportable) -> None:
+        super().__init__(dataset)
         if dataset.has_shapes:
             raise UsageError(
                 f"{dataset.url} has latents of several shapes, and Primus stacks samples into "
                 "batches whatever their shape: encode without --shapes"
             )
-        emb = dataset.field(EMB)
-        return replace(
-            self, has_moments=dataset.has_moments, length=emb.shape[0] if emb is not None else 0
-        )
+        self.has_moments, self.length = dataset.has_moments, dataset.fields[EMB].shape[0]
 
     def members(self, sample: ExportSample) -> Members:
         import numpy as np
@@ -164,7 +155,6 @@ class PrimusLayout(TarLayout):
 
 
 # --- wids and webshart
-@dataclass(frozen=True, kw_only=True)
 class WidsLayout(TarLayout):
     """The layout of tars with an index for `wids`, webdataset's reader with random access.
 
@@ -174,17 +164,15 @@ class WidsLayout(TarLayout):
     WebP.
     """
 
-    is_of_latents: bool = False
-    arrays: tuple[str, ...] = (LATENT,)
+    takes, takes_moments = ("images", "latents"), False
 
-    def check(self, dataset: Exportable) -> Layout:
-        dataset.check("wids", "images", "latents")
-        dataset.check_one_latent("wids")
-        return replace(self, is_of_latents=dataset.what == "latents")
+    def __init__(self, dataset: Exportable) -> None:
+        super().__init__(dataset)
+        self.arrays = (LATENT,) if dataset.what == "latents" else ()
 
     def members(self, sample: ExportSample) -> Members:
         facts = {**sample.facts, "prompt": sample.caption}
-        if self.is_of_latents:
+        if self.arrays:
             data = ("npy", sample.members[LATENT])
             facts["width"], facts["height"] = cut_size(sample.facts)
         else:
@@ -201,7 +189,6 @@ class WidsLayout(TarLayout):
         return {META: json_line({"shardlist": shards, "wids_version": 1})}
 
 
-@dataclass(frozen=True, kw_only=True)
 class WebshartLayout(Layout):
     """The layout of indexes for webshart, with which SimpleTuner reads image tars.
 
@@ -212,10 +199,7 @@ class WebshartLayout(Layout):
     """
 
     heads = True
-
-    def check(self, dataset: Exportable) -> Layout:
-        dataset.check("webshart", "images")
-        return self
+    takes = ("images",)
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         files: dict[str, dict[str, Any]] = {}
