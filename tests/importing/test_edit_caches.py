@@ -415,7 +415,7 @@ BROKEN_MUSUBI: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "a-huge-header": (lambda p: p.write_bytes(b"\xff" * 400), UNREAD, "longer than the file"),
     "deep": (lambda p: p.write_bytes(DEEP), UNREAD, "its header is invalid"),
     "negative-sides": (put(LATENTS, shape=[-16, 1, -8, 8]), UNREAD, "not a whole number"),
-    "more-sides": (put(LATENTS, shape=[16, 2, 8, 8]), UNREAD, "2,048 bytes are not bfloat16"),
+    "more-sides": (put(LATENTS, shape=[16, 2, 8, 8]), UNREAD, "cannot reshape array of size 1024"),
     "overlapping": (put(CONTROL, data_offsets=[0, 2048]), "", ""),
     "all-twice": (nine_more, UNREAD, "tensors overlap"),
     "no-texts": (put("__metadata__", a=[]), UNREAD, "other values than texts"),

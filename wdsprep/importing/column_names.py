@@ -7,11 +7,9 @@ MLPerf. The plan of an import says which columns it takes.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import NamedTuple
 
 from wdsprep.dataset.npy_arrays import BFLOAT16, Field
-from wdsprep.dataset.shapes import Size
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.text import check_one_of, list_columns
 
@@ -20,27 +18,15 @@ REFERENCES = "source"
 EMB, POOLED, MASK = "emb", "pooled", "emb_mask"
 TEXT = (EMB, POOLED, MASK)
 ROLES = (LATENT, MEAN, LOGVAR, MEAN_STD, REFERENCES, *TEXT)
-_DTYPES = (
-    ("float16", 2, "<f2", "F16"),
-    ("float32", 4, "<f4", "F32"),
-    ("float64", 8, "<f4", "F64"),
-    ("bfloat16", 2, BFLOAT16, "BF16"),
-    ("uint16", 2, BFLOAT16, "U16"),
-    ("uint8", 1, "|u1", "U8"),
-    ("int8", 1, "<i4", "I8"),
-    ("bool", 1, "|u1", "BOOL"),
-    ("int16", 2, "<i4", "I16"),
-    ("int32", 4, "<i4", "I32"),
-    ("int64", 8, "<i4", "I64"),
-)
-NBYTES = {dtype: nbytes for dtype, nbytes, _, _ in _DTYPES}
-"""The bytes of a value of each dtype that arrays may have."""
-STORED = {dtype: stored for dtype, _, stored, _ in _DTYPES}
-"""The dtype in which wdsprep stores an array of each dtype. NumPy has no bfloat16, so other caches
-hold its bits as uint16, as wdsprep does; no array of latents or text has whole numbers up to
-65,535."""
-SAFETENSORS = {dtype: name for dtype, _, _, name in _DTYPES}
-"""What safetensors calls each dtype."""
+SAFETENSORS = {
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    BFLOAT16: "BF16",
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+}
+"""The dtypes that arrays may have, and what safetensors calls them."""
 ANY = -1
 """A side whose length follows from the number of bytes."""
 
@@ -49,8 +35,8 @@ ANY = -1
 class CachedColumn:
     """A column of a cache.
 
-    `dtype` and `shape` are for columns of bare bytes. `resolution` is the one of the images, if the
-    name of the column states it.
+    `dtype` and `shape` are for columns of bare bytes; one side may be ANY. `resolution` is the one
+    of the images, if the name of the column states it.
     """
 
     role: str
@@ -58,16 +44,6 @@ class CachedColumn:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     resolution: int = 0
-
-    def sides(self, nbytes: int) -> tuple[int, ...]:
-        """Return the shape of an array of `nbytes`. Raise ValueError if none fits."""
-        width = NBYTES[self.dtype]
-        fixed = width * prod(side for side in self.shape if side != ANY)
-        rest, over = divmod(nbytes, fixed) if fixed else (0, 0)
-        if over or not rest or (ANY not in self.shape and rest != 1):
-            shown = " x ".join("any" if side == ANY else str(side) for side in self.shape)
-            raise ValueError(f"{nbytes:,} bytes are not {self.dtype} of {shown}")
-        return tuple(rest if side == ANY else side for side in self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +59,6 @@ class ImportPlan:
     is_asked: bool = False
     """True if the user named the columns."""
     fields: tuple[Field, ...] = ()
-    bits: tuple[str, ...] = ()
-    """The columns whose whole numbers are the bits of bfloat16."""
-    sizes: tuple[Size, ...] = ()
-    """The sizes of the images, if latents have several shapes."""
 
     def of(self, role: str) -> CachedColumn | None:
         """Return the column with a role, or None if there is none."""
@@ -173,6 +145,8 @@ TRAINERS: Mapping[str, Mapping[str, str]] = {
 knows a column of latents is taken, or else one of text."""
 FLUX_SCALE, FLUX_SHIFT = 0.3611, 0.1159
 """Those of the VAE of MLPerf's Flux.1, which is recognised by all of its columns together."""
+COLUMN = re.compile(r"([^=]*)=([^:]+)(?::(\w+):(\d+(?:x\d+)*))?")
+"""A column as `--columns` has it: a role and a name, and of bare bytes a dtype and sides."""
 CAPTION_TOKENS, CELL = 77, 8
 """Sizes that bare bytes do not state: tokens of a CLIP caption, and pixels of a cell's side."""
 
@@ -183,22 +157,17 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
     Columns of bare bytes have a dtype and a shape too.
     """
     columns = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        role, equals, named = part.partition("=")
-        name, dtype, sides = (*named.split(":"), "", "")[:3]
-        if not equals or not name or named.count(":") > 2:
+    for part in filter(None, map(str.strip, text.split(","))):
+        if (match := COLUMN.fullmatch(part)) is None:
             raise UsageError(
                 f"--columns {part!r}: write ROLE=NAME, as latent=z, or latent=z:float16:4x32x32 if "
                 "it holds bare bytes"
             )
+        role, name, dtype, sides = (found or "" for found in match.groups())
         check_one_of(ROLES, columns=role)
         if dtype:
-            check_one_of(tuple(NBYTES), columns=dtype)
-        if not re.fullmatch(r"(\d+(x\d+)*)?", sides) or bool(dtype) != bool(sides):
-            raise UsageError(
-                f"--columns {part!r}: the shape of bare bytes is written as float16:4x32x32"
-            )
-        shape = tuple(int(side) for side in sides.split("x")) if sides else ()
+            check_one_of(tuple(SAFETENSORS), columns=dtype)
+        shape = tuple(map(int, filter(None, sides.split("x"))))
         columns.append(CachedColumn(role=role, name=name, dtype=dtype, shape=shape))
     return tuple(columns)
 

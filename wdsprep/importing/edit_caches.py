@@ -15,13 +15,21 @@ from io import BytesIO
 from itertools import chain, groupby, islice
 from typing import Any
 
+import numpy as np
+
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import MAPPING, image_name, parse_json, parse_object
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.encoding.models.model_files import read_tensor_header
 from wdsprep.errors import SourceError, UsageError
-from wdsprep.importing.column_arrays import MOST_EXPANDED, load_saved, tensor_array
+from wdsprep.importing.column_arrays import (
+    MOST_EXPANDED,
+    Array,
+    array_in_bytes,
+    load_saved,
+    tensor_array,
+)
 from wdsprep.importing.column_names import CONTROL, FAMILIES, REFERENCES, SAFETENSORS
 from wdsprep.importing.import_plan import LOOKED_AT
 from wdsprep.importing.latent_caches import LatentCache, Row, make_row
@@ -31,7 +39,6 @@ from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.parsing import parsing_file, parsing_sample
 from wdsprep.sources.patterns import Pattern, is_glob, is_tar, table_kind
 from wdsprep.sources.recognise import is_folder, split_pattern
-from wdsprep.sources.tables import RawArray
 from wdsprep.store import shared_store
 from wdsprep.store.base import is_web
 from wdsprep.text import shown
@@ -69,9 +76,7 @@ class SampleFiles(LatentCache):
     def count(self, item: Item) -> int:
         return item.samples
 
-    def rows(self, item: Item, wanted: Sequence[str], *, facts: bool = True) -> Iterator[Row]:
-        del facts  # a file is read whole, whatever is wanted of it
-
+    def rows(self, item: Item, wanted: Sequence[str]) -> Iterator[Row]:
         def values_of(files: Sequence[Part]) -> dict[str, Any]:
             """Return the facts of a sample, and its arrays of the wanted names."""
             values = self._read(files)
@@ -105,18 +110,15 @@ class SampleFiles(LatentCache):
         return shared_store(self.url).read(name)
 
 
-def _arrays(name: str, value: Any, most: int) -> RawArray | list[RawArray]:
+def _arrays(name: str, value: Any, most: int) -> Array | list[Array]:
     """Return the array of a tensor, or those of a list of tensors, of at most `most` bytes."""
     with parsing_sample(f"{name} holds no array: it"):
-        if isinstance(value, RawArray):
-            return value
         if not isinstance(value, list):
-            return tensor_array(value, most)
-        arrays: list[RawArray] = []
+            return value if isinstance(value, np.ndarray) else tensor_array(value, most)
+        arrays: list[Array] = []
         for entry in islice(value, MOST_IMAGES + 1):
-            array = entry if isinstance(entry, RawArray) else tensor_array(entry, most)
-            most -= len(array.data)
-            arrays.append(array)
+            arrays.append(entry if isinstance(entry, np.ndarray) else tensor_array(entry, most))
+            most -= arrays[-1].nbytes
         return arrays
 
 
@@ -200,24 +202,27 @@ class MusubiCache(SampleFiles):
 
     def _read(self, files: Sequence[Part]) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        references: list[tuple[int, RawArray]] = []
+        references: list[tuple[int, Array]] = []
         for part in files:
             data = self._bytes(part)
             with parsing_sample(shown(part[0])):
                 tensors, start, facts = read_tensor_header(BytesIO(data))
+                arrays = {
+                    name: array_in_bytes(
+                        TYPES.get(entry.dtype, entry.dtype),
+                        entry.shape,
+                        data[start + entry.begin : start + entry.end],
+                    )
+                    for name, entry in tensors.items()
+                }
             values |= facts
             values |= {n: int(v) for n, v in facts.items() if n in SIDES and SIDE.fullmatch(v)}
-            for full_name, entry in tensors.items():
+            for full_name, array in arrays.items():
                 match = COLUMN.fullmatch(full_name)
                 name = match[1] if match else full_name
-                array = RawArray(
-                    dtype=TYPES.get(entry.dtype, entry.dtype),
-                    shape=entry.shape,
-                    data=data[start + entry.begin : start + entry.end],
-                )
                 if match := re.fullmatch(rf"{CONTROL}(?:_(\d{{1,4}}))?", name):
                     references.append((int(match[1] or 0), array))
-                elif isinstance(values.get(name), RawArray):
+                elif isinstance(values.get(name), np.ndarray):
                     raise RejectedError(Code.UNREADABLE, f"{shown(part[0])} has {name} twice")
                 else:
                     values[name] = array

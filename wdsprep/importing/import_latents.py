@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.sealed_json import hex_digest
@@ -14,29 +13,20 @@ from wdsprep.encoding.shape_lists import sizes_of
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.column_names import ImportPlan, choose_columns, parse_columns
 from wdsprep.importing.edit_caches import find_edit_cache
-from wdsprep.importing.import_plan import ZEROS, ImportJob, empty_of, settings_of, settle_plan
+from wdsprep.importing.import_plan import ZEROS, empty_of, settings_of, settle_plan
 from wdsprep.importing.latent_caches import LatentCache, find_cache, stem_of
 from wdsprep.importing.options import ImportOptions
+from wdsprep.importing.worker import import_file
 from wdsprep.options import takes_options
-from wdsprep.runners.base import Call
 from wdsprep.runners.make_runner import runner_for
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write, remove_units
 from wdsprep.sources.base import Item
 from wdsprep.store.base import absolute, check_apart
 from wdsprep.text import examples, plural, shown
 
-if TYPE_CHECKING:
-    pass
-
 PROBED_FILES = 4
 ImportBegun = tuple[str, int, ImportPlan]
 """An import before its first worker starts: the kind of its cache, its files, and its plan."""
-
-
-def open_worker(job: ImportJob) -> Call:
-    from wdsprep.importing.worker import ImportWorker  # torch: for workers alone
-
-    return ImportWorker(job)
 
 
 @takes_options(ImportOptions)
@@ -59,16 +49,9 @@ def import_(options: ImportOptions) -> Outcome:
         raise SourceError(f"{source} lists no samples: give a cache that has some")
     first = f"{cache.url}/{shown(items[0].name)}"
     chosen = choose_columns(cache.columns(items), asked, resolution=resolution, what=first)
-    plan = settle_plan(
-        chosen,
-        chain.from_iterable(
-            cache.rows(item, chosen.names, facts=False) for item in items[:PROBED_FILES]
-        ),
-        options=options,
-        sizes=sizes,
-        what=first,
-    )
-    settings = settings_of(plan, cache, options)
+    rows = chain.from_iterable(cache.rows(item, chosen.names) for item in items[:PROBED_FILES])
+    plan = settle_plan(chosen, rows, options=options, sizes=sizes, what=first)
+    settings = settings_of(plan, cache, options, sizes=sizes)
     no_caption = empty_of(options.empty, plan.fields)
     if options.empty:
         digest = hex_digest(b"".join(no_caption.values()))
@@ -80,14 +63,6 @@ def import_(options: ImportOptions) -> Outcome:
     wanted, pending, manifest = _find_pending(edition, manifest, cache, shards, options.limit)
     begun: ImportBegun = cache.kind, len(items), plan
     listener.on_begin(begun)
-    job = ImportJob(
-        cache=cache,
-        plan=plan,
-        latents=latents,
-        settings=settings,
-        edition=edition.mark,
-        empty=no_caption,
-    )
     runner = None
     if pending:
         nbytes = sum(shard.item.nbytes for shard in pending)
@@ -95,7 +70,8 @@ def import_(options: ImportOptions) -> Outcome:
             options, len(pending), nbytes, on_message=listener.on_message, name="import"
         )
     run = Run(edition, manifest, count=len(pending), limit=options.limit if wanted != shards else 0)
-    work = partial(open_worker, job)
+    job = {"cache": cache, "plan": plan, "edition": edition, "settings": settings}
+    work = partial(partial, import_file, **job, empty=no_caption)
     (imported,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     return imported
 

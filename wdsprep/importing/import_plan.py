@@ -10,10 +10,12 @@ says: a cache does not hold them, but its trainer has them in files, or uses zer
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from wdsprep.dataset.npy_arrays import GIVEN, Field, fields_of, layout, text_fields
 from wdsprep.dataset.npy_arrays import LATENT as LATENT_NPY
@@ -21,15 +23,14 @@ from wdsprep.dataset.npy_arrays import MASK as MASK_NPY
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import TARGET, image_name, names_in_roles, roles_of
-from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import Size
 from wdsprep.errors import FormatError, SourceError, UsageError
 from wdsprep.importing.column_arrays import (
-    BITS,
     LATENT_SIDES,
+    Array,
     array_of,
     as_float32,
-    keep_tokens,
+    field_dtype,
     npy_of,
     std_to_logvar,
     to_stored,
@@ -51,7 +52,6 @@ from wdsprep.importing.column_names import (
 from wdsprep.importing.latent_caches import LatentCache, Row
 from wdsprep.importing.options import ImportOptions
 from wdsprep.sources.base import check_names, make_or_refuse
-from wdsprep.sources.tables import RawArray
 from wdsprep.store import split_url
 
 LOOKED_AT = 64
@@ -64,59 +64,33 @@ SIDES = {
 }
 """The number of dimensions of the arrays with a role, without the one of a batch."""
 MEMBERS = {role: f"{role}.npy" for role in TEXT}
+Arrays = dict[str, Array]
+"""The arrays of a sample by the names that they have as members."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportJob:
-    """The picklable description of a worker of `import`, whose process it is sent to.
-
-    Its units are `ImageShard`s, each of which is a file of the cache.
-    """
-
-    cache: LatentCache
-    plan: ImportPlan
-    latents: str
-    settings: Settings
-    edition: str = ""
-    """The mark of the dataset's edition."""
-    empty: Mapping[str, bytes]
-    """The arrays of the empty caption by the name of their member, if the user gives them."""
-
-
-def members_of(
-    fields: Iterable[Field], arrays: Mapping[str, RawArray]
-) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the bytes of the member of each field.
-
-    Raise RejectedError if an array does not fit its field or is not finite.
-    """
-    for field in fields:
-        raw = arrays[field.name]
-        if field.is_variable and MASK_NPY in arrays:
-            raw = keep_tokens(raw, arrays[MASK_NPY])
-        yield field.name, npy_of(field, raw)
-
-
-def arrays_in(chosen: ImportPlan, columns: Mapping[str, Any]) -> dict[str, RawArray]:
-    """Return the arrays of a row, by the names that they have as members.
+def arrays_in(chosen: ImportPlan, columns: Mapping[str, Any]) -> Arrays:
+    """Return the arrays of a row.
 
     Raise RejectedError if the row lacks one, or has one that cannot be stored. It may have any
     number of references.
     """
-    by_role: dict[str, RawArray] = {}
-    references: list[RawArray] = []
+    by_role: Arrays = {}
+    references: list[Array] = []
     for column in chosen.columns:
-        arrays = [to_stored(array, SIDES[column.role]) for array in _arrays_of(column, columns)]
+        value, sides = columns.get(column.name), SIDES[column.role]
+        if value is None:
+            raise RejectedError(Code.NO_ARRAY, f"it has no {column.name}")
         if column.role == REFERENCES:
-            references += arrays
+            values = value if isinstance(value, list) else [value]
+            references += [to_stored(array_of(column, value), sides) for value in values]
         else:
-            (by_role[column.role],) = arrays
+            by_role[column.role] = to_stored(array_of(column, value), sides)
     if MASK in by_role:
-        shape, flags = by_role[MASK].shape, as_float32(by_role[MASK])
+        flags = as_float32(by_role[MASK])
         if not ((flags == 0) | (flags == 1)).all():
             raise RejectedError(Code.OTHER_SHAPE, "its mask has values other than 0 and 1")
-        by_role[MASK] = RawArray("|u1", shape, flags.astype("|u1").tobytes())
-    members = {MEMBERS[role]: raw for role, raw in by_role.items() if role in MEMBERS}
+        by_role[MASK] = flags.astype("|u1")
+    members = {MEMBERS[role]: array for role, array in by_role.items() if role in MEMBERS}
     if LATENT in by_role:
         members[LATENT_NPY] = by_role[LATENT]
     elif MEAN_STD in by_role:
@@ -124,25 +98,12 @@ def arrays_in(chosen: ImportPlan, columns: Mapping[str, Any]) -> dict[str, RawAr
     elif MEAN in by_role:
         mean, logvar = by_role[MEAN], by_role[LOGVAR]
         if (mean.dtype, mean.shape) != (logvar.dtype, logvar.shape):
-            what = f"mean is {mean.dtype} {mean.shape}, logvar {logvar.dtype} {logvar.shape}"
-            raise RejectedError(Code.OTHER_SHAPE, what)
-        shape = (2 * mean.shape[0], *mean.shape[1:])
-        members[LATENT_NPY] = RawArray(mean.dtype, shape, mean.data + logvar.data)
+            said = (f"{field_dtype(array)} {array.shape}" for array in (mean, logvar))
+            raise RejectedError(Code.OTHER_SHAPE, "mean is {}, logvar {}".format(*said))
+        members[LATENT_NPY] = np.concatenate([mean, logvar])
     names = [image_name(REFERENCES, number) for number in range(len(references))]
     check_names(names)
-    return members | {f"{name}.npy": raw for name, raw in zip(names, references, strict=True)}
-
-
-def _arrays_of(column: CachedColumn, columns: Mapping[str, Any]) -> list[RawArray]:
-    """Return the array that a row has in a column, or the arrays if it may have any number.
-
-    Raise RejectedError if the row lacks the column.
-    """
-    value = columns.get(column.name)
-    if value is None:
-        raise RejectedError(Code.NO_ARRAY, f"it has no {column.name}")
-    are_several = column.role == REFERENCES and isinstance(value, list)
-    return [array_of(column, array) for array in (value if are_several else [value])]
+    return members | {f"{name}.npy": array for name, array in zip(names, references, strict=True)}
 
 
 def settle_plan(
@@ -155,8 +116,9 @@ def settle_plan(
 ) -> ImportPlan:
     """Return the plan of an import, as the first rows demand.
 
-    Raise SourceError or UsageError if none of them can be imported, or if their arrays do not fit
-    into one dataset. `what` names the file in these errors.
+    `sizes` are those of the images, if latents have several shapes. Raise SourceError or UsageError
+    if no row can be imported, or if their arrays do not fit into one dataset. `what` names the file
+    in these errors.
     """
     if (chosen.of(MEAN) is None) != (chosen.of(LOGVAR) is None):
         raise SourceError(
@@ -165,23 +127,20 @@ def settle_plan(
         )
     if chosen.of(REFERENCES) and not chosen.of(LATENT):
         raise UsageError(f"{what} has references (source): give their targets, as latent=NAME")
-    sound: list[dict[str, RawArray]] = []
+    sound: list[Arrays] = []
     looked, why = 0, ""
-    bits: tuple[str, ...] = ()
     for _, source, values in rows:
+        arrays: Arrays | Reject
         if isinstance(values, Reject):
-            why = why or values.detail
-            continue
-        looked += 1
-        if looked > LOOKED_AT:
+            arrays = values
+        elif (looked := looked + 1) > LOOKED_AT:
             break
-        arrays = make_or_refuse(source, partial(arrays_in, chosen, values))
+        else:
+            arrays = make_or_refuse(source, partial(arrays_in, chosen, values))
         if isinstance(arrays, Reject):
             why = why or arrays.detail
-            continue
-        sound.append(arrays)
-        named = ((c.name, _arrays_of(c, values)) for c in chosen.columns if not bits)
-        bits = bits or tuple(n for n, arrays in named if any(a.dtype == BITS for a in arrays))
+        else:
+            sound.append(arrays)
     if not sound:
         why = why or "it has no rows"
         raise SourceError(f"none of the first rows of {what} can be imported ({why})")
@@ -189,12 +148,12 @@ def settle_plan(
         fields = _fields_of(chosen, sound, options=options, sizes=sizes, what=what)
     except FormatError as error:
         raise SourceError(f"{what}: {error}") from error
-    return replace(chosen, fields=fields, bits=bits, sizes=sizes)
+    return replace(chosen, fields=fields)
 
 
 def _fields_of(
     chosen: ImportPlan,
-    sound: Sequence[Mapping[str, RawArray]],
+    sound: Sequence[Arrays],
     *,
     options: ImportOptions,
     sizes: tuple[Size, ...],
@@ -216,7 +175,7 @@ def _fields_of(
     if fields[-1].is_variable:  # lengths tell what a mask does
         fields = [field for field in fields if field.name != MASK_NPY]
     latent = fields[0]
-    if latent.name == LATENT_NPY and (len(latent.shape) != LATENT_SIDES or 0 in latent.shape):
+    if latent.name == LATENT_NPY and len(latent.shape) != LATENT_SIDES:
         raise SourceError(f"latents of {latent} in {what} are not channels of rows of cells")
     if latent.name == LATENT_NPY and latent.shape[1] != latent.shape[2]:
         raise SourceError(
@@ -227,7 +186,7 @@ def _fields_of(
     return tuple(fields)
 
 
-def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: str) -> int:
+def _cell(sound: Sequence[Arrays], sizes: Sequence[Size], what: str) -> int:
     """Return the side of a cell, in pixels, with which most latents have one of the sizes.
 
     Raise UsageError if there is no such side, or if there are no latents.
@@ -235,30 +194,30 @@ def _cell(sound: Sequence[Mapping[str, RawArray]], sizes: Sequence[Size], what: 
     shapes = [arrays[LATENT_NPY].shape for arrays in sound if LATENT_NPY in arrays]
     if not shapes:
         raise UsageError(f"{what} holds text alone, which has no shapes: leave out --shapes")
-    found: Counter[int] = Counter()
-    for _, high, wide in (shape for shape in shapes if len(shape) == SIDES[LATENT] and all(shape)):
+    counts: Counter[int] = Counter()
+    for _, high, wide in (shape for shape in shapes if len(shape) == LATENT_SIDES):
         alike = (width for width, height in sizes if width * high == height * wide)
-        found.update(width // wide for width in alike if width % wide == 0)
-    whole = [cell for cell in found if not any(side % cell for size in sizes for side in size)]
+        counts.update(width // wide for width in alike if width % wide == 0)
+    whole = [cell for cell in counts if not any(side % cell for size in sizes for side in size)]
     if not whole:
         first = " x ".join(map(str, shapes[0]))
         raise UsageError(
             f"latents of {first} in {what} fit no size in --shapes, whatever the pixels per cell: "
             "give the sizes that its images had"
         )
-    return max(whole, key=lambda cell: (found[cell], -cell))
+    return max(whole, key=lambda cell: (counts[cell], -cell))
 
 
-def size_of(raw: RawArray | None, settings: Mapping[str, Any]) -> Size:
+def size_of(latent: Array | None, settings: Mapping[str, Any]) -> Size:
     """Return the width and height in pixels of the image of a latent, or (0, 0) without latents."""
     field, *_ = fields_of(settings["layout"])
-    if raw is None or len(raw.shape) != LATENT_SIDES:
+    if latent is None or latent.ndim != LATENT_SIDES:
         return 0, 0
     cell = settings["resolution"] // field.shape[-1]
-    return raw.shape[2] * cell, raw.shape[1] * cell
+    return latent.shape[2] * cell, latent.shape[1] * cell
 
 
-def sizes_in_roles(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) -> dict[str, Size]:
+def sizes_in_roles(arrays: Arrays, settings: Mapping[str, Any]) -> dict[str, Size]:
     """Return the width and height in pixels of each reference of a sample, by its name.
 
     Raise RejectedError if the dataset has no place for references.
@@ -273,49 +232,43 @@ def sizes_in_roles(arrays: Mapping[str, RawArray], settings: Mapping[str, Any]) 
     return {name: size_of(arrays[f"{name}.npy"], settings) for name in names}
 
 
-def _field(name: str, sound: Sequence[Mapping[str, RawArray]], text_length: int) -> Field:
+def _field(name: str, sound: Sequence[Arrays], text_length: int) -> Field:
     first = sound[0][name]
-    field = Field(name=name, dtype=first.dtype, shape=first.shape)
-    if name != MEMBERS[EMB] or len(first.shape) != SIDES[EMB]:
+    field = Field(name=name, dtype=field_dtype(first), shape=first.shape)
+    if name != MEMBERS[EMB] or first.ndim != SIDES[EMB]:
         return field
-    lengths = {len(arrays[name].shape) and arrays[name].shape[0] for arrays in sound}
+    lengths = {len(arrays[name]) for arrays in sound}
     masks = {arrays[MASK_NPY].shape[-1] for arrays in sound if MASK_NPY in arrays}
     most = text_length or (masks.pop() if len(masks) == 1 else 0)
     if lengths == {most} or (len(lengths) == 1 and not most):
         return field
-    if not most:
-        raise UsageError(
-            f"{name} is {min(lengths)} to {max(lengths)} tokens long: give --text-length, the most "
-            "that any caption has"
-        )
     if max(lengths) > most:
         raise UsageError(
-            f"{name} has {max(lengths)} tokens: give --text-length {max(lengths)} or more"
+            f"{name} is {min(lengths)} to {max(lengths)} tokens long: give --text-length, the most "
+            f"that any caption has, such as {max(lengths)}"
         )
-    shape = (most, *first.shape[1:])
-    return Field(name=name, dtype=first.dtype, shape=shape, is_variable=True)
+    return replace(field, shape=(most, *first.shape[1:]), is_variable=True)
 
 
-def resolution_of(plan: ImportPlan, given: int, what: str) -> int:
-    """Return the resolution of the images: the given one, or the one in the name of the column.
+def resolution_of(plan: ImportPlan, asked: int, what: str) -> int:
+    """Return the resolution of the images: the one asked for, or the one in the name of the column.
 
     Raise UsageError if there is neither, if they differ, or if the resolution is no multiple of the
     cells per side of latents.
     """
     column, first = plan.of(LATENT), plan.fields[0]
     named = column.resolution if column else 0
-    if column and given and named and given != named:
+    if column and asked and named and asked != named:
         raise UsageError(
             f"{what} has {column.name}, which is for resolution {named}: give --resolution "
-            f"{named} instead of {given}, or choose another column with --columns"
+            f"{named} instead of {asked}, or choose another column with --columns"
         )
-    resolution, side, has_latents = given or named, first.shape[-1], first.name == LATENT_NPY
-    if not resolution and not has_latents:
-        raise UsageError(f"{what} holds text alone: give --resolution, which names its folder")
+    resolution, side, has_latents = asked or named, first.shape[-1], first.name == LATENT_NPY
     if not resolution:
+        such_as = f", such as {side * CELL} if each of the {side} cells per side is {CELL} pixels"
         raise UsageError(
-            f"{what} does not state how many pixels its images had: give --resolution, such as "
-            f"{side * CELL} if each of the {side} cells per side is {CELL} pixels"
+            f"{what} does not state how many pixels its images had: give --resolution"
+            f"{such_as if has_latents else ', which names the folder of its text'}"
         )
     if has_latents and resolution % side:
         raise UsageError(
@@ -325,7 +278,9 @@ def resolution_of(plan: ImportPlan, given: int, what: str) -> int:
     return resolution
 
 
-def settings_of(plan: ImportPlan, cache: LatentCache, options: ImportOptions) -> dict[str, Any]:
+def settings_of(
+    plan: ImportPlan, cache: LatentCache, options: ImportOptions, *, sizes: tuple[Size, ...]
+) -> dict[str, Any]:
     """Return the settings of the dataset, as far as they are known.
 
     They do not say how the latents were made, but how a loader has to scale moments.
@@ -344,8 +299,8 @@ def settings_of(plan: ImportPlan, cache: LatentCache, options: ImportOptions) ->
     }
     if any(field.is_of_role for field in plan.fields):
         settings |= {"roles": [TARGET, REFERENCES], "role_sizes": {REFERENCES: GIVEN}}
-    if plan.sizes:
-        settings["shapes"] = list(map(list, plan.sizes))
+    if sizes:
+        settings["shapes"] = list(map(list, sizes))
     if options.caption_col:
         settings["caption_col"] = options.caption_col
     if has_moments:
@@ -368,40 +323,32 @@ def settings_of(plan: ImportPlan, cache: LatentCache, options: ImportOptions) ->
 ZEROS = "zeros"
 
 
-def empty_of(given: str, fields: Sequence[Field]) -> dict[str, bytes]:
+def empty_of(places: str, fields: Sequence[Field]) -> dict[str, bytes]:
     """Return the arrays of the empty caption that the user gives, by their member, or none.
 
-    They are given as `zeros`, or as files: `emb=t5_empty.npy,pooled=clip_empty.npy`. Raise
-    UsageError if these are not the arrays of text in `fields`, and SourceError if an array does not
-    fit its field.
+    `places` are `zeros`, or files: `emb=t5_empty.npy,pooled=clip_empty.npy`. Raise UsageError if
+    these are not the arrays of text in `fields`, and SourceError if an array does not fit its
+    field.
     """
-    wanted = text_fields(fields)
-    if not given:
+    wanted = {field.name.removesuffix(".npy"): field for field in text_fields(fields)}
+    if not places:
         return {}
-    if given == ZEROS:
-        first = [field.of_length(1) if field.is_variable else field for field in wanted]
+    if places == ZEROS:
+        first = [field.of_length(1) if field.is_variable else field for field in wanted.values()]
         return {field.name: field.header + bytes(field.array_nbytes) for field in first}
-    files: dict[str, str] = {}
-    for part in filter(None, map(str.strip, given.split(","))):
-        role, equals, path = part.partition("=")
-        if not equals or role not in MEMBERS:
-            raise UsageError(f"--empty {part}: write ROLE=FILE, as emb=t5_empty.npy, or zeros")
-        files[MEMBERS[role]] = path
-    names = {field.name for field in wanted}
-    if files.keys() != names:
-        roles = ",".join(f"{name.removesuffix('.npy')}=FILE" for name in sorted(names))
-        raise UsageError(f"--empty {given}: give {roles or 'none, as there is no text'}, or zeros")
+    pairs = (part.strip().partition("=") for part in places.split(",") if part.strip())
+    files = {role: path for role, _, path in pairs}
+    if files.keys() != wanted.keys():
+        roles = ",".join(f"{role}=FILE" for role in sorted(wanted))
+        raise UsageError(f"--empty {places}: give {roles or 'none, as there is no text'}, or zeros")
     arrays: dict[str, bytes] = {}
-    for field in wanted:
-        path = files[field.name]
-        column = CachedColumn(role=field.name.removesuffix(".npy"), name=path)
-        store, name = split_url(path)
-        data = store.read(name)
+    for role, field in wanted.items():
+        store, name = split_url(files[role])
+        column, data = CachedColumn(role=role, name=files[role]), store.read(name)
         try:
-            raw = to_stored(array_of(column, data), SIDES[column.role])
-            arrays[field.name] = npy_of(field, raw)
+            arrays[field.name] = npy_of(field, to_stored(array_of(column, data), SIDES[role]))
         except RejectedError as refused:
             raise SourceError(
-                f"{path} cannot be the array of an empty caption ({refused.detail})"
+                f"{files[role]} cannot be the array of an empty caption ({refused.detail})"
             ) from refused
     return arrays

@@ -94,7 +94,7 @@ class LatentCache:
         if self.kind == "parquet":
             with open_parquet(shared_store(self.url), item.name) as file:
                 return list(file.schema.names)
-        samples = self._tar_samples(item.name, (), facts=True)
+        samples = self._tar_samples(item.name, ())
         first = next((sample for sample in samples if isinstance(sample, TarSample)), None)
         if first is None:
             raise SourceError(f"{self.url}/{item.name} holds no sample: give another source")
@@ -103,35 +103,35 @@ class LatentCache:
     def count(self, item: Item) -> int:
         """Return the number of rows of a file."""
         if self.kind == "tars":
-            return sum(1 for _ in self._tar_samples(item.name, ()))
+            return sum(1 for _ in self._tar_samples(item.name, None))
         if self.kind == "arrow":
             batches = arrow_batches(self.url, item.name, COUNTED_ROWS)
             return sum(batch.num_rows for batch in batches)
         return item.samples
 
-    def rows(self, item: Item, wanted: Sequence[str], *, facts: bool = True) -> Iterator[Row]:
+    def rows(self, item: Item, wanted: Sequence[str]) -> Iterator[Row]:
         """Yield the rows of a file.
 
-        Of the columns with arrays only the wanted ones are read. The other columns are read if
-        `facts` is true. A row that cannot be read has a reject.
+        Of the columns with arrays only the wanted ones are read. A row that cannot be read has a
+        reject.
         """
         stem = stem_of(item.name)
         if self.kind == "tars":
-            for sample in self._tar_samples(item.name, wanted, facts=facts):
+            for sample in self._tar_samples(item.name, wanted):
                 source = shown(f"{item.name}/{sample.key}" if sample.key else item.name)
                 yield make_row(sample.key or stem, source, partial(_member_values, sample, wanted))
             return
         stem = stem.replace(".", "_")
-        for number, make in enumerate(self._row_makers(item, wanted, facts)):
+        for number, make in enumerate(self._row_makers(item, wanted)):
             yield make_row(f"{stem}-{number:07d}", f"{shown(item.name)}#{number}", make)
 
-    def _row_makers(self, item: Item, wanted: Sequence[str], facts: bool) -> Iterator[MakeValues]:
+    def _row_makers(self, item: Item, wanted: Sequence[str]) -> Iterator[MakeValues]:
         if self.kind == "mds":
             shard = read_index(self.url, item.extra)[item.name]
             names = [
                 name
                 for name, kind in shard.encodings.items()
-                if name in wanted or (facts and kind.partition(":")[0] not in LARGE)
+                if name in wanted or kind.partition(":")[0] not in LARGE
             ]
 
             def values_in(data: bytes) -> Values:
@@ -141,21 +141,23 @@ class LatentCache:
             for data in read_samples(self.url, shard, item.parts[0][0]):
                 yield partial(values_in, data)
         elif self.kind == "arrow":
-            names = _columns_to_read(arrow_schema(self.url, item.name), wanted, facts)
+            names = _columns_to_read(arrow_schema(self.url, item.name), wanted)
             for batch in arrow_batches(self.url, item.name, BATCH_ROWS):
                 yield from _batch_values(batch.select(names), wanted)
         else:
             with open_parquet(shared_store(self.url), item.name) as file:
-                names = _columns_to_read(file.schema, wanted, facts)
+                names = _columns_to_read(file.schema, wanted)
                 for batch in file.batches(BATCH_ROWS, columns=names):
                     yield from _batch_values(batch, wanted)
 
     def _tar_samples(
-        self, tar: str, wanted: Sequence[str], *, facts: bool = False
+        self, tar: str, wanted: Sequence[str] | None
     ) -> Iterator[TarSample | BadSampleError]:
+        """Yield the samples of a tar with their texts and the wanted members; None reads none."""
+        read = () if wanted is None else {*wanted, *TEXT_MEMBERS}
+
         def wants(name: str, nbytes: int, _before: object) -> bool:
-            is_fact = facts and name in TEXT_MEMBERS and name not in wanted
-            return (is_fact or name in wanted) and nbytes <= _most_nbytes(name)
+            return name in read and nbytes <= _most_nbytes(name)
 
         with open_unpacked_tape(shared_store(self.url), tar) as tape:
             yield from scan(tape, wants=wants)
@@ -195,14 +197,14 @@ def make_row(key: str, source: str, make: MakeValues) -> Row:
     return str(stated).replace(".", "_") or key, source, values
 
 
-def _columns_to_read(schema: pa.Schema, wanted: Sequence[str], facts: bool) -> list[str]:
-    """Return the names of the columns to read: the wanted ones, and with `facts` all plain ones."""
+def _columns_to_read(schema: pa.Schema, wanted: Sequence[str]) -> list[str]:
+    """Return the names of the columns to read: the wanted ones, and all plain ones."""
 
     def is_plain(kind: pa.DataType) -> bool:
         is_nested = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
         return not (is_nested or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
-    return [f.name for f in schema if f.name in wanted or (facts and is_plain(f.type))]
+    return [f.name for f in schema if f.name in wanted or is_plain(f.type)]
 
 
 def _batch_values(batch: pa.RecordBatch, wanted: Sequence[str]) -> Iterator[MakeValues]:

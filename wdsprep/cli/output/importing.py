@@ -37,8 +37,6 @@ class ImportOutput(CommandOutput[Outcome]):
         self.on_message(f"{source}: {plural(files, FILES[kind])}, {', '.join(columns)}")
         fields = (f"{field.name} {field}" for field in plan.fields)
         self.on_message(f"each sample has {', '.join(fields)}")
-        if plan.bits:
-            self.on_message(f"{', '.join(plan.bits)}: uint16, read as the bits of bfloat16")
         self.start_counting()
 
     def summary(self, outcome: Outcome) -> Iterator[str]:
