@@ -59,22 +59,14 @@ def test_a_folder_may_have_a_colon_in_its_name(
         assert absolute(name) == str(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("path", "remedy"),
-    [
-        (r"C:\Users\me\photos", "in WSL give /mnt/c/Users/me/photos"),
-        (r"\\server\share\photos", "mount it, and give that folder"),
-    ],
-)
+@pytest.mark.parametrize("path", [r"C:\Users\me\photos", r"\\server\share\photos"])
 def test_a_path_of_windows_is_refused_and_not_made_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, remedy: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for take in (open_store, absolute, split_url):
-        with pytest.raises(UsageError) as raised:
+        with pytest.raises(UsageError, match="is a path of Windows.* in WSL give .* /mnt"):
             take(path)
-        assert str(raised.value).startswith(f"{path} is a path of Windows")
-        assert str(raised.value).endswith(remedy)
     assert files_of(tmp_path) == []
 
 

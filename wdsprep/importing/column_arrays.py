@@ -150,7 +150,8 @@ def to_stored(array: Array, sides: int) -> Array:
     if len(shape) == sides + 1 and sides == LATENT_SIDES and shape[1] == 1:
         shape = (shape[0], *shape[2:])
     with np.errstate(over="ignore"):  # too large values become infinite: refused
-        return array.reshape(shape).astype(STORED[array.dtype.name], copy=False)
+        stored: Array = array.reshape(shape).astype(STORED[array.dtype.name], copy=False)
+    return stored
 
 
 def keep_tokens(emb: Array, mask: Array) -> Array:

@@ -18,7 +18,7 @@ CONTENT_TYPES = {  # what a browser shows; all else is bytes
     "jsonl": "application/x-ndjson",
     "tar": "application/x-tar",
 }
-WINDOWS_PATH = re.compile(r"(?P<drive>[A-Za-z]):\\|\\\\(?=[^\\]+\\)")
+WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\\\\(?=[^\\]+\\)")
 """Matches the beginning of a path of Windows: of a drive, or of a server."""
 HELD = ".hold"  # the end of the names of locks
 Ours = Callable[[str], object]
@@ -183,14 +183,11 @@ def local_path(url: str) -> str | None:
     """
     if "\0" in url:
         raise UsageError(f"{url!r} is not a path or URL, as it has a NUL in it: leave that out")
-    if windows := WINDOWS_PATH.match(url):
-        drive, rest = windows["drive"], url[windows.end() :].replace("\\", "/")
-        here = (
-            f"in WSL give /mnt/{drive.lower()}/{rest}"
-            if drive
-            else "mount it, and give that folder"
+    if WINDOWS_PATH.match(url):
+        raise UsageError(
+            f"{url} is a path of Windows, which is not known here: in WSL give that below /mnt, as "
+            "/mnt/c/FOLDER; mount the folder of another machine"
         )
-        raise UsageError(f"{url} is a path of Windows, which is not known here: {here}")
     scheme = re.match(rf"({SCHEMES}):(//)?|[a-z][a-z0-9+.-]*://", url, re.IGNORECASE)
     if scheme is None:
         return url

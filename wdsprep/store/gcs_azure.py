@@ -49,13 +49,14 @@ from wdsprep.store.base import Entry, Ours, check_name, check_prefix, none_of_ou
 from wdsprep.store.object_locks import Mark, MarkedStore
 from wdsprep.store.remote import (
     ATTEMPTS,
+    BEYOND,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
-    NOT_SUPPORTED,
     PART_NBYTES,
     PARTS_IN_FLIGHT,
     PartSink,
     PerProcess,
+    is_busy,
 )
 from wdsprep.store.schemes import place_scheme
 
@@ -64,7 +65,6 @@ WRITER = "wdsprepwriter"  # Azure takes no dashes there, and Ceph gives no under
 STORES = {"gs": "GCSStore", "az": "AzureStore"}
 HTTP = {"allow_http": True, "connect_timeout": "10s", "timeout": "300s", "read_timeout": "60s"}
 """Settings of the HTTP client. An endpoint without TLS is one that the user has set."""
-BEYOND = 416
 PAST_ITS_END = "Wanted range starting at"
 FULL = ("QuotaExceeded", "InsufficientStorage", "AccountBeingCreated")
 OF_CREDENTIALS = re.compile(
@@ -88,7 +88,7 @@ def is_transient(error: Exception) -> bool:
     status = status_of(error)
     if not status:
         return not (is_of_credentials(error) or PAST_ITS_END in str(error))
-    return status in (408, 429) or (status >= 500 and status not in NOT_SUPPORTED)
+    return is_busy(status)
 
 
 def kind_of(error: BaseException) -> str:
@@ -140,7 +140,7 @@ def explain(error: Exception, what: str, place: str) -> StoreError | UsageError 
     if status:
         return StoreError(f"{what}: the server answered {said}: {settings}")
     if is_of_credentials(error):
-        return AccessError(f"{what}: no credentials that work: {settings}")
+        return AccessError(f"{place}: no credentials that work: {settings}")
     line = str(error).partition("\n")[0]
     last_reason = re.split(r", source: ?| - |: ", line)[-1]
     cause = re.sub(r"\S+://\S+", "", last_reason).strip(" .()") or "no answer"
@@ -232,14 +232,12 @@ class ObjectStore(MarkedStore):
 
         They are sorted here, as Azure has another order if a container has real folders.
         """
-        check_prefix(prefix)
         with self.store_errors(prefix):
-            entries = sorted(self._entries(self.prefix + prefix), key=lambda e: e.name.encode())
-        for entry in entries:
-            yield entry.below(self.prefix)
+            entries = [*self._entries(self.prefix + check_prefix(prefix))]
+        yield from sorted(entries, key=lambda entry: entry.name.encode())
 
     def _entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the objects whose keys begin with `prefix`, under their whole keys.
+        """Yield the objects whose keys begin with `prefix`.
 
         Keys that end in a slash are left out. The library lists whole folders only, so a listing
         begins near the prefix and is cut behind it.
@@ -253,9 +251,8 @@ class ObjectStore(MarkedStore):
                 if key.startswith(prefix):
                     is_found = True
                     if not key.endswith("/"):
-                        written_s = meta["last_modified"].timestamp()
-                        tag, nbytes = _tag(meta), meta["size"]
-                        yield Entry(name=key, nbytes=nbytes, stamp=tag, written_s=written_s)
+                        name, written_s = key[len(self.prefix) :], meta["last_modified"].timestamp()
+                        yield Entry(name, meta["size"], _tag(meta), written_s)
                 elif is_found or (not folder and key > prefix):
                     return
 
@@ -307,34 +304,32 @@ class ObjectStore(MarkedStore):
         with self.store_errors(name):
             library.put(patient, key, parts, attributes=facts, use_multipart=True, **options)
 
-    def writer_of(self, name: str) -> str:
-        """Return the id that the last writer of an object has left on it, or "" if none has."""
+    def writer_of(self, name: str, /) -> str:
         key, head = self.key(name), {"head": True}
         with self.store_errors(name):
             answer = self._ask(lambda loaded, client: loaded.get(client, key, options=head))
             return str(answer.attributes.get(WRITER, ""))
 
-    def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self.store_errors(key=prefix):
-            return {entry.name: entry.stamp for entry in self._entries(prefix)}
+    def read_mark(self, name: str, /) -> Mark:
+        key = self.key(name)
 
-    def read_mark(self, key: str, /) -> Mark:
         def act(loaded: Any, client: Any) -> Mark:
             answer = loaded.get(client, key)
             data, written = bytes(answer.bytes()), answer.meta["last_modified"]
             age = datetime.datetime.now(datetime.timezone.utc) - written
             return data, _tag(answer.meta), age.total_seconds()
 
-        with self.store_errors(key=key):
+        with self.store_errors(name):
             return self._ask(act)
 
-    def make_mark(self, key: str, data: bytes, /) -> str:
-        create = {"mode": "create", "use_multipart": False}
-        with self.store_errors(key=key):
+    def make_mark(self, name: str, data: bytes, /) -> str:
+        key, create = self.key(name), {"mode": "create", "use_multipart": False}
+        with self.store_errors(name):
             return self._ask(lambda loaded, client: _tag(loaded.put(client, key, data, **create)))
 
-    def delete_mark(self, key: str, /) -> None:
-        with self.store_errors(key=key), contextlib.suppress(FileNotFoundError):
+    def delete(self, name: str, /) -> None:
+        key = self.key(name)
+        with self.store_errors(name), contextlib.suppress(FileNotFoundError):
             self._ask(lambda loaded, client: loaded.delete(client, key))
 
     def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
@@ -427,21 +422,15 @@ class ObjectSink(PartSink):
             self._thread.join(0.01)
 
     def finish(self) -> None:
-        try:
-            if self._thread is None:
-                mode = "create" if self._is_exclusive else "overwrite"
-                self._store.put_whole(self._name, self._facts, self.take_pending(), mode)
-                return
-            self.end()
-            self._send(None)
-            self._thread.join()
-            if self._upload_failure is not None:
-                raise self._upload_failure
-        except (ExistsError, NotFoundError):
-            with contextlib.suppress(StoreError):  # the refusal is the news, not this
-                if self._store.writer_of(self._name) == self.writer:
-                    return
-            raise
+        if self._thread is None:
+            mode = "create" if self._is_exclusive else "overwrite"
+            self._store.put_whole(self._name, self._facts, self.take_pending(), mode)
+            return
+        self.end()
+        self._send(None)
+        self._thread.join()
+        if self._upload_failure is not None:
+            raise self._upload_failure
 
     def abort(self) -> None:
         if self._thread is not None:

@@ -22,31 +22,31 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from wdsprep.errors import AccessError, NotFoundError, ShortReadError, StoreError, UsageError
 from wdsprep.store.base import Entry, check_prefix
-from wdsprep.store.remote import FIRST_PAUSE_S, OverNetwork, PerProcess, Range, ReadOnly, length_of
+from wdsprep.store.remote import (
+    BEYOND,
+    FIRST_PAUSE_S,
+    AnswerError,
+    OverNetwork,
+    PerProcess,
+    Range,
+    ReadOnly,
+    is_busy,
+    length_of,
+)
 
 URL = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.IGNORECASE)
 LISTINGS = 64  # so many folders' listings are kept: what is in a commit never changes
-BUSY = (408, 429, 500, 502, 503, 504)
 TIMEOUT_S = 60.0
 KEPT_S = 300.0  # an address is valid for an hour
 MOST_KEPT = 100_000
 MOVED = (301, 302, 303, 307, 308)
-BEYOND = 416
 MOST_HOPS = 5
 WHOLE_NBYTES = 64 << 20  # what the hub keeps in git may come whole; it is 10 MB at most there
 
 
 # --- failures
-class AnswerError(Exception):
-    """The error that a server has answered with a status, and no bytes."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"HTTP {status}")
-        self.status = status
-
-
 def is_transient(error: Exception) -> bool:
-    return isinstance(error, (ShortReadError, _no_answer_error())) or status_of(error) in BUSY
+    return isinstance(error, (ShortReadError, _no_answer_error())) or is_busy(status_of(error))
 
 
 def _no_answer_error() -> type[Exception]:
@@ -190,7 +190,7 @@ class HubStore(ReadOnly, OverNetwork):
             try:
                 return self._get(key, known, wanted, what)
             except AnswerError as error:
-                if error.status >= 500 or error.status == 429:
+                if is_busy(error.status):
                     raise
             self._addresses.pop(key, None)
         name = f"datasets/{self._repository}/resolve/{commit}/{quote(path)}"

@@ -412,10 +412,10 @@ def _make_folder(folder: Path) -> None:
     _make_folder(folder.parent)
     try:
         folder.mkdir(exist_ok=True)
-    except FileExistsError as error:  # not ExistsError: that speaks of the name itself
-        raise StoreError(f"{folder} is not a folder: choose another place") from error
-    except FileNotFoundError as error:  # under /proc
-        raise StoreError(f"no folder can be made at {folder}: choose another place") from error
+    except (FileExistsError, FileNotFoundError) as error:  # of the latter kind is one under /proc
+        raise StoreError(
+            f"{folder} is not a folder, and none can be made there: choose another place"
+        ) from error
     _sync_folder(folder.parent)
 
 

@@ -22,6 +22,7 @@ few microseconds later.
 How any lock is waited for is here too (`Wait`), also for locks of files in `local`.
 """
 
+import builtins
 import functools
 import json
 import logging
@@ -47,7 +48,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.base import FileSink
+from wdsprep.store.base import Entry, FileSink, check_name
 from wdsprep.store.remote import OverNetwork, PartSink
 from wdsprep.store.schemes import root_and_name
 from wdsprep.text import human_time
@@ -166,9 +167,8 @@ Mark = tuple[bytes, str, float]
 class MarkedStore(OverNetwork):
     """A store over a network that can be written to, whose locks are marks.
 
-    It makes the four requests about marks by the keys of objects; their errors are StoreErrors.
-    Before any request it calls `refresh_locks`, and `check_locks` when the request is about to be
-    sent.
+    Its errors are StoreErrors. Before any request it calls `refresh_locks`, and `check_locks` when
+    the request is about to be sent.
     """
 
     def __init__(self, url: str, part_nbytes: int, first_pause_s: float) -> None:
@@ -196,27 +196,44 @@ class MarkedStore(OverNetwork):
             try:
                 yield sink
                 sink.check()
-                sink.finish()
+                self._finish(name, sink)
             except BaseException:
                 sink.abort()
                 raise
 
-    def delete(self, name: str, /) -> None:
-        self.delete_mark(self.key(name))
+    def _finish(self, name: str, sink: PartSink) -> None:
+        """Let a file appear under its name.
+
+        A repeated request may be refused because an earlier one, whose answer was lost, has made
+        the file. If the object there is by this writer, that is a success.
+        """
+        try:
+            with self.store_errors(name):
+                sink.finish()
+        except StoreError as error:
+            if error.status == 404 or isinstance(error, ExistsError | NotFoundError):
+                with suppress(StoreError):  # the refusal is the news, not this
+                    if self.writer_of(name) == sink.writer:
+                        sink.abort()  # of which nothing is left
+                        return
+            raise
 
     @abstractmethod
-    def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
-        """Return the ETags of all objects whose keys begin with `prefix`."""
+    def writer_of(self, name: str, /) -> str:
+        """Return the id that the last writer of an object has left on it, or "" if none has."""
 
     @abstractmethod
-    def read_mark(self, key: str, /) -> Mark: ...
+    def list(self, prefix: str = "", /) -> Iterator[Entry]: ...
 
     @abstractmethod
-    def make_mark(self, key: str, data: bytes, /) -> str:
+    def read_mark(self, name: str, /) -> Mark: ...
+
+    @abstractmethod
+    def make_mark(self, name: str, data: bytes, /) -> str:
         """Create an object and return its ETag. Raise ExistsError if there is one."""
 
     @abstractmethod
-    def delete_mark(self, key: str, /) -> None: ...
+    def delete(self, name: str, /) -> None: ...
 
     @contextmanager
     def hold(self, name: str, /, *, giving: Sequence[FileSink] = ()) -> Iterator[None]:
@@ -240,8 +257,8 @@ class MarkedStore(OverNetwork):
         While the block lasts, `refresh_locks` and `check_locks` deal with it too, if this thread
         calls them.
         """
-        lock = _Lock(self, self.key(name), f"{self.url}/{name}")
-        locks: list[_Lock] = self._held.__dict__.setdefault("locks", [])
+        lock = _Lock(self, check_name(name))
+        locks: builtins.list[_Lock] = self._held.__dict__.setdefault("locks", [])
         locks.append(lock)
         try:
             yield lock
@@ -263,8 +280,8 @@ class MarkedStore(OverNetwork):
 
 
 class _Lock:
-    def __init__(self, store: MarkedStore, key: str, shown: str) -> None:
-        self._store, self._key, self._shown = store, key, shown
+    def __init__(self, store: MarkedStore, name: str) -> None:
+        self._store, self._name, self._shown = store, name, f"{store.url}/{name}"
         self._marks: Marks = {}  # while it is held, the last one is ours
         self._made_at = read_clocks()
         self._is_checked = self._is_renewed = False
@@ -319,12 +336,11 @@ class _Lock:
     def _lost_error(self) -> BusyError:
         return BusyError(f"{self._shown}: this process slept and may have lost its lock: run again")
 
-    def _name(self, number: int) -> str:
-        return f"{self._key}.{number}" if number else self._key
+    def _mark_name(self, number: int) -> str:
+        return f"{self._name}.{number}" if number else self._name
 
     def _list_marks(self) -> Marks:
-        start = len(self._key)
-        ends = {key[start:]: tag for key, tag in self._store.mark_tags(self._key).items()}
+        ends = {e.name[len(self._name) :]: e.stamp for e in self._store.list(self._name)}
         return {int(end[1:] or 0): tag for end, tag in ends.items() if re.fullmatch(r"|\.\d+", end)}
 
     def _living_holder(self, number: int) -> str:
@@ -334,7 +350,7 @@ class _Lock:
         counts as alive, as requests that it sent may still arrive.
         """
         try:
-            data, _, age_s = self._store.read_mark(self._name(number))
+            data, _, age_s = self._store.read_mark(self._mark_name(number))
         except NotFoundError:  # it has just been let go
             return "another run"
         if age_s > DEAD_S:
@@ -378,17 +394,17 @@ class _Lock:
         """
         data = json.dumps(this_process(), sort_keys=True).encode()
         try:
-            return self._store.make_mark(self._name(number), data)
+            return self._store.make_mark(self._mark_name(number), data)
         except ExistsError:
             # A request whose answer was lost is sent again, and then finds the mark that it made.
             with suppress(StoreError):
-                content, tag, _ = self._store.read_mark(self._name(number))
+                content, tag, _ = self._store.read_mark(self._mark_name(number))
                 return tag if content == data else ""
         return ""
 
     def _delete(self, marks: Marks) -> None:
         for number in sorted(marks):
-            self._store.delete_mark(self._name(number))
+            self._store.delete(self._mark_name(number))
 
 
 Moment = tuple[float, float]

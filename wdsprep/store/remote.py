@@ -31,8 +31,22 @@ FIRST_PAUSE_S = 0.4  # before the second attempt; eight attempts take about 40 s
 LONGEST_PAUSE_S = 20.0
 PART_NBYTES = 8 << 20  # GCS takes 10,000 parts: 80 GB
 PARTS_IN_FLIGHT = 3
-NOT_SUPPORTED = (400, 501)  # statuses of a server that does not know what a header asks for
+NOT_SUPPORTED = 501  # of a server that does not know what a header asks for
+BEYOND = 416
 T = TypeVar("T")
+
+
+class AnswerError(Exception):
+    """The error that a server has answered with a status, and no bytes."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status = status
+
+
+def is_busy(status: int) -> bool:
+    """Return whether a server that answered so may answer otherwise later."""
+    return status in (408, 429) or (status >= 500 and status != NOT_SUPPORTED)
 
 
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE | re.ASCII)
@@ -128,11 +142,7 @@ class PartSink(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Let the file appear under its name.
-
-        A repeated request may be refused because an earlier one, whose answer was lost, has made
-        the file. If the object there is by this writer, that is a success.
-        """
+        """Let the file appear under its name."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -256,17 +266,14 @@ class OverNetwork(ABC):
         return act()
 
     @contextmanager
-    def store_errors(self, name: str = "", *, key: str = "") -> Iterator[None]:
-        """Explain the library's errors in the block.
-
-        They are about the file of this name, about the object of this `key`, or about all.
-        """
+    def store_errors(self, name: str = "") -> Iterator[None]:
+        """Explain the library's errors in the block, which are about a file or about all."""
         try:
             yield
         except (StoreError, UsageError):
             raise
         except Exception as error:
-            what = f"{self.url}/{name}" if name else f"{self.place}/{key}" if key else self.url
+            what = f"{self.url}/{name}" if name else self.url
             explained = self.explain(error, what, self.place)
             if explained is None:
                 raise

@@ -16,10 +16,11 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.remote import NOT_SUPPORTED
+from wdsprep.store.remote import is_busy
 
 BUSY = {"SlowDown", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
 FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"}
+SET_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 REFUSED = {
     "InvalidAccessKeyId": "the access key is unknown there: check AWS_ACCESS_KEY_ID or AWS_PROFILE",
     "SignatureDoesNotMatch": "the secret key is wrong: check AWS_SECRET_ACCESS_KEY or AWS_PROFILE",
@@ -34,12 +35,7 @@ def is_transient(error: Exception) -> bool:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, ClientError):
-        status = status_of(error)
-        return (
-            code_of(error) in BUSY
-            or status == 429
-            or (status >= 500 and status not in NOT_SUPPORTED)
-        )
+        return code_of(error) in BUSY or is_busy(status_of(error))
     lost = (ConnectionError, HTTPClientError, ResponseParserError, ShortReadError)
     return isinstance(error, lost) and not isinstance(error, SSLError)
 
@@ -64,11 +60,11 @@ def explain(error: Any, what: str, bucket: str) -> StoreError | UsageError | Non
     if isinstance(error, ParamValidationError):
         return UsageError(f"{what}: {_one_line(error)}")
     if isinstance(error, NoCredentialsError):
-        return AccessError(f"{what}: no credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE")
+        return AccessError(f"{bucket}: no credentials: {SET_KEYS}")
     if isinstance(error, BotoCoreError) and is_transient(error):
         return StoreError(f"{what}: {_one_line(error)}: check the network or AWS_ENDPOINT_URL")
     if isinstance(error, BotoCoreError):
-        return settings_error(error, what)
+        return settings_error(error, bucket)
     if not isinstance(error, ClientError):
         return None
     code, status = code_of(error), status_of(error)
@@ -79,7 +75,7 @@ def explain(error: Any, what: str, bucket: str) -> StoreError | UsageError | Non
     if code in FULL or status == 507:
         return FullError(f"{what}: no space left there ({code}): make room and run the same again")
     if code in REFUSED:
-        return AccessError(f"{what}: {REFUSED[code]}")
+        return AccessError(f"{bucket}: {REFUSED[code]}")
     if status in (401, 403):
         return AccessError(f"{what}: access denied: check the permissions of these credentials")
     if status == 412:
@@ -90,9 +86,14 @@ def explain(error: Any, what: str, bucket: str) -> StoreError | UsageError | Non
     return StoreError(f"{what}: the server answered {status} {code}: {said}")
 
 
-def settings_error(error: Exception, what: str) -> AccessError:
+def settings_error(error: Exception, bucket: str) -> AccessError:
     """Return the error for a missing profile, a bad endpoint URL, or half a pair of keys."""
-    return AccessError(f"{what}: {_one_line(error)}: check the AWS settings")
+    from botocore.exceptions import PartialCredentialsError
+
+    if isinstance(error, PartialCredentialsError):
+        half = f"half of the credentials is missing, {error.kwargs['cred_var']}"
+        return AccessError(f"{bucket}: {half}: {SET_KEYS}")
+    return AccessError(f"{bucket}: {_one_line(error)}: check the AWS settings")
 
 
 def _one_line(error: object) -> str:

@@ -46,8 +46,8 @@ from io import BytesIO
 from typing import Any, NamedTuple, TypeVar
 
 from wdsprep.errors import ShortReadError
-from wdsprep.store.remote import Range, length_of
-from wdsprep.store.s3.failures import status_of
+from wdsprep.store.remote import BEYOND, Range, length_of
+from wdsprep.store.s3.failures import code_of, status_of
 
 LONGEST_LINE = 1 << 16
 MOST_LINES = 200
@@ -191,10 +191,6 @@ Take = Callable[[Any, int], T]
 _log = logging.getLogger("wdsprep")
 
 
-class _RefusedError(Exception):
-    """The error that a server refuses a URL. It may take a request that boto3 signs."""
-
-
 class Reads:
     """The reads of objects in one bucket by one client, for any number of threads.
 
@@ -247,7 +243,9 @@ class Reads:
                 return self._take_with_boto3(key, wanted, take)
             try:
                 return self._take_by_url(wire, key, wanted, take)
-            except _RefusedError as error:
+            except ClientError as error:
+                if not _may_be_taken(status_of(error)):
+                    raise
                 taken = self._take_with_boto3(key, wanted, take)
                 with self._lock:  # the server takes the request, and not its URL
                     self._urls.pop(key, None)
@@ -255,14 +253,15 @@ class Reads:
                     is_last = self._refusals == MOST_REFUSALS
                 if is_last:
                     _log.warning(
-                        "s3://%s refuses signed URLs (%s): every read is signed by itself from now "
-                        "on, which is slower",
+                        "s3://%s refuses signed URLs (%s %s): every read is signed by itself from "
+                        "now on, which is slower",
                         self._bucket,
-                        error,
+                        status_of(error),
+                        code_of(error),
                     )
                 return taken
         except ClientError as error:
-            if status_of(error) == 416:
+            if status_of(error) == BEYOND:
                 headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
                 wanted.check_beyond(headers.get("content-range", ""), self._shown(key))
                 return take(BytesIO(), 0)
@@ -295,8 +294,6 @@ class Reads:
                 answer.keep()
         match = re.search(rb"<Code>(\w+)</Code>", said)
         code = match[1].decode() if match else str(status)
-        if status < 500 and status not in (404, 416, 429):
-            raise _RefusedError(f"{status} {code}")
         headers = {"content-range": answer.range}
         facts: Any = {
             "Error": {"Code": code},
@@ -322,6 +319,11 @@ class Reads:
                     self._urls.clear()
                 self._urls[key] = now, url
         return url
+
+
+def _may_be_taken(status: int) -> bool:
+    """Return whether a server that refuses a URL so may take a request that boto3 signs."""
+    return status < 500 and status not in (404, BEYOND, 429)
 
 
 def _is_all(wanted: Range, status: int, length: int) -> bool:

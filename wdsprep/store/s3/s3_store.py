@@ -11,7 +11,7 @@ or else after a day.
 import datetime
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
@@ -23,7 +23,13 @@ from wdsprep.store.remote import FIRST_PAUSE_S, PART_NBYTES, PerProcess, Range
 from wdsprep.store.s3.failures import explain, is_transient, settings_error, status_of
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.reads import BROKE_OFF, Reads
-from wdsprep.store.s3.uploads import S3Sink, abort_upload, has_living_writer, remove_old_notes
+from wdsprep.store.s3.uploads import (
+    WRITER,
+    S3Sink,
+    abort_upload,
+    has_living_writer,
+    remove_old_notes,
+)
 
 ABANDONED_UPLOAD = datetime.timedelta(days=1)
 FRESH_UPLOAD = datetime.timedelta(hours=1)
@@ -69,7 +75,7 @@ class S3Store(MarkedStore):
         try:
             client = boto3.session.Session().client("s3", config=config)
         except (BotoCoreError, ValueError) as error:
-            raise settings_error(error, self.url) from error
+            raise settings_error(error, self.place) from error
         quicken_listings(client)
         client.meta.events.register("before-send.s3", self.check_locks)
         config = client.meta.config  # by itself botocore signs no body over TLS
@@ -139,29 +145,28 @@ class S3Store(MarkedStore):
         ask = partial(self._ask, Key=key)
         return S3Sink(ask, f"{self.bucket}/{key}", part_nbytes, condition)
 
-    def mark_tags(self, prefix: str, /) -> Mapping[str, str]:
-        with self.store_errors(key=prefix):
-            answer = self._ask("list_objects_v2", Prefix=prefix)
-        return {entry["Key"]: _tag(entry) for entry in answer.get("Contents", ())}
+    def writer_of(self, name: str, /) -> str:
+        with self.store_errors(name):
+            return str(self._ask("head_object", Key=self.key(name))["Metadata"].get(WRITER, ""))
 
-    def read_mark(self, key: str, /) -> Mark:
+    def read_mark(self, name: str, /) -> Mark:
         def read() -> tuple[bytes, Any]:
-            answer = self._ask("get_object", Key=key)
+            answer = self._ask("get_object", Key=self.key(name))
             return answer["Body"].read(), answer
 
-        with self.store_errors(key=key):
+        with self.store_errors(name):
             data, answer = self.retrying(read)
         now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         age_s = (now - answer["LastModified"]).total_seconds()
         return data, _tag(answer), age_s
 
-    def make_mark(self, key: str, data: bytes, /) -> str:
-        with self.store_errors(key=key):
-            return _tag(self._ask("put_object", Key=key, Body=data, IfNoneMatch="*"))
+    def make_mark(self, name: str, data: bytes, /) -> str:
+        with self.store_errors(name):
+            return _tag(self._ask("put_object", Key=self.key(name), Body=data, IfNoneMatch="*"))
 
-    def delete_mark(self, key: str, /) -> None:
-        with self.store_errors(key=key):
-            self._ask("delete_object", Key=key)
+    def delete(self, name: str, /) -> None:
+        with self.store_errors(name):
+            self._ask("delete_object", Key=self.key(name))
 
     def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
         """Abort the unfinished uploads of dead writers.

@@ -72,14 +72,11 @@ class S3Sink(PartSink):
 
     def finish(self) -> None:
         if not self._upload:
-            whole = {**self._facts, **self._condition}
-            self._make_visible("put_object", Body=self.take_pending(), **whole)
+            self._ask("put_object", Body=self.take_pending(), **self._facts, **self._condition)
             return
         self.end()
         parts = [part.result() for part in self._parts]
-        self._make_visible(
-            "complete_multipart_upload", MultipartUpload={"Parts": parts}, **self._upload
-        )
+        self._ask("complete_multipart_upload", MultipartUpload={"Parts": parts}, **self._upload)
         self._let_go(is_gone=True)
 
     def end(self, *, waits: bool = False) -> None:
@@ -88,19 +85,6 @@ class S3Sink(PartSink):
         for part in self._parts:
             part.result()
         self._close_pool()
-
-    def _make_visible(self, operation: str, **what: Any) -> None:
-        """Send the request that gives the file its name: a method of boto3 with its arguments."""
-        from botocore.exceptions import ClientError
-
-        try:
-            self._ask(operation, **what)
-        except ClientError as error:
-            if status_of(error) in (404, 412):
-                with contextlib.suppress(ClientError):  # the refusal is the news, not this
-                    if self._ask("head_object")["Metadata"].get(WRITER) == self.writer:
-                        return
-            raise
 
     def abort(self) -> None:
         from botocore.exceptions import BotoCoreError, ClientError
