@@ -65,7 +65,7 @@ def test_a_path_of_windows_is_refused_and_not_made_a_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for take in (open_store, absolute, split_url):
-        with pytest.raises(UsageError, match="is a path of Windows.* in WSL give .* /mnt"):
+        with pytest.raises(UsageError, match=r"is a path of Windows.* in WSL give .* /mnt"):
             take(path)
     assert files_of(tmp_path) == []
 

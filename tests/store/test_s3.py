@@ -197,8 +197,8 @@ def refused(url: str, kind: type[Exception], *parts: str) -> None:
     [
         ({"ACCESS_KEY_ID": "nobody"}, ["check AWS_ACCESS_KEY_ID"]),
         ({"SECRET_ACCESS_KEY": "wrong"}, ["check AWS_SECRET_ACCESS_KEY"]),
-        ({"ACCESS_KEY_ID": "", "SECRET_ACCESS_KEY": ""}, ["no credentials: set AWS_ACCESS_KEY_ID"]),
-        ({"SECRET_ACCESS_KEY": ""}, ["AWS_SECRET_ACCESS_KEY"]),
+        ({"ACCESS_KEY_ID": "", "SECRET_ACCESS_KEY": ""}, [": no credentials: set AWS_ACCESS_KEY"]),
+        ({"SECRET_ACCESS_KEY": ""}, ["half of the credentials is missing, AWS_SECRET_ACCESS_KEY"]),
         ({"PROFILE": "nobody"}, ["(nobody)", "check the AWS settings"]),
         ({"ENDPOINT_URL": "nonsense"}, ["nonsense", "check the AWS settings"]),
     ],
@@ -210,7 +210,7 @@ def test_settings_that_open_nothing(
         monkeypatch.setenv(f"AWS_{name}", value)
         if not value:
             monkeypatch.delenv(f"AWS_{name}")
-    refused(f"s3://{bucket}", AccessError, f"s3://{bucket}", *parts)
+    refused(f"s3://{bucket}/data", AccessError, f"s3://{bucket}: ", *parts)
 
 
 @pytest.mark.usefixtures("s3_env")

@@ -262,14 +262,18 @@ def is_finite(dtype: str, data: "bytes | memoryview") -> bool:
     return not bits.size or int((bits & exponent).max()) != exponent
 
 
-def values_of(field: Field, data: "bytes | memoryview") -> Any:
-    """Return the array in a member's bytes, with float32 in place of bfloat16."""
+def stored_array(field: Field, data: "bytes | memoryview") -> Any:
+    """Return the array in a member's bytes as it is stored, which of bfloat16 is its bits."""
     import numpy as np
 
-    is_bits = field.dtype == BFLOAT16
-    stored = np.frombuffer(data, _BITS if is_bits else field.dtype, offset=len(field.header))
-    stored = stored.reshape(field.shape)
-    return from_bfloat16(stored) if is_bits else stored
+    dtype = _BITS if field.dtype == BFLOAT16 else field.dtype
+    return np.frombuffer(data, dtype, offset=len(field.header)).reshape(field.shape)
+
+
+def values_of(field: Field, data: "bytes | memoryview") -> Any:
+    """Return the array in a member's bytes, with float32 in place of bfloat16."""
+    stored = stored_array(field, data)
+    return from_bfloat16(stored) if field.dtype == BFLOAT16 else stored
 
 
 def from_bfloat16(bits: Any) -> Any:

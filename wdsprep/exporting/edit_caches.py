@@ -7,12 +7,10 @@ caption. Masks and pixels have no place there. Written after the code of musubi-
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wdsprep.dataset.npy_arrays import BFLOAT16, EMB, LATENT, MASK, Field
-from wdsprep.dataset.npy_arrays import DTYPES as NBYTES
+from wdsprep.dataset.npy_arrays import EMB, LATENT, MASK
 from wdsprep.dataset.shapes import shapes_of
-from wdsprep.dataset.tar.write import Buffer
 from wdsprep.errors import UsageError
 from wdsprep.exporting.folders import folder_of, stem_of
 from wdsprep.exporting.layout import (
@@ -22,26 +20,31 @@ from wdsprep.exporting.layout import (
     Layout,
     Output,
     Writing,
+    dtype_name,
     json_line,
     save_by_torch,
     to_json,
+    to_tensor,
 )
 from wdsprep.importing.column_names import CONTROL, FAMILIES, SAFETENSORS
 from wdsprep.text import plural
 
-Array = tuple[Field, Buffer]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 
-def latents_in(sample: ExportSample, roles: Sequence[str]) -> list[Array]:
+def latents_in(sample: ExportSample, roles: Sequence[str]) -> "list[Array]":
     """Return the latent of a sample, then those of its references."""
-    return [sample.array(name) for name in (LATENT, *sample.arrays_in(roles))]
+    return [sample.stored(name) for name in (LATENT, *sample.arrays_in(roles))]
 
 
 def text_length(sample: ExportSample) -> int:
     """Return how many rows of a sample's embedding its mask counts; all if it has no mask."""
     if MASK in sample.members:
-        return int(sample.values(MASK).astype(bool).sum())
-    return sample.array(EMB)[0].shape[0]
+        return int(sample.stored(MASK).astype(bool).sum())
+    return len(sample.stored(EMB))
 
 
 def wrong_references(sample: ExportSample, count: int, needed: str) -> UsageError:
@@ -55,10 +58,6 @@ def wrong_references(sample: ExportSample, count: int, needed: str) -> UsageErro
 BY_PIPELINE = {pipeline: family for family in FAMILIES for pipeline in family.pipelines}
 KLEIN_9B = next(family for family in FAMILIES if family.short == "f2k9b")
 KLEIN_9B_WIDTH = 12288
-DTYPES = {"<f2": "float16", "<f4": "float32", BFLOAT16: "bfloat16"}
-"""What torch calls our types of numbers."""
-TensorPart = tuple[tuple[int, ...], str, Buffer]
-"""The shape, the type and the bytes of a tensor."""
 
 
 class MusubiLayout(Layout):
@@ -94,26 +93,23 @@ class MusubiLayout(Layout):
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         family = self.family
         for sample in samples:
-            latents: dict[str, TensorPart] = {}
             (first, *references) = latents_in(sample, self.roles)
             if self.roles and "{}" not in family.reference and len(references) != 1:
                 needed = f"musubi-tuner takes one for {family.name}"
                 raise wrong_references(sample, len(references), needed)
-            named = [("latents", *first)]
-            named += [(family.reference.format(n), *part) for n, part in enumerate(references)]
-            for name, array, data in named:
-                channels, high, wide = array.shape
-                shape = (channels, 1, high, wide) if family.has_axis else array.shape
-                full = f"{name}_{family.frames}{high}x{wide}_{DTYPES[array.dtype]}"
-                latents[full] = (shape, array.dtype, data[len(array.header) :])
-            texts: dict[str, TensorPart] = {}
+            named = [("latents", first)]
+            named += [(family.reference.format(n), array) for n, array in enumerate(references)]
+            latents: dict[str, Array] = {}
+            for name, array in named:
+                _, high, wide = array.shape
+                full = f"{name}_{family.frames}{high}x{wide}_{dtype_name(array)}"
+                latents[full] = array[:, None] if family.has_axis else array
+            texts: dict[str, Array] = {}
             for role, name in family.texts.items():
-                array, data = sample.array(f"{role}.npy")
-                start = len(array.header)
+                array = sample.stored(f"{role}.npy")
                 if name.startswith("varlen"):
-                    array = array.of_length(text_length(sample))
-                part = data[start : start + array.array_nbytes]
-                texts[f"{name}_{DTYPES[array.dtype]}"] = (array.shape, array.dtype, part)
+                    array = array[: text_length(sample)]
+                texts[f"{name}_{dtype_name(array)}"] = array
             width, height = sample.cut_size
             path = f"{folder_of(unit, sample)}/{stem_of(sample)}"
             facts = {"architecture": family.name, "format_version": "1.0.1"}
@@ -140,22 +136,23 @@ class MusubiLayout(Layout):
         return {"dataset.toml": "\n".join([*lines, ""]).encode()}
 
 
-def to_safetensors(tensors: Mapping[str, TensorPart], facts: Mapping[str, str]) -> bytes:
+def to_safetensors(tensors: "Mapping[str, Array]", facts: Mapping[str, str]) -> bytes:
     """Return the bytes of a safetensors file. Large numbers come first, so that all are aligned.
 
     The writer of safetensors 0.8 puts facts in another order in each process, so a file that is
     written again would differ.
     """
     header: dict[str, Any] = {"__metadata__": dict(facts)}
-    ordered = sorted(tensors.items(), key=lambda item: -NBYTES[item[1][1]])
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     end = 0
-    for name, (shape, dtype, data) in ordered:
-        start, end = end, end + len(data)
-        stored = SAFETENSORS[DTYPES[dtype]]
-        header[name] = {"data_offsets": [start, end], "dtype": stored, "shape": list(shape)}
+    for name, array in ordered:
+        start, end = end, end + array.nbytes
+        stored = SAFETENSORS[dtype_name(array)]
+        header[name] = {"data_offsets": [start, end], "dtype": stored, "shape": list(array.shape)}
     text = to_json(header)
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(part[2] for _, part in ordered)])
+    parts = (array.tobytes() for _, array in ordered)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
 # --- NeMo Automodel
@@ -181,21 +178,16 @@ class AutomodelLayout(Layout):
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
         import torch
 
-        from wdsprep.encoding.models.base import read_tensor
-
         rows: list[dict[str, Any]] = []
         for sample in samples:
-            first, *references = latents_in(sample, self.roles)
-            if not references:
+            latents = latents_in(sample, self.roles)
+            if len(latents) < 2:
                 raise wrong_references(sample, 0, "Automodel needs one for each sample")
-            target, *contexts, emb = (
-                read_tensor(array, data, len(array.header))
-                for array, data in (first, *references, sample.array(EMB))
-            )
+            target, *contexts, emb = map(to_tensor, (*latents, sample.stored(EMB)))
             length = text_length(sample)
             mask = torch.zeros(len(emb), dtype=torch.long)
             mask[:length] = 1
-            shapes = [list(array.shape) for array, _ in (first, *references)]
+            shapes = [list(array.shape) for array in latents]
             tokens = [(high // 2) * (wide // 2) for _, high, wide in shapes]
             indexed = {
                 "compound_bucket_signature": {"target": shapes[0], "contexts": shapes[1:]},

@@ -17,8 +17,6 @@ from itertools import chain, islice
 from typing import Any
 
 from wdsprep.dataset.file_names import HUB_FILES, empty_name
-from wdsprep.dataset.image_positions import may_have_moved
-from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import text_fields
 from wdsprep.dataset.sealed_json import read_record
 from wdsprep.dataset.settings import changed_settings
@@ -152,43 +150,29 @@ def _units(datasets: Sequence[SourceDataset], layout: Layout) -> Iterator[Export
     Raise UsageError if they were not made of the same images.
     """
     first, *others = datasets
-    # Of each dataset, by unit: what the unit was made of, which is the digest of its image shard,
-    # followed after `encode --limit` by the number of samples.
-    made_of: list[dict[str, str]] = []
-    # Of each dataset, by unit: the receipts of units whose samples may have moved.
-    moved: list[dict[str, Receipt]] = []
-    arrays: list[tuple[str, ...] | None] = []  # of each dataset the names of those to export
-    for dataset in datasets:
-        receipts = dataset.manifest.receipts if others else ()
-        images = {unit: shard.digest for unit, shard in dataset.shards.items()}
-        made_of.append(images if dataset.has_images else {r.unit: r.input for r in receipts})
-        moved.append({r.unit: r for r in receipts if may_have_moved(r)})
-        wanted = tuple(sorted(dataset.names.intersection(layout.arrays)))
-        arrays.append(None if dataset.has_images else wanted)  # of images all members are read
     for unit, shard in first.shards.items():
         if not shard.samples or not all(unit in dataset.shards for dataset in others):
             continue
-        if others and len({inputs[unit] for inputs in made_of}) > 1:
+        if others and len({dataset.inputs[unit] for dataset in datasets}) > 1:
             raise UsageError(
                 f"{shard.name} of {first.url} and of a joined dataset were made of different "
                 "images: join datasets that were encoded from the same images, all or none by "
                 "--limit"
             )
-        yield ExportUnit(
-            name=unit,
-            sources=tuple(
-                UnitSource(
-                    url=dataset.url,
-                    shard=dataset.shards[unit],
-                    arrays=names,
-                    roles=tuple(role for role in dataset.roles if role in layout.roles),
-                    scores=dataset.settings if dataset.is_scored else None,
-                    gives_caption=bool(dataset.texts),
-                    receipt=receipts.get(unit),
-                )
-                for dataset, receipts, names in zip(datasets, moved, arrays, strict=True)
-            ),
-        )
+        sources: list[UnitSource] = []
+        for dataset in datasets:
+            wanted = tuple(sorted(dataset.names.intersection(layout.arrays)))
+            source = UnitSource(
+                url=dataset.url,
+                shard=dataset.shards[unit],
+                arrays=None if dataset.has_images else wanted,  # of images all members are read
+                roles=tuple(role for role in dataset.roles if role in layout.roles),
+                scores=dataset.settings if dataset.is_scored else None,
+                gives_caption=bool(dataset.texts),
+                receipt=dataset.moved.get(unit) if others else None,
+            )
+            sources.append(source)
+        yield ExportUnit(name=unit, sources=tuple(sources))
 
 
 def _export_metadata(dataset: Exportable, target: str) -> Exported:

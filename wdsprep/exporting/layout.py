@@ -12,23 +12,26 @@ import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from blake3 import blake3
 
 from wdsprep.dataset.file_names import latent_unit
+from wdsprep.dataset.image_positions import may_have_moved
+from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
     GIVEN,
     LATENT,
-    Field,
     field_of,
     fields_of,
+    from_bfloat16,
     is_of_text,
+    stored_array,
     text_fields,
     to_bfloat16,
-    values_of,
 )
 from wdsprep.dataset.samples import names_in_roles, roles_of
 from wdsprep.dataset.sealed_json import (
@@ -77,6 +80,22 @@ class SourceDataset:
     def texts(self) -> set[str]:
         """Return the names of the arrays of text that are exported."""
         return self._texts & self.names
+
+    @cached_property
+    def inputs(self) -> Mapping[str, str]:
+        """Return what each unit was made of.
+
+        It is the digest of its image shard, followed after `encode --limit` by the number of
+        samples.
+        """
+        if self.has_images:
+            return {unit: shard.digest for unit, shard in self.shards.items()}
+        return {receipt.unit: receipt.input for receipt in self.manifest.receipts}
+
+    @cached_property
+    def moved(self) -> Mapping[str, Receipt]:
+        """Return the receipts of the units whose samples may have moved in their image shards."""
+        return {r.unit: r for r in self.manifest.receipts if may_have_moved(r)}
 
     def give_way(self, later: "SourceDataset") -> None:
         """Leave out the arrays whose names a later dataset has, and all of text if it has text."""
@@ -193,25 +212,20 @@ class ExportSample:
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """The place of each member in its tar: its first byte and its number of bytes."""
 
-    def array(self, name: str) -> tuple[Field, Buffer]:
-        """Return an array as the field that its bytes show, and these bytes."""
-        data = self.members[name]
-        return field_of(name, data), data
+    def stored(self, name: str) -> "NDArray[Any]":
+        """Return an array as it is stored: of bfloat16 its bits, as unsigned integers."""
+        array: NDArray[Any] = stored_array(field_of(name, self.members[name]), self.members[name])
+        return array
 
     def values(self, name: str) -> "NDArray[Any]":
         """Return an array, with float32 in place of bfloat16."""
-        values: NDArray[Any] = values_of(*self.array(name))
-        return values
+        array = self.stored(name)
+        return from_bfloat16(array) if dtype_name(array) == BFLOAT16 else array
 
     def bits(self, name: str) -> "NDArray[Any]":
         """Return an array as bfloat16, whose bits are in unsigned integers."""
-        import numpy as np
-
-        field, data = self.array(name)
-        if field.dtype == BFLOAT16:
-            return np.frombuffer(data, "<u2", offset=len(field.header)).reshape(field.shape)
-        bits: NDArray[Any] = to_bfloat16(values_of(field, data))
-        return bits
+        array = self.stored(name)
+        return array if dtype_name(array) == BFLOAT16 else to_bfloat16(array)
 
     @property
     def cut_size(self) -> Size:
@@ -408,6 +422,19 @@ class Layout:
         """
         del files
         return {}
+
+
+def dtype_name(array: "NDArray[Any]") -> str:
+    """Return what torch calls the type of a stored array."""
+    return BFLOAT16 if array.dtype.str == "<u2" else array.dtype.name
+
+
+def to_tensor(array: "NDArray[Any]") -> Any:
+    """Return a stored array as a tensor of torch."""
+    import torch
+
+    tensor = torch.from_numpy(array.copy())
+    return tensor.view(torch.bfloat16) if dtype_name(array) == BFLOAT16 else tensor
 
 
 def to_json(body: object) -> bytes:

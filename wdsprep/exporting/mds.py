@@ -202,7 +202,7 @@ class MdsLayout(Layout):
         if column.kind == BYTES:
             return sample.image[1]
         if column.member == MASK and self.length:
-            is_token = np.arange(self.length) < sample.array(EMB)[0].shape[0]
+            is_token = np.arange(self.length) < len(sample.stored(EMB))
             return column.encode(is_token.astype("u1"))
         array = sample.values(column.member)
         if column.member in IMAGES:

@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from wdsprep.dataset.file_names import index_name, is_table
 from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED
@@ -20,6 +20,7 @@ from wdsprep.exporting.layout import (
     json_line,
     save_by_torch,
     to_json,
+    to_tensor,
 )
 from wdsprep.importing import column_names
 from wdsprep.store.base import local_path
@@ -34,25 +35,19 @@ DECODED = ("jpg", "png")
 Members = list[tuple[str, Buffer]]
 
 
-class TarLayout(Layout):
-    """A layout of a tar for each shard. A subclass says which members the samples have in it."""
-
-    is_indexed: ClassVar[bool] = False
-    """True if an index is written beside each tar."""
-
-    def members(self, sample: ExportSample) -> Members:
-        raise NotImplementedError
-
-    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        name = f"{unit}.tar"
-        with out.open(name) as file, TarWriter(file, hashed=False) as tar:
-            for sample in samples:
-                tar.add(sample.key, self.members(sample))
-                yield
-            tar.finish()
-            file.samples = tar.samples
-        if self.is_indexed:
-            out.write(index_name(name), tar.index)
+def write_tar(
+    out: Output, unit: str, samples: Iterable[tuple[str, Members]], *, is_indexed: bool = False
+) -> Writing:
+    """Write samples into a tar, with its index beside it if asked for. Yield after each sample."""
+    name = f"{unit}.tar"
+    with out.open(name) as file, TarWriter(file, hashed=False) as tar:
+        for key, members in samples:
+            tar.add(key, members)
+            yield
+        tar.finish()
+        file.samples = tar.samples
+    if is_indexed:
+        out.write(index_name(name), tar.index)
 
 
 # --- Energon
@@ -110,7 +105,7 @@ def metadata_files(counts: Mapping[str, int], subflavors: Mapping[str, str]) -> 
     }
 
 
-class PrimusLayout(TarLayout):
+class PrimusLayout(Layout):
     """The layout of tars for AMD's Primus: Energon tars of tensors that `torch.save` wrote.
 
     Primus needs latents, a prompt embedding and a pooled embedding, as Flux has them, in bfloat16.
@@ -119,7 +114,6 @@ class PrimusLayout(TarLayout):
     zeros.
     """
 
-    is_indexed = True
     takes, needs = ("latents",), (LATENT, EMB, POOLED)
 
     def __init__(self, dataset: Exportable) -> None:
@@ -131,9 +125,12 @@ class PrimusLayout(TarLayout):
             )
         self.has_moments, self.length = dataset.has_moments, dataset.fields[EMB].shape[0]
 
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        members = ((sample.key, self.members(sample)) for sample in samples)
+        return write_tar(out, unit, members, is_indexed=True)
+
     def members(self, sample: ExportSample) -> Members:
         import numpy as np
-        import torch
 
         latents, emb = sample.bits(LATENT), sample.bits(EMB)
         arrays = {column_names.LATENT: latents}
@@ -143,10 +140,7 @@ class PrimusLayout(TarLayout):
         padding = np.zeros((self.length - len(emb), *emb.shape[1:]), emb.dtype)
         arrays[column_names.EMB] = np.concatenate([emb, padding])
         arrays[column_names.POOLED] = sample.bits(POOLED)
-        saved: Members = []
-        for role, bits in arrays.items():
-            tensor = torch.from_numpy(bits.copy()).view(torch.bfloat16)
-            saved.append((column_names.PRIMUS[role], save_by_torch(tensor)))
+        saved = [(column_names.PRIMUS[r], save_by_torch(to_tensor(a))) for r, a in arrays.items()]
         return [*saved, ("caption.txt", sample.caption.encode())]
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
@@ -155,7 +149,7 @@ class PrimusLayout(TarLayout):
 
 
 # --- wids and webshart
-class WidsLayout(TarLayout):
+class WidsLayout(Layout):
     """The layout of tars with an index for `wids`, webdataset's reader with random access.
 
     It has what Sana needs: Sana takes the caption of a sample from `prompt` of its json, and its
@@ -169,6 +163,9 @@ class WidsLayout(TarLayout):
     def __init__(self, dataset: Exportable) -> None:
         super().__init__(dataset)
         self.arrays = (LATENT,) if dataset.what == "latents" else ()
+
+    def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
+        return write_tar(out, unit, ((sample.key, self.members(sample)) for sample in samples))
 
     def members(self, sample: ExportSample) -> Members:
         facts = {**sample.facts, "prompt": sample.caption}

@@ -18,7 +18,7 @@ from wdsprep.importing.latent_caches import LatentCache, find_cache, stem_of
 from wdsprep.importing.options import ImportOptions
 from wdsprep.importing.worker import import_file
 from wdsprep.options import takes_options
-from wdsprep.runners.make_runner import runner_for
+from wdsprep.runners.make_runner import prepare_nothing, runner_for
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write, remove_units
 from wdsprep.sources.base import Item
 from wdsprep.store.base import absolute, check_apart
@@ -70,8 +70,10 @@ def import_(options: ImportOptions) -> Outcome:
             options, len(pending), nbytes, on_message=listener.on_message, name="import"
         )
     run = Run(edition, manifest, count=len(pending), limit=options.limit if wanted != shards else 0)
-    job = {"cache": cache, "plan": plan, "edition": edition, "settings": settings}
-    work = partial(partial, import_file, **job, empty=no_caption)
+    import_unit = partial(
+        import_file, cache=cache, plan=plan, edition=edition, settings=settings, empty=no_caption
+    )
+    work = partial(prepare_nothing, import_unit)
     (imported,) = do_runs([run], runner, work, pending, listener=listener, track=options.track)
     return imported
 

@@ -23,7 +23,7 @@ from wdsprep.sources.base import Columns, Item, item_of, make_or_refuse
 from wdsprep.sources.captions import decode_facts, decode_text
 from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.patterns import PARQUET, is_glob, is_tar, table_files, table_kind, tar_stem
-from wdsprep.sources.recognise import recognise
+from wdsprep.sources.recognise import UnclearSourceError, recognise
 from wdsprep.sources.table_sources import ArrowSource, MdsSource, TableSource, UrlSource
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
@@ -174,15 +174,18 @@ def find_cache(url: str) -> LatentCache:
     names_files = is_glob(url) or is_tar(url) or table_kind(url)
     if not names_files and read_manifest(shared_store(url)) is not None:
         raise UsageError(f"{url} is a dataset of wdsprep already: load it with wdsprep.load")
-    source = recognise(url, columns=Columns(), rows_per_item=1)
+    give = (
+        "give MDS shards, files of datasets, Parquet, tars, or a cache of musubi-tuner or Automodel"
+    )
+    try:
+        source = recognise(url, columns=Columns(), rows_per_item=1)
+    except UnclearSourceError as error:
+        raise SourceError(f"{error.what}: {give}") from error
     kind = KINDS.get(type(source), "")
     if kind or (isinstance(source, UrlSource) and source.kinds == {"parquet"}):
         pattern = getattr(source, "pattern", "")
         return LatentCache(url=source.url, kind=kind or "parquet", pattern=pattern)
-    raise SourceError(
-        f"{url} holds no cached latents: give MDS shards, files of datasets, Parquet, tars, or a "
-        "cache of musubi-tuner or Automodel"
-    )
+    raise SourceError(f"{url} holds no cached latents: {give}")
 
 
 def make_row(key: str, source: str, make: MakeValues) -> Row:

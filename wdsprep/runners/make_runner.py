@@ -148,9 +148,9 @@ def job_largest_first(
         name=name,
         is_safe=is_safe,
     )
-    work = partial(_prepare_nothing, do_unit)
+    work = partial(prepare_nothing, do_unit)
     return Job(runner, work, units, sizes=sizes, on_status=on_status or listener.on_status)
 
 
-def _prepare_nothing(do_unit: Call) -> Call:
+def prepare_nothing(do_unit: Call) -> Call:
     return do_unit
