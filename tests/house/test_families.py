@@ -7,16 +7,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 from torch import Tensor
 
-from tests.kit.families import QUICK, denoised, each_family, latent_of, negative_of, prompt_of
-from tests.kit.families.denoising import denoiser
-from tests.kit.families.folders import class_of, denoiser_of
+from tests.kit.families import QUICK, denoised, each_family, negative_of, prompt_of
+from tests.kit.families.denoising import MASKS, text_of, whole_pipeline
+from tests.kit.families.folders import class_of
 from tests.kit.families.reference import SECOND_CALL, returned
 from tests.kit.paths import ROOT
 
@@ -29,7 +28,6 @@ MASKED = [
 ]
 ZEROED = ["AuraFlow", "OvisImage"]
 UNGUIDED = {"Flux", "QwenImage", "QwenImage21", "HunyuanImage"}
-MASK_NAMES = ("prompt_attention_mask", "prompt_embeds_mask")
 
 Family = Callable[[str], Path]
 
@@ -60,13 +58,15 @@ def test_text_cut_to_its_words_and_padded_again_is_worth_the_whole(
     name: str, family: Family
 ) -> None:
     folder = family(name)
-    outputs, latent = prompt_of(folder, CAPTION), latent_of(folder, _pixels())
-    whole = denoised(folder, outputs, latent)
-    rows = _words(outputs)
+    outputs = prompt_of(folder, CAPTION)
+    whole = denoised(folder, outputs)
+    rows = text_of(outputs)[0]
+    for name in set(MASKS).intersection(outputs):  # which may leave words anywhere
+        rows = rows[outputs[name][0].bool()]
     padded, mask = _padded(rows, len(rows) + 17)
-    again = denoised(folder, _with(outputs, padded), latent, mask)
+    again = denoised(folder, outputs, padded, mask)
     torch.testing.assert_close(again, whole, rtol=0, atol=1e-5)
-    unmasked = denoised(folder, _with(outputs, padded), latent, torch.ones_like(mask))
+    unmasked = denoised(folder, outputs, padded, torch.ones_like(mask))
     assert (unmasked - whole).abs().max() > 1e-3  # so the mask is what did it
 
 
@@ -75,13 +75,13 @@ def test_text_after_the_words_is_zeros_where_the_denoiser_has_no_mask(
     name: str, family: Family
 ) -> None:
     folder = family(name)
-    (text,) = prompt_of(folder, CAPTION)["prompt_embeds"]
+    outputs = prompt_of(folder, CAPTION)
+    (text,) = outputs["prompt_embeds"]
     words = int(text.abs().sum(1).count_nonzero())
     assert 0 < words < len(text) == 256
     assert torch.equal(_padded(text[:words], len(text))[0], text)
-    outputs, latent = {"prompt_embeds": text[None]}, latent_of(folder, _pixels())
-    shorter = {"prompt_embeds": text[None, : words + 1]}
-    apart = denoised(folder, outputs, latent) - denoised(folder, shorter, latent)
+    shorter = outputs | {"prompt_embeds": text[None, : words + 1]}
+    apart = denoised(folder, outputs) - denoised(folder, shorter)
     assert apart.abs().max() > 1e-3  # so they must be padded to the length that they had
 
 
@@ -100,8 +100,7 @@ def test_another_process_makes_the_same_bytes(family: Family, tmp_path: Path) ->
 
 def _as_called(folder: Path, caption: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `encode_prompt` gave when `__call__` called it, the first time and the last."""
-    own = {denoiser_of(folder): denoiser(folder)}
-    pipeline = DiffusionPipeline.from_pretrained(str(folder), **own, low_cpu_mem_usage=False)
+    pipeline = whole_pipeline(folder)
     encode, found = pipeline.encode_prompt, []
     times = 2 if class_of(folder) in SECOND_CALL else 1
 
@@ -111,8 +110,8 @@ def _as_called(folder: Path, caption: str) -> tuple[dict[str, Any], dict[str, An
             raise InterruptedError
         return found[-1]
 
-    pipeline.encode_prompt = encode_prompt
-    with pytest.raises(InterruptedError):
+    interrupted = patch.object(pipeline, "encode_prompt", encode_prompt)
+    with interrupted, pytest.raises(InterruptedError):
         pipeline(prompt=caption, height=64, width=64)
     names = returned(type(pipeline).encode_prompt)
     tuples = [each if isinstance(each, tuple) else (each,) for each in found]
@@ -133,10 +132,6 @@ def _digests(folder: Path) -> dict[str, str]:
     }
 
 
-def _pixels() -> np.ndarray:
-    return np.random.default_rng(5).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-
-
 def _floats(outputs: dict[str, Any]) -> list[Tensor]:
     """The outputs that say something of the caption, without masks and places."""
     named = {name: value for name, value in outputs.items() if not name.endswith("ids")}
@@ -144,19 +139,6 @@ def _floats(outputs: dict[str, Any]) -> list[Tensor]:
     return [each for each in flat if each.is_floating_point() and each.unique().numel() > 2]
 
 
-def _words(outputs: dict[str, Any]) -> Tensor:
-    """The rows of the text that its mask leaves, wherever they stand."""
-    text = outputs.get("prompt_embeds", outputs.get("text_hiddens"))[0]
-    masks = [outputs[name][0].bool() for name in MASK_NAMES if name in outputs]
-    return text[masks[0]] if masks else text
-
-
 def _padded(rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
     more = rows.new_zeros(length - len(rows), *rows.shape[1:])
     return torch.cat([rows, more]), torch.arange(length) < len(rows)
-
-
-def _with(outputs: dict[str, Any], text: Tensor) -> dict[str, Any]:
-    name = "text_hiddens" if "text_hiddens" in outputs else "prompt_embeds"
-    is_list = isinstance(outputs[name], list)
-    return {name: [text] if is_list else text[None]}

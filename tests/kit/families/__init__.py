@@ -4,7 +4,7 @@
     prompt_of(folder, "a cat")            the outputs of its encode_prompt, by name
     negative_of(folder)                   those of its own unconditional prompt
     latent_of(folder, pixels)             the latent that its denoiser is trained on
-    denoised(folder, outputs, latent)     what its small denoiser makes of both
+    denoised(folder, outputs)             what its small denoiser makes of such text
 
 Nothing here imports wdsprep, but for the vocabulary of its toy model. No class is left out but PRX,
 which cleans captions with ftfy and fails without it.
