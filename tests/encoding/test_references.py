@@ -45,6 +45,7 @@ FAMILIES = (KONTEXT, KLEIN, PLUS, *OF_PICTURES)
 CAPTION = "a red house by the sea"
 
 Family = Callable[[str], Path]
+pytestmark = pytest.mark.usefixtures("small_references")
 
 
 class StopError(Exception):
@@ -142,7 +143,7 @@ def test_a_reference_is_the_mode_that_the_pipeline_encodes(
     )  # others divide
     stored = encoder.encode_images(torch.stack([pixels, 255 - pixels]))
     assert stored.ok.all()
-    assert (stored.arrays["latent.npy"][0].float() - wanted).abs().max() <= 4.5e-4 * max(
+    assert (stored.arrays["latent.npy"][0].float() - wanted).abs().max() <= 5e-4 * max(
         1, float(wanted.abs().max())
     )
 
