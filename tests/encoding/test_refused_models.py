@@ -59,13 +59,13 @@ OF_SD: Cases = {
     "emb": [
         ({"vae/config.json": None}, "lacks vae/config.json"),
         ({"text_encoder/config.json": None}, "lacks text_encoder/config.json"),
-        ({INDEX_FILE: None, "text_encoder/config.json": T5}, "T5EncoderModel, and it lacks mode"),
+        ({INDEX_FILE: None, "text_encoder/config.json": T5}, "lacks model_index.json, which says"),
         ({INDEX_FILE: DIT}, "(DiTPipeline) has no text encoder: add --text none"),
-        ({INDEX_FILE: None, "modular_model_index.json": b"{}"}, "made of modular blocks"),
+        ({INDEX_FILE: None, "modular_model_index.json": b"{}"}, "lacks model_index.json, which"),
     ],
     "tokens": [
         ({"tokenizer/merges.txt": None}, "lacks tokenizer/merges.txt"),
-        ({INDEX_FILE: None, TOWER: {}}, "has text_encoder_2 and lacks model_index.json"),
+        ({INDEX_FILE: None, TOWER: {}}, "lacks model_index.json, which says"),
     ],
     "none": [
         (without_weights(VAE_FILE), f"only pickled weights ({VAE_FILE}.bin"),
@@ -352,7 +352,7 @@ def test_no_question_is_asked_for_code_in_a_tokenizer(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where the check before it does not look."""
-    monkeypatch.setattr("wdsprep.encoding.models.find_model.check_part", lambda *_, **__: None)
+    monkeypatch.setattr("wdsprep.encoding.models.config_files.check_part", lambda *_, **__: None)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question"))
     folder = copied(family("QwenImage"), tmp_path / "model")
     for path in folder.glob("*/*config.json"):

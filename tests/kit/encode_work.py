@@ -16,7 +16,8 @@ from torch.nn.functional import avg_pool2d
 
 from wdsprep.dataset.chunks import Chunks
 from wdsprep.encoding import encode as encoding
-from wdsprep.encoding.models.base import Encoded, Part, Tokens
+from wdsprep.encoding.models.base import Encoded, Tokens
+from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
@@ -55,14 +56,8 @@ class Making:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "") in self.bad_places
 
 
-class Plain:
+class Plain(Encoder):
     """Latents are shrunken pixels and noise, embeddings are the letters of the caption."""
-
-    itemsize = 4
-    is_compiled = False
-    is_split = groups_texts = takes_images = False
-    references = None
-    text_batch_size = 0
 
     def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:
         self.fields = fields(model, recipe)
@@ -98,9 +93,6 @@ class Plain:
         noisy = clear + keys.reshape(-1, 1, 1, 1) / 1024  # of its key
         arrays = {"latent.npy": noisy.half()}
         return Encoded(arrays=arrays, ok=torch.ones(len(pixels), dtype=torch.bool))
-
-    def bring(self, part: Part) -> None:
-        """Both are always here."""
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
         assert not exact

@@ -26,7 +26,8 @@ from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.npy_arrays import Field, fields_of, text_fields
 from wdsprep.dataset.tar.read import file_tape, index_tar
 from wdsprep.encoding.encode import encode
-from wdsprep.encoding.models.base import Encoded, Part, Tokens
+from wdsprep.encoding.models.base import Encoded, Tokens
+from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.encoder import load_encoder
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.recipe_options import Recipe
@@ -233,7 +234,7 @@ def check_latents(images: Path, root: Path, *, bucket: int = 64) -> None:
 # --- a stand-in for the models
 
 
-class Means:
+class Means(Encoder):
     """An encoder that makes of an image the mean of its pixels, and of a caption its length."""
 
     fields = (
@@ -242,12 +243,7 @@ class Means:
     )
     resolution = 16
     device = torch.device("cpu")
-    itemsize = 4
-    is_compiled = False
     has_text = True
-    is_split = groups_texts = takes_images = False
-    references = None
-    text_batch_size = 0
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -266,9 +262,6 @@ class Means:
         del exact
         made = torch.tensor([len(text.caption) for text in texts]).half().reshape(-1, 1, 1)
         return Encoded(arrays={"emb.npy": made}, ok=torch.ones(len(texts), dtype=torch.bool))
-
-    def bring(self, part: Part) -> None:
-        """Both are always here."""
 
     def empty(self) -> dict[str, Tensor]:
         return {"emb.npy": torch.zeros(1, 1, dtype=torch.float16)}

@@ -29,7 +29,7 @@ from wdsprep.encoding.sample_chain import EncodingSample, Row
 from wdsprep.images.crop import NO_PIXELS
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.scoring.models import find_score_model
-from wdsprep.scoring.networks import DecodedImage, ImageProcessor, ScoreEncoder
+from wdsprep.scoring.networks import ImageProcessor, ScoreEncoder
 from wdsprep.scoring.worker import PreparedImage, ScoreBatcher, ScoreEngine
 
 CHECKS = [2, 2]
@@ -161,34 +161,30 @@ def test_many_damaged_images_after_a_good_one_hold_up_nothing(models: Path, tmp_
 SIZES = ((300, 200), (20, 500), (31, 33), (32, 32))
 
 
-def prepare_and_compare(
-    folder: Path, images: Sequence[DecodedImage] = ()
-) -> Sequence[DecodedImage]:
-    """Prepare images of noise, check each bit against transformers, and return the images."""
+def prepare_and_compare(folder: Path, shared: Sequence[dict[str, torch.Tensor]]) -> ImageProcessor:
+    """Prepare images of noise, check each bit against transformers, and return the processor."""
     processor = ImageProcessor(find_score_model("", str(folder)))
     own = AutoImageProcessor.from_pretrained(folder)
     random = np.random.default_rng(1)
     noises = [random.integers(0, 256, (*size, 3), np.uint8) for size in SIZES]
-    images = images or [DecodedImage(Image.fromarray(noise)) for noise in noises]
-    for image, found in zip(images, processor.prepare(images), strict=True):
-        (wanted,) = own(images=[image.image], return_tensors="pt")["pixel_values"]
+    images = [*map(Image.fromarray, noises)]
+    made = processor.finish([*map(processor.scale, images, shared)])
+    for image, found in zip(images, made, strict=True):
+        (wanted,) = own(images=[image], return_tensors="pt")["pixel_values"]
         assert torch.equal(found["pixel_values"], wanted)
-    return images
+    return processor
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_four_channels_are_scaled_without_a_copy_to_the_values_of_three(
-    kind: str, models: Path
+@pytest.mark.parametrize("kind", [*KINDS, "convnext"])
+def test_four_channels_are_scaled_to_the_values_of_three_or_an_image_is_prepared_as_a_whole(
+    kind: str, models: Path, tmp_path: Path
 ) -> None:
-    assert not any("planes" in vars(image) for image in prepare_and_compare(models / kind))
-
-
-def test_a_processor_that_scales_in_another_way_is_given_planes(
-    models: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(models / "vit", tmp_path / "convnext"))
-    ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=0.5).save_pretrained(folder)
-    assert all("planes" in vars(image) for image in prepare_and_compare(folder))
+    folder = models / kind
+    if kind == "convnext":  # which scales by a rule of its own
+        folder = Path(shutil.copytree(models / "vit", tmp_path / kind))
+        ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=0.5).save_pretrained(folder)
+    processor = prepare_and_compare(folder, [{} for _ in SIZES])
+    assert processor.scales_channels == (kind != "convnext")
 
 
 @pytest.mark.parametrize(("resample", "times"), [(2, 1), (3, 2)])
@@ -198,5 +194,7 @@ def test_processors_that_scale_alike_share_the_scaled_image(
     folder = Path(shutil.copytree(models / "vit", tmp_path / "other"))
     other = ViTImageProcessor(size=SQUARE, image_mean=[0.4, 0.5, 0.6], resample=resample)
     other.save_pretrained(folder)
-    images = prepare_and_compare(folder, prepare_and_compare(models / "vit"))
-    assert {len(image.scaled) for image in images} == {times}
+    shared: list[dict[str, torch.Tensor]] = [{} for _ in SIZES]
+    for model in (folder, models / "vit"):
+        prepare_and_compare(model, shared)
+    assert {len(scaled) for scaled in shared} == {1 + times}  # with the pixels

@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.kit.hub import Hub, set_constants
 from tests.kit.scores import columns_in, score_here
 from tests.kit.scoring_models import head, small
-from wdsprep.encoding.models import model_files
-from wdsprep.encoding.models.model_files import Folder
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.scoring.models import find_score_model
 
@@ -65,7 +64,7 @@ STRANGE = {"model_type": "strange", "architectures": ["StrangeModel"]}
     ("kind", "spoil", "words"),
     [
         ("vit", shutil.rmtree, "is not a folder here"),
-        ("vit", lambda model: (model / PROCESSOR).unlink(), "has no image processor"),
+        ("vit", lambda model: (model / PROCESSOR).unlink(), f"lacks {PROCESSOR}: choose another"),
         ("vit", pickle_weights, "has only pickled weights"),
         ("vit", weights_changed(lambda t: t.pop("classifier.weight")), "lacks 1 tensor"),
         ("vit", weights_changed(lambda t: t["classifier.bias"].fill_(nan)), "are not finite"),
@@ -210,12 +209,12 @@ def test_a_head_of_several_layers_is_their_chain(tmp_path: Path) -> None:
     save_file({"layers.10.weight": last, "layers.2.weight": first}, path)
     read = read_head("a", str(path))
     rows = torch.randn(3, 24)
-    _, scores = load_head(read)
+    scores = load_head(read)
     assert torch.allclose(scores(rows), (rows @ first.T @ last.T)[:, 0], atol=1e-4)
     save_file({"0.weight": first, "1.weight": last}, path, {"activation": "relu"})
     read = read_head("a", str(path))
     wanted = ((rows @ first.T).relu() @ last.T)[:, 0]
-    _, scores = load_head(read)
+    scores = load_head(read)
     assert torch.allclose(scores(rows), wanted, atol=1e-4)
 
 
@@ -228,15 +227,16 @@ def test_the_slow_processor_is_taken_if_asked_and_stands_in_the_settings(
 
 
 def test_a_cache_without_the_weights_is_completed_by_the_hub(
-    models: Path, copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    models: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part, commit = copied("vit"), "a" * 40
-    (part / "model.safetensors").unlink()
-    cached, whole = (Folder(path, "owner/vit", commit) for path in (part, models / "vit"))
-    monkeypatch.setattr(model_files, "find_cached", lambda *_: cached)
-    monkeypatch.setattr(model_files, "ask_hub_or_keep", lambda *asked: asked[-1] or whole)
+    files = {path.name: path.read_bytes() for path in (models / "vit").iterdir()}
+    commit = hub.make("owner/vit").commit(files)
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    cache = {"HF_HUB_CACHE": str(tmp_path / "cache"), "ENDPOINT": hub.url}
+    set_constants(monkeypatch, **cache, HUGGINGFACE_CO_URL_TEMPLATE=template)
     found = find_score_model("", f"owner/vit@{commit}")
-    assert found.folder == str(models / "vit")
+    Path(found.folder, "model.safetensors").unlink()
+    assert find_score_model("", f"owner/vit@{commit}") == found
 
 
 def test_words_that_are_no_options_are_refused() -> None:

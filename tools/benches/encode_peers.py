@@ -18,6 +18,7 @@ from PIL import Image
 
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.models.base import Encoded, Tokens
+from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.find_model import TINY
 from wdsprep.encoding.recipe_options import Recipe
 
@@ -291,15 +292,13 @@ def make_free(_model: object, recipe: Recipe, _device: str) -> "FreeEncoder":
     return FreeEncoder(recipe.resolution, has_images=not recipe.is_of_text)
 
 
-class FreeEncoder:
+class FreeEncoder(Encoder):
     """The same dummy as an encoder of wdsprep: what is left is all that is not the models."""
 
     def __init__(self, resolution: int, *, has_images: bool = True) -> None:
         side = resolution // 8
         self.resolution, self.device, self.itemsize = resolution, torch.device("cpu"), 2
-        self.is_compiled = self.is_split = self.groups_texts = self.takes_images = False
-        self.references = None
-        self.has_text, self.text_batch_size = True, 0
+        self.has_text = True
         latent = Field(name="latent.npy", dtype="<f2", shape=(4, side, side))
         emb = Field(name="emb.npy", dtype="<f2", shape=(77, 1024))
         self.fields = (latent, emb) if has_images else (emb,)
@@ -317,9 +316,6 @@ class FreeEncoder:
         exact: bool = False,  # noqa: ARG002
     ) -> Encoded:
         return self._made("latent.npy", (4, *(side // 8 for side in pixels.shape[2:])), len(pixels))
-
-    def bring(self, _part: object) -> None:
-        pass
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:  # noqa: ARG002
         return self._made("emb.npy", self.fields[-1].shape, len(texts))

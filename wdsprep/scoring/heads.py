@@ -16,7 +16,7 @@ from wdsprep.encoding.models import model_files
 from wdsprep.encoding.models.load_networks import cause_of, explain_errors
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.store import split_url
-from wdsprep.text import brief, human_bytes
+from wdsprep.text import brief, human_bytes, plural
 
 if TYPE_CHECKING:
     import torch
@@ -51,12 +51,10 @@ def read_head(column: str, place: str) -> Head:
     return Head(column=column, place=place, data=data, digest=hex_digest(data))
 
 
-def load_head(
-    head: Head, device: "torch.device | str" = "cpu"
-) -> "tuple[int, Callable[[Tensor], Tensor]]":
-    """Return the width of the embeddings that a head takes, and its function.
+def load_head(head: Head, device: "torch.device | str" = "cpu") -> "Callable[[Tensor], Tensor]":
+    """Return the function of a head, which returns a number for each embedding, computed in fp32.
 
-    The function returns a number for each embedding, computed in fp32.
+    It raises UsageError if embeddings are not as wide as the head takes them.
     """
     import torch
     from torch.nn import functional
@@ -81,16 +79,22 @@ def load_head(
     layers = [(weight.to(device), bias.to(device)) for weight, bias in layers]
     if (outputs := len(layers[-1][0])) != 1:
         raise UsageError(f"--head {head.place} has {outputs} outputs: give a head with one")
+    width = layers[0][0].shape[1]
 
     def scores(embeddings: "Tensor") -> "Tensor":
         values = embeddings.float()
+        if values.shape[1] != width:
+            raise UsageError(
+                f"--head {head.place} is for embeddings of {plural(width, 'number')}, and those of "
+                f"the model have {values.shape[1]}: choose the --model that it was made for"
+            )
         for number, (weight, bias) in enumerate(layers):
             if number and activation:
                 values = getattr(functional, activation)(values)
             values = functional.linear(values, weight, bias)
         return values[:, 0]
 
-    return layers[0][0].shape[1], scores
+    return scores
 
 
 def _layers(place: str, tensors: "Mapping[str, Tensor]") -> "list[tuple[Tensor, Tensor]]":

@@ -8,22 +8,20 @@ code that comes with a model is run. This module does not import torch.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, LATENT_COLUMNS
 from wdsprep.dataset.settings import NUMBER
 from wdsprep.encoding.models.config_files import (
+    PROCESSORS,
     Config,
-    check_part,
     check_sides,
-    check_sizes,
-    check_weight_index,
+    fetch_configs,
+    of_images,
     unsuitable,
 )
 from wdsprep.encoding.models.load_networks import explain_load_errors
 from wdsprep.encoding.models.model_files import (
-    Folder,
     LocalModel,
     ModelFiles,
     check_there,
@@ -37,12 +35,11 @@ from wdsprep.scoring.options import NAME, PRESETS, WantedLabel
 from wdsprep.text import brief, examples, plural, shortened
 
 CONFIG = "config.json"
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-TOKENIZER = (
-    *("added_tokens.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
-    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model"),
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER = frozenset(
+    {"added_tokens.json", "special_tokens_map.json", "tokenizer.json"}
+    | {"vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model"}
 )
-ADAPTER = "adapter_config.json"
 CLASSIFIER, DUAL, ENCODER = "classifier", "dual encoder", "encoder"
 """The roles in which a model is used."""
 MOST_LABELS = 64
@@ -94,77 +91,48 @@ def find_score_model(
 
     Files that are missing are downloaded from the hub. Raise UsageError if the model cannot score.
     """
-
-    def needs(folder: Folder) -> tuple[Sequence[str], Sequence[str]]:
-        names = folder.names()
-        processors = [file for file in PROCESSORS if file in names] or [PROCESSORS[0]]
-        files = [CONFIG, *weight_files(names, "model"), *processors]
-        return files, [file for file in files if file not in names]
-
     others = ", ".join(PRESETS)
-    place = find_files(name, PRESETS, needs, others=others, patterns=(), tell=told)
+    place = find_files(name, PRESETS, _files_of, others=others, patterns=(), tell=told)
     try:
         return _read_model(prefix, name, place)
     except OSError as error:
         raise WorkError(f"the files of {place.what} cannot be read: {error}") from error
 
 
+def _files_of(place: ModelFiles) -> list[str]:
+    """Return the files that a model needs, but for those of a tokenizer's vocabulary.
+
+    They are a config, an image processor and weights in safetensors.
+    """
+    names = place.names()
+    processors = [file for file in PROCESSORS if file in names] or [PROCESSORS[0]]
+    tokenizer = [TOKENIZER_CONFIG] if TOKENIZER_CONFIG in names else []
+    return [CONFIG, *processors, *tokenizer, *weight_files(names, "model")]
+
+
 def _read_model(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
     """Return the model in a folder or a repository.
 
-    It needs a config, an image processor and weights in safetensors, and must not be an adapter.
     The configs are checked first, so that the weights of an unsuitable model are not downloaded.
     """
-    names, weights = place.names(), weight_files(place.names(), "model")
-    why = ""
-    if CONFIG not in names:
-        why = f"has no {CONFIG}, so it is not a model of transformers: choose another --model"
-    elif not names & {*PROCESSORS}:
-        why = (
-            f"has no image processor ({PROCESSORS[0]}), which says how images are prepared: copy "
-            "the file there, or choose another --model"
-        )
-    elif ADAPTER in names:
-        why = f"has {ADAPTER}, so its weights lie elsewhere: merge them, or choose another --model"
-    if why:
-        raise UsageError(f"{place.what} {why}")
-    check_there(place.what, [name for name in weights if name not in names], names)
-    jsons = [name for name in (CONFIG, *PROCESSORS, "tokenizer_config.json") if name in names]
-    indexes = [name for name in weights if name.endswith(".json")]
-    folder = place.fetch([*jsons, *indexes])
+    files = _files_of(place)
+    check_there(place, files)
+    folder = fetch_configs(place, files, remedy=ANOTHER)
+    for file in set(PROCESSORS).intersection(files):
+        check_sides(of_images(Config.read(folder / file)))
     config = Config.read(folder / CONFIG)
-    for file in jsons:
-        check_part(Config.read(folder / file), remedy=ANOTHER)
-    check_sizes(config)
-    _check_processor(place.what, folder, names)
     with explain_load_errors(folder / CONFIG, "a config"):
         role = _role_of(place.what, config)
         labels, activation = _labels_of(place.what, config) if role == CLASSIFIER else ({}, "")
-    for file in indexes:
-        check_weight_index(Config.read(folder / file), "", frozenset(weights))
-    tokenizer = [name for name in TOKENIZER if name in names] if role == DUAL else []
-    files = tuple(sorted({*jsons, *weights, *tokenizer}))
+    vocabulary = TOKENIZER & place.names() if role == DUAL else ()
     return ScoreModel(
         name=name,
         prefix=prefix,
-        **fetch_files(place, files),
+        **fetch_files(place, sorted({*files, *vocabulary})),
         role=role,
         labels=labels,
         activation=activation,
     )
-
-
-def _check_processor(what: str, folder: Path, names: frozenset[str]) -> None:
-    """Raise UsageError if a model's processor is for text alone, or makes too large images."""
-    if PROCESSORS[0] in names:
-        check_sides(Config.read(folder / PROCESSORS[0]))
-    if PROCESSORS[1] in names:
-        config = Config.read(folder / PROCESSORS[1])
-        values = config.get("image_processor")
-        if isinstance(values, dict):
-            check_sides(replace(config, values=values))
-        elif PROCESSORS[0] not in names:
-            raise unsuitable(f"{what} has no image processor in {PROCESSORS[1]}")
 
 
 def _role_of(what: str, config: Config) -> str:
@@ -213,41 +181,35 @@ def with_labels(models: Sequence[ScoreModel], wanted: Sequence[WantedLabel]) -> 
     is named, it keeps all, in columns with names in lower case. Raise UsageError if a wanted label
     is in no classifier, or if all labels of a classifier are too many or cannot name columns.
     """
-    left = {label for label, _ in wanted}
-    labelled = []
-    for model in models:
-        numbers = {label.casefold(): number for number, label in model.labels.items()}
-        named = {
-            numbers[label.casefold()]: (label, column)
-            for label, column in wanted
-            if label.casefold() in numbers
-        }
-        left -= {label for label, _ in named.values()}
-        columns = {number: column for number, (_, column) in named.items()} or model.labels
-        if model.role == CLASSIFIER and not named:
-            labels = [*model.labels.values()]
-            if len(labels) > MOST_LABELS:
-                raise UsageError(
-                    f"{model.name} has {plural(len(labels), 'label')} ({examples(labels)}): choose "
-                    "some, with --label LABEL or --label LABEL=COLUMN for each"
-                )
-            if wrong := [brief(label) for label in labels if not NAME.fullmatch(label)]:
-                raise UsageError(
-                    f"{model.name} has the label {wrong[0]}, which cannot be the name of a column: "
-                    f"give the labels to keep, as --label {wrong[0]}=COLUMN"
-                )
-            columns = {number: label.lower() for number, label in columns.items()}
-        kept = {number: model.column(columns[number]) for number in sorted(columns)}
-        labelled.append(replace(model, labels=kept))
-    if left:
-        there = [label for model in models for label in model.labels.values()]
+    labels = [label for model in models for label in model.labels.values()]
+    there = {label.casefold() for label in labels}
+    if lost := [label for label, _ in wanted if label.casefold() not in there]:
         raise UsageError(
-            f"no model has the label {brief(min(left))}: give labels that a classifier has, such "
-            f"as {examples(there)}"
-            if there
-            else f"--label {brief(min(left))} is for a classifier: give one with --model"
+            f"no model has the label {brief(lost[0])}: give labels that a classifier has"
+            + (f", such as {examples(labels)}" if labels else "")
         )
-    return labelled
+    columns = {label.casefold(): column for label, column in wanted}
+    return [replace(model, labels=_kept_labels(model, columns)) for model in models]
+
+
+def _kept_labels(model: ScoreModel, columns: Mapping[str, str]) -> dict[int, str]:
+    """Return the columns of the labels of a model that are kept, by the number of the output."""
+    numbered = sorted(model.labels.items())
+    named = {n: columns[label.casefold()] for n, label in numbered if label.casefold() in columns}
+    if not named:
+        labels = [label for _, label in numbered]
+        if len(labels) > MOST_LABELS:
+            raise UsageError(
+                f"{model.name} has {plural(len(labels), 'label')} ({examples(labels)}): choose "
+                "some, with --label LABEL or --label LABEL=COLUMN for each"
+            )
+        if wrong := [brief(label) for label in labels if not NAME.fullmatch(label)]:
+            raise UsageError(
+                f"{model.name} has the label {wrong[0]}, which cannot be the name of a column: "
+                f"give the labels to keep, as --label {wrong[0]}=COLUMN"
+            )
+        named = {number: label.lower() for number, label in numbered}
+    return {number: model.column(column) for number, column in named.items()}
 
 
 def score_columns(

@@ -4,17 +4,16 @@ Each image is prepared alone by the model's own image processor, and each captio
 padded to the most tokens that the model takes: so the scores of a sample do not depend on others.
 
 A fast image processor scales with torch. For an image of 1024 x 768, that of a ViT takes 2.8 ms
-from the image of Pillow, 2.2 ms from its three planes, and 1 ms from the four channels in which
-Pillow keeps it, where nothing is copied first. So an `ImageProcessor` scales the four channels of
-each image by the model's own `resize`, and is called for the rest with the small planes of several
-images: a call takes up to 0.4 ms, however small they are. This is tried on a few images when the
-processor is loaded. If the outcome differs in any bit, each image is prepared in a call of its own,
-from planes or from the image of Pillow.
+from the image of Pillow, and 1 ms from the four channels in which Pillow keeps it, where nothing is
+copied first. So an `ImageProcessor` scales the four channels of each image by the model's own
+`resize`, and is called for the rest with the small planes of several images: a call takes up to
+0.4 ms, however small they are. This is tried on a few images when the processor is loaded. If the
+outcome differs in any bit, each image is prepared in a call of its own.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from wdsprep.dataset.npy_arrays import NUMBERS, Field
-from wdsprep.encoding.models.base import DTYPES, Encoded, InTwoPrecisions, Part, Tokens
-from wdsprep.encoding.models.config_files import unsuitable
+from wdsprep.encoding.models.base import DTYPES, Encoded, InTwoPrecisions
+from wdsprep.encoding.models.config_files import PROCESSORS, unsuitable
+from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.encoder import fits, whole_fp32
 from wdsprep.encoding.models.load_networks import (
     explain_load_errors,
@@ -37,8 +37,7 @@ from wdsprep.encoding.models.load_networks import (
 from wdsprep.errors import UsageError
 from wdsprep.images.crop import copy_planes, view_pixels
 from wdsprep.scoring.heads import load_head
-from wdsprep.scoring.models import CLASSIFIER, DUAL, PROCESSORS, ScoreModel
-from wdsprep.text import plural
+from wdsprep.scoring.models import CLASSIFIER, DUAL, ScoreModel
 
 TOLERANCE = 1e-3
 """The most by which an output may differ, from rounding, if its companions in a batch differ."""
@@ -57,43 +56,18 @@ PROBES = ((96, 64), (372, 588), (130, 60))
 """The heights and widths of the images on which models are tried: smaller and larger than the
 input of most networks."""
 METHOD_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError)
-"""The errors of a processor that does not take pixels in one of these forms."""
+"""The errors of a processor that does not take scaled planes."""
 
 
-class DecodedImage:
-    """An image in RGB, with what several processors make of it in the same way.
-
-    Its three planes are copied once, when they are first asked for. `scaled` has its planes as
-    processors have scaled them, by the method, the size and the filter of the scaling.
-    """
-
-    def __init__(self, image: Image.Image) -> None:
-        self.image = image
-        self.scaled: dict[str, Tensor] = {}
-
-    @cached_property
-    def pixels(self) -> Tensor:
-        return view_pixels(self.image)
-
-    @cached_property
-    def planes(self) -> Tensor:
-        return copy_planes(self.pixels)
-
-
-def make_probes() -> list[DecodedImage]:
+def make_probes() -> list[Image.Image]:
     """Return images of noise of different sizes, on which models are tried."""
     random = np.random.default_rng(0)
     noises = (random.integers(0, 256, (*size, 3), np.uint8) for size in PROBES)
-    return [DecodedImage(Image.fromarray(noise)) for noise in noises]
+    return [Image.fromarray(noise) for noise in noises]
 
 
 class ImageProcessor:
-    """The image processor of a model. Two models whose processors are equal share one.
-
-    `scale` scales an image, or prepares it as a whole: several threads may call it at once.
-    `finish` takes what it has returned of images, does all that is left to do for them together,
-    and returns the inputs of the network. Which methods these are is tried when it is loaded.
-    """
+    """The image processor of a model. Two models whose processors are equal share one."""
 
     def __init__(self, model: ScoreModel) -> None:
         from transformers import AutoImageProcessor
@@ -108,14 +82,17 @@ class ImageProcessor:
                 trust_remote_code=False,
             )
         self.is_fast = "TorchvisionBackend" in {base.__name__ for base in type(self._own).__mro__}
-        self.scale: Callable[[DecodedImage], Any] = self._prepare_image
-        self.finish: Callable[[Sequence[Any]], list[Prepared]] = list
         if model.processor != "auto" and self.is_fast != (model.processor == "fast"):
             raise UsageError(
                 f"{model.name} has no {model.processor} image processor: leave --processor out"
             )
+        images = make_probes()
         with explain_load_errors(file, "an image processor"):
-            self._choose_method(make_probes())
+            wanted = [self._call([image])[0] for image in images]
+            self.scales_channels = self.is_fast and self._scales_channels_to(wanted, images)
+            """whether images are scaled one by one, and prepared together"""
+        self.blank = wanted[0]
+        """What it makes of an image: the shape of all that it makes."""
 
     @property
     def identity(self) -> str:
@@ -126,51 +103,43 @@ class ImageProcessor:
         """Return its name and kind, as settings have them."""
         return f"{type(self._own).__name__} ({'fast' if self.is_fast else 'slow'})"
 
-    def prepare(self, images: Iterable[DecodedImage]) -> list[Prepared]:
-        """Return the inputs of the network for images."""
-        return self.finish([self.scale(image) for image in images])
+    def scale(self, image: Image.Image, shared: dict[str, Tensor]) -> Any:
+        """Scale an image in RGB, or prepare it as a whole; several threads may call this at once.
 
-    def _choose_method(self, images: Sequence[DecodedImage]) -> None:
-        """Choose the fastest method of preparing images that changes no bit of the outcome.
-
-        Methods are tried on these images, and compared with a call of the model's processor for
-        each image of Pillow. That call stays the method if no other has the same outcome, or if the
-        processor is a slow one.
+        `shared` has what other processors have made of it in the same way, at first nothing.
         """
-        wanted = [self._prepare_image(image) for image in images]
-        self.blank = wanted[0]
-        """What it makes of an image: the shape of all that it makes."""
-        if not self.is_fast:
-            return
-        planes_first = partial(self._call, input_data_format="channels_first")
-        methods: tuple[tuple[Callable[[DecodedImage], Any], Any], ...] = (
-            (self._scale_channels, partial(planes_first, do_resize=False)),
-            (lambda image: planes_first([image.planes])[0], list),
-        )
-        for scale, finish in methods:
-            try:
-                inputs = finish([scale(image) for image in images])
-            except METHOD_ERRORS:
-                continue
-            if all(
-                one.keys() == other.keys()
-                and all(torch.equal(one[name], other[name]) for name in one)
-                for one, other in zip(wanted, inputs, strict=True)
-            ):
-                self.scale, self.finish = scale, finish
-                return
+        if not self.scales_channels:
+            return self._call([image])[0]
+        return self._scale_channels(image, shared)
 
-    def _scale_channels(self, image: DecodedImage) -> Tensor:
+    def finish(self, scaled: Sequence[Any]) -> list[Prepared]:
+        """Return the inputs of the network, given what `scale` has made of images."""
+        return self._finish_planes(scaled) if self.scales_channels else list(scaled)
+
+    def _scales_channels_to(self, wanted: list[Prepared], images: Sequence[Image.Image]) -> bool:
+        """Return whether scaled channels become to the bit what is wanted of the images."""
+        try:
+            made = self._finish_planes([self._scale_channels(image, {}) for image in images])
+        except METHOD_ERRORS:
+            return False
+        return all(
+            one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+            for one, other in zip(wanted, made, strict=True)
+        )
+
+    def _scale_channels(self, image: Image.Image, shared: dict[str, Tensor]) -> Tensor:
         """Scale the four channels in which Pillow keeps an image by the processor's own method."""
         size, resample = self._own.size, self._own.resample
         scaling = f"{type(self._own).resize} {size} {resample}"
-        if scaling not in image.scaled:
-            scaled = self._own.resize(image.pixels, size=size, resample=resample)
-            image.scaled[scaling] = copy_planes(scaled)
-        return image.scaled[scaling]
+        if scaling not in shared:
+            if "pixels" not in shared:
+                shared["pixels"] = view_pixels(image)
+            scaled = self._own.resize(shared["pixels"], size=size, resample=resample)
+            shared[scaling] = copy_planes(scaled)
+        return shared[scaling]
 
-    def _prepare_image(self, image: DecodedImage) -> Prepared:
-        return self._call([image.image])[0]
+    def _finish_planes(self, planes: Sequence[Tensor]) -> list[Prepared]:
+        return self._call(planes, input_data_format="channels_first", do_resize=False)
 
     def _call(self, images: Sequence[Any], **more: Any) -> list[Prepared]:
         if not images:
@@ -191,7 +160,7 @@ class ScoringNetwork:
         self.model, self.processor, self._device = model, processor, device
         self._networks = InTwoPrecisions(self._load, dtype)
         self.kind = type(self._networks.get())
-        self._heads = [load_head(head, device)[1] for head in model.heads]
+        self._heads = [load_head(head, device) for head in model.heads]
         self._tokenizer: Any = None
         self.token_names: tuple[str, ...] = ()
         if model.role != DUAL:
@@ -249,15 +218,11 @@ class ScoringNetwork:
         return [*columns, *(head(embeddings) for head in self._heads)], embeddings
 
 
-class ScoreEncoder:
+class ScoreEncoder(Encoder):
     """All models of a run on a device: a batch of samples becomes their columns and embeddings.
 
     Models whose image processors are equal share one.
     """
-
-    itemsize, text_batch_size = torch.float32.itemsize, 0
-    is_compiled = has_text = groups_texts = is_split = takes_images = False
-    references = None
 
     def __init__(self, models: Sequence[ScoreModel], device: str, dtype: str) -> None:
         silence_libraries()
@@ -313,52 +278,31 @@ class ScoreEncoder:
                 ok.append(fits(arrays[NUMBERS], torch.float32))
             return Encoded(arrays, torch.stack(ok).all(0))
 
-    def check(self, images: Sequence[DecodedImage]) -> int:
-        """Score three images of different sizes by the only model; return its embeddings' width.
 
-        It is 0 for none. Raise UsageError if the outputs for an image depend on the other images in
-        its batch or are not finite, or if the processor makes images of different sizes.
-        """
-        (network,) = self.networks
-        name = network.model.name
-        with explain_load_errors(Path(network.model.folder), network.kind):
-            one, two, three = prepared = network.processor.prepare(images)
-            shapes = [{part: row.shape for part, row in image.items()} for image in prepared]
-            if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
-                what = "images of different sizes, which do not fit into one batch"
-                raise unsuitable(f"the processor of {name} makes {what}")
-            batches = ([[one], [two]], ["a", "a"]), ([[three], [two]], ["b c d", "a"])
-            inputs = ([torch.stack([*rows]) for rows in self.inputs_of(*own)] for own in batches)
-            first, other = (self.encode_images(*stacked) for stacked in inputs)
-        if not (first.ok[1] and other.ok[1]):
-            raise UsageError(f"{name} gives values that are not finite: try --dtype fp32")
-        for part, made in first.arrays.items():
-            if not torch.allclose(made[1], other.arrays[part][1], rtol=TOLERANCE, atol=TOLERANCE):
-                what = "for an image depends on the others in its batch"
-                raise unsuitable(f"the output of {name} {what}")
-        member = first.arrays.get(network.model.member)
-        return 0 if member is None else member.shape[1]
+def try_model(model: ScoreModel) -> tuple[str, int]:
+    """Score three images of different sizes by a model on the CPU.
 
-    def bring(self, part: Part) -> None:
-        """Do nothing, as all models stay on the device."""
-
-    def tokens(self, captions: Sequence[str], _images: object = ()) -> list[Tokens]:
-        return [Tokens(caption) for caption in captions]
-
-    def empty(self) -> dict[str, Tensor]:
-        return {}
-
-    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
-        del texts, exact
-        raise ValueError("nothing is made of captions alone here")
-
-
-def check_heads(model: ScoreModel, width: int) -> None:
-    """Raise UsageError if a head of a model is for embeddings of another width."""
-    for head in model.heads:
-        taken, _ = load_head(head)
-        if taken != width:
-            raise UsageError(
-                f"--head {head.place} is for embeddings of {plural(taken, 'number')}, and those of "
-                f"{model.name} have {width}: choose the --model that it was made for"
-            )
+    Return the name and kind of its image processor, and the width of its embeddings, 0 for none.
+    Raise UsageError if the outputs for an image depend on the other images in its batch or are not
+    finite, if the processor makes images of different sizes, or if a head does not fit.
+    """
+    encoder = ScoreEncoder([replace(model, embedding="fp32")], "cpu", "fp32")
+    (network,), (processor,), name = encoder.networks, encoder.processors, model.name
+    with explain_load_errors(Path(model.folder), network.kind):
+        images = [processor.scale(image, {}) for image in make_probes()]
+        one, two, three = prepared = processor.finish(images)
+        shapes = [{part: row.shape for part, row in image.items()} for image in prepared]
+        if shapes[0] != shapes[1] or shapes[0] != shapes[2]:
+            what = "images of different sizes, which do not fit into one batch"
+            raise unsuitable(f"the processor of {name} makes {what}")
+        batches = ([[one], [two]], ["a", "a"]), ([[three], [two]], ["b c d", "a"])
+        inputs = ([torch.stack([*rows]) for rows in encoder.inputs_of(*own)] for own in batches)
+        first, other = (encoder.encode_images(*stacked) for stacked in inputs)
+    if not (first.ok[1] and other.ok[1]):
+        raise UsageError(f"{name} gives values that are not finite: try --dtype fp32")
+    for part, made in first.arrays.items():
+        if not torch.allclose(made[1], other.arrays[part][1], rtol=TOLERANCE, atol=TOLERANCE):
+            what = "for an image depends on the others in its batch"
+            raise unsuitable(f"the output of {name} {what}")
+    embeddings = first.arrays.get(model.member)
+    return str(processor), 0 if embeddings is None else embeddings.shape[1]

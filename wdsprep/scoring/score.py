@@ -8,11 +8,11 @@ open.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median_low
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.npy_arrays import Field, layout
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 
 CPU_BATCH, GPU_BATCH = 16, 64
-USEFUL_SHARES = 0.25, 0.75
-"""The shares of the samples between which an example of a condition selects."""
 STORED = {"fp16": "<f2", "fp32": "<f4"}
 
 
@@ -78,15 +76,6 @@ def open_worker(role: str, job: EncodeJob) -> Call:
     return ScoreWorker(job, role)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScorePlan(RunPlan):
-    """The plan of a run of `score`, made before anything is written."""
-
-    tried: tuple[tuple[ScoreModel, str], ...]
-    """The models, each with the name and kind of its image processor."""
-    dtype: str
-
-
 @takes_options(ScoreOptions)
 def score(options: ScoreOptions) -> Outcome:
     """Score the image shards in `images` into the dataset `out`, by models and by captions.
@@ -99,15 +88,14 @@ def score(options: ScoreOptions) -> Outcome:
     After an interruption, the same call continues the run.
     """
     listener = options.listener_or_mute
-    plan = _plan_of(options, listener)
-    language = plan.datasets[0].settings[SCORES]["language"]
-    made_by = ", ".join(filter(None, [*(model.name for model, _ in plan.tried), language]))
-    models, device = tuple(model for model, _ in plan.tried), plan.worker_plan.device
+    plan, models, dtype = _plan_of(options, listener)
+    language, device = plan.datasets[0].settings[SCORES]["language"], plan.worker_plan.device
+    made_by = ", ".join(filter(None, [*(model.name for model in models), language]))
     (outcome,) = do_plan(
         plan,
         partial(
             EncodeJob,
-            make_encoder=partial(make_encoder, models, device, plan.dtype),
+            make_encoder=partial(make_encoder, models, device, dtype),
             max_area=options.max_area,
             max_nbytes=int(options.max_bytes),
             batch_size=int(options.batch_size) or (CPU_BATCH if device == "cpu" else GPU_BATCH),
@@ -125,8 +113,8 @@ def score(options: ScoreOptions) -> Outcome:
 def example_condition(place: str, manifest: Manifest) -> str:
     """Return a condition that selects about half of the samples, or "" if scores have no column.
 
-    It asks for the commonest text in the first column, or for the middle of its numbers, with as
-    few digits as will do. The samples of the first shard decide.
+    It asks for the commonest text in the first column, or for the middle of its numbers. The
+    samples of the first shard decide.
     """
     column, kind = next(iter(columns_of(manifest.settings).items()), ("", ""))
     if not column or not manifest.shards:
@@ -135,19 +123,14 @@ def example_condition(place: str, manifest: Manifest) -> str:
     values = reader.table[column].to_pylist()
     if kind == TEXT:
         return f"{column} == {json.dumps(Counter(values).most_common(1)[0][0])}"
-    middle = median_low(values)
-    least, most = (share * len(values) for share in USEFUL_SHARES)
-    for digits in range(1, 9):
-        bound = float(f"{middle:.{digits}g}")
-        if least <= sum(value >= bound for value in values) <= most:
-            return f"{column} >= {bound}"
-    return f"{column} >= {middle}"
+    return f"{column} >= {median_low(values)}"
 
 
-def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
-    """Return the plan of a run of `score`, or raise an error if the run is impossible.
+def _plan_of(options: ScoreOptions, listener: JobListener) -> tuple[RunPlan, list[ScoreModel], str]:
+    """Return the plan of a run of `score`, its models, and the dtype in which they compute.
 
-    Models are downloaded if they are missing, and each is loaded and tried once.
+    Models are downloaded if they are missing, and each is loaded and tried once. Raise an error if
+    the run is impossible.
     """
     images, out = absolute(options.images), absolute(options.out)
     source = find_image_shards(images, options.resolution)
@@ -157,14 +140,22 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
     worker_options, worker_plan = settle_workers(workers, told, doing="scoring")
     library = language_library() if options.language else ""
     check_has_image(images, source.roles, options.role)
-    models = [find_score_model(prefix, place, told) for prefix, place in options.model]
-    models = _with_heads(with_labels(models, options.label), options.head)
+
+    def in_role(name: str) -> str:
+        """Return the name of a column, or the beginning of one, of the image that is scored."""
+        return "_".join(filter(None, (options.role, name)))
+
+    models = [find_score_model(in_role(name), place, told) for name, place in options.model]
+    heads = [
+        (in_role(column), name and in_role(name), place) for column, name, place in options.head
+    ]
+    models = _with_heads(with_labels(models, options.label), heads)
     models = [_settle_model(model, options) for model in models]
     of_captions = COLUMNS if options.language else {}
     columns = score_columns(models, of_captions, role_columns(source.roles))
     usual = "fp32" if worker_plan.device == "cpu" else "fp16"
     dtype = usual if options.dtype == "auto" else options.dtype
-    tried, fields = _try(models)
+    known, fields = _try(models, dtype, told)
     settings = {
         "latents": "none",
         "layout": layout(fields),
@@ -173,7 +164,7 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
         SCORES: {
             "columns": columns,
             "language": library,
-            "models": [settings_of(model, processor, dtype) for model, processor in tried],
+            "models": known,
             **({"role": options.role} if options.role else {}),
         },
         "text": "none",
@@ -188,15 +179,14 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> ScorePlan:
         redo_changed=options.redo_changed,
         compared=listener.on_comparison,
     )
-    return ScorePlan(
+    plan = RunPlan(
         source=replace(source, shards=()),
         worker_plan=worker_plan,
         worker_options=worker_options,
         datasets=(dataset,),
         units=dataset.missing,
-        tried=tuple(tried),
-        dtype=dtype,
     )
+    return plan, models, dtype
 
 
 def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> list[ScoreModel]:
@@ -215,9 +205,7 @@ def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> l
         if len(able) != 1:
             which = "choose one by MODEL.COLUMN=FILE" if able else "give a --model that has one"
             what = "more than one model has" if able else "no model of that name has"
-            raise UsageError(
-                f"--head {column}={place} needs an embedding, and {what} an embedding: {which}"
-            )
+            raise UsageError(f"--head {place} needs an embedding, and {what} an embedding: {which}")
         model = with_heads[able[0]]
         with_heads[able[0]] = replace(model, heads=(*model.heads, read_head(column, place)))
     return with_heads
@@ -226,10 +214,9 @@ def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> l
 def _settle_model(model: ScoreModel, options: ScoreOptions) -> ScoreModel:
     """Return the model with its processor, and the dtype in which its embeddings are kept, or "".
 
-    If an image in a role is scored, the names of columns begin with its name. Raise UsageError if
-    nothing of the model would be kept.
+    Raise UsageError if nothing of the model would be kept.
     """
-    kept, role = options.embedding, options.role
+    kept = options.embedding
     if model.role == CLASSIFIER or kept == "none":
         kept = ""
     elif kept == "auto":
@@ -239,35 +226,24 @@ def _settle_model(model: ScoreModel, options: ScoreOptions) -> ScoreModel:
             f"nothing would be kept of {model.name}, which gives only an embedding: give "
             "--embedding fp16, or a --head"
         )
-    model = replace(model, processor=options.processor, embedding=kept)
-    if not role:
-        return model
-    return replace(
-        model,
-        prefix=f"{role}_{model.prefix}" if model.prefix else role,
-        labels={number: f"{role}_{column}" for number, column in model.labels.items()},
-        heads=tuple(replace(head, column=f"{role}_{head.column}") for head in model.heads),
-    )
+    return replace(model, processor=options.processor, embedding=kept)
 
 
-def _try(models: Sequence[ScoreModel]) -> tuple[list[tuple[ScoreModel, str]], list[Field]]:
-    """Load and try each model. Return it with its image processor, and the fields of all arrays.
+def _try(
+    models: Sequence[ScoreModel], dtype: str, told: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], list[Field]]:
+    """Load and try each model, and tell the user what it is.
 
-    These are the embeddings that are kept. Raise UsageError if a model cannot be used, or if one of
-    its heads does not fit.
+    Return the settings of each, and the fields of the embeddings that are kept.
     """
-    tried: list[tuple[ScoreModel, str]] = []
+    settings: list[dict[str, Any]] = []
     fields: list[Field] = []
-    if not models:
-        return tried, fields
-    from wdsprep.scoring.networks import ScoreEncoder, check_heads, make_probes
-
     for model in models:
-        bare = replace(model, heads=(), embedding="fp32")
-        encoder = ScoreEncoder([bare], "cpu", "fp32")
-        width = encoder.check(make_probes())
-        check_heads(model, width)
-        tried.append((model, str(encoder.processors[0])))
+        from wdsprep.scoring.networks import try_model  # torch
+
+        processor, width = try_model(model)
+        told(f"{model.name}: {model.role}, {processor}")
+        settings.append(settings_of(model, processor, dtype))
         if model.embedding:
             fields.append(Field(name=model.member, dtype=STORED[model.embedding], shape=(width,)))
-    return tried, fields
+    return settings, fields

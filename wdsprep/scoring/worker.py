@@ -32,7 +32,7 @@ from wdsprep.images.crop import NO_PIXELS, Crop, decode_image
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.runners.run import RunProgress
 from wdsprep.scoring.languages import caption_columns, plain_caption
-from wdsprep.scoring.networks import DecodedImage, Prepared, ScoreEncoder
+from wdsprep.scoring.networks import Prepared, ScoreEncoder
 from wdsprep.sources.base import Columns
 
 BATCH_NBYTES = 256 << 20
@@ -142,10 +142,11 @@ class ScoreEngine(Engine):
         """
         scaled = {}
         for sample in samples:
+            shared: dict[str, torch.Tensor] = {}
             try:
-                image = DecodedImage(decode_image(sample.sample.image, max_area=self.max_area))
-                parts = [processor.scale(image) for processor in self._encoder.processors]
-                scaled[sample] = image, parts
+                image = decode_image(sample.sample.image, max_area=self.max_area)
+                parts = [processor.scale(image, shared) for processor in self._encoder.processors]
+                scaled[sample] = image.size, parts
             except Exception as error:  # noqa: BLE001 (told apart by as_rejected)
                 sample.crops[0] = as_rejected(error, Code.UNREADABLE)
             sample.drop_image()
@@ -154,9 +155,8 @@ class ScoreEngine(Engine):
             for number, processor in enumerate(self._encoder.processors)
         ]
         blanks = self._encoder.blank
-        for row, (sample, (image, _)) in enumerate(scaled.items()):
+        for row, (sample, ((width, height), _)) in enumerate(scaled.items()):
             inputs = [images[row] for images in prepared]
-            width, height = image.image.size
             sample.crops[0] = PreparedImage(
                 pixels=NO_PIXELS, width=width, height=height, fit=NO_FIT, inputs=inputs
             )

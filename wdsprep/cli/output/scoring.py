@@ -6,8 +6,9 @@ from typing import Any
 from wdsprep.cli.output.shared import LOADS_TORCH, CommandOutput
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.settings import columns_of
+from wdsprep.encoding.run_plan import RunPlan
 from wdsprep.runners.run import Outcome
-from wdsprep.scoring.score import ScorePlan, example_condition
+from wdsprep.scoring.score import example_condition
 from wdsprep.text import command_line, plural
 
 
@@ -16,9 +17,7 @@ class ScoreOutput(CommandOutput[Outcome]):
 
     done, waiting, place_name = "scored", LOADS_TORCH, "scores"
 
-    def on_begin(self, plan: ScorePlan) -> None:
-        for model, processor in plan.tried:
-            self.on_message(f"{model.name}: {model.role}, {processor}")
+    def on_begin(self, plan: RunPlan) -> None:
         (dataset,) = plan.datasets
         of = f"{plural(dataset.samples, 'image')} in {plural(dataset.shards, 'shard')}"
         arrays = (f"{field.name} {field}" for field in fields_of(dataset.settings["layout"]))

@@ -99,10 +99,6 @@ class Encoded:
     """the length of each row of the variable field"""
 
 
-class NoRoomError(RuntimeError):
-    """The lack of memory for a network in fp32, which a smaller batch would not mend."""
-
-
 class InTwoPrecisions(Generic[T]):
     """A network in its usual precision and in fp32, each loaded when it is first used.
 
@@ -136,7 +132,7 @@ class InTwoPrecisions(Generic[T]):
                     if not is_out_of_memory(cause or error, free=0, wanted=0):
                         raise
                 self._has_room = False
-            raise NoRoomError(f"there is no memory for a network in {dtype}")  # nor for its rest
+            raise MemoryError(f"there is no memory for a network in {dtype}")  # nor for its rest
 
     def release(self) -> None:
         """Free the memory of the network, which is loaded again when it is needed."""

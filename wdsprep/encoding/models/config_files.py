@@ -8,13 +8,16 @@ folder, and numbers that no network has: a library would run, open or allocate t
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import brief
+
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.model_files import ModelFiles
 
 LARGEST_NBYTES = 1 << 24
 """The largest JSON that is read here: an index of the weights of a large network has 1 MB. In
@@ -34,6 +37,10 @@ SIDES = re.compile(r"size|edge|height|width|crop|patch")
 """Matches the names of numbers by which an image processor decides the size of what it makes."""
 BEYOND = re.compile(r"theta|window|base")
 """Matches the names of numbers that may be larger than `MOST`: nothing is allocated by them."""
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""The files that say what a processor makes of images."""
+ADAPTER = "adapter_config.json"
+"""A file that names a base model, which transformers would load instead of the weights here."""
 NO_CODE = "which wdsprep never does: choose another --model, or add --text none"
 
 
@@ -112,12 +119,47 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_part(config: Config, *, is_ported: bool = False, remedy: str = NO_CODE) -> None:
-    """Raise UsageError if a config of a model's part names code, or a file outside of the model.
+def fetch_configs(
+    place: "ModelFiles",
+    files: Sequence[str],
+    *,
+    ported: Collection[str] = (),
+    remedy: str = NO_CODE,
+) -> Path:
+    """Fetch the JSON among the files of a model, check it, and return its folder.
 
-    If the part `is_ported` to diffusers, its `auto_map` is not run, and is allowed. `remedy` is the
-    end of a message about code.
+    Raise UsageError if a config would run code, open other files or make too large a network, or if
+    a part has an adapter, as its weights lie elsewhere. Of the parts that are `ported` to diffusers
+    the `auto_map` is not run, and is allowed. `remedy` is the end of a message about code.
     """
+    names, jsons = place.names(), sorted(name for name in files if name.endswith(".json"))
+    folder = place.fetch(jsons)
+    for file in jsons:
+        part, _, name = file.rpartition("/")
+        if name.endswith("config.json"):
+            config = Config.read(folder / file)
+            check_part(config, is_ported=part in ported, remedy=remedy)
+            if name in ("config.json", *PROCESSORS):
+                check_sizes(of_images(config))
+        elif ".safetensors.index" in name:
+            _check_weight_index(Config.read(folder / file), part, files)
+        if (adapter := f"{part}/{ADAPTER}".lstrip("/")) in names:
+            raise UsageError(
+                f"{place.what} has {adapter}, so its weights lie elsewhere: merge them, or choose "
+                "another --model"
+            )
+    return folder
+
+
+def of_images(config: Config) -> Config:
+    """Return the part for images of the config of a processor for several media."""
+    if config.path.name != PROCESSORS[1]:
+        return config  # a video's sizes are larger, and there is none
+    return Config(config.path, config.get("image_processor", {}))
+
+
+def check_part(config: Config, *, is_ported: bool, remedy: str) -> None:
+    """Raise UsageError if a config of a model's part names code, or a file outside of the model."""
     for name, value in _each_value(config.values):
         if name == "auto_map" and value and not is_ported:
             raise UsageError(
@@ -157,7 +199,7 @@ def check_sides(config: Config) -> None:
             raise unsuitable(f"{config.path} says {name} {brief(value)}, and {limits}")
 
 
-def check_weight_index(config: Config, folder: str, files: frozenset[str]) -> None:
+def _check_weight_index(config: Config, folder: str, files: Sequence[str]) -> None:
     """Raise UsageError if an index of weights lists a file that is not beside it."""
     listed = config.get("weight_map", {})
     for name in listed.values() if isinstance(listed, dict) else [listed]:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from wdsprep.encoding.models.base import (
     EXACT_BATCH,
     TEXT_NBYTES,
     Encoded,
-    NoRoomError,
     Part,
     Tokens,
     fitting_batch_size,
@@ -51,30 +50,32 @@ Arrays = dict[str, Tensor]
 """The arrays of one sample, by field; a variable one is as long as the caption."""
 
 
-class Encoder(Protocol):
-    """A model that is loaded onto one device and encodes images and captions."""
+class Encoder:
+    """A model that is loaded onto one device and encodes images, and perhaps captions.
+
+    This base class makes nothing of captions, and all its networks stay on the device. Several
+    threads may call its methods at once.
+    """
 
     fields: tuple[Field, ...]
     resolution: int
     device: torch.device
-    itemsize: int
+    itemsize: int = torch.float32.itemsize
     """bytes of a number while the VAE works"""
-    is_compiled: bool
+    is_compiled: bool = False
     """whether the first batch of a size takes much longer"""
-    has_text: bool
+    has_text: bool = False
     """whether anything is made of captions"""
-    text_batch_size: int
+    text_batch_size: int = 0
     """the captions of a batch; 0: as many as images"""
-    groups_texts: bool
+    groups_texts: bool = False
     """whether captions are of several shapes"""
-    takes_images: bool
+    takes_images: bool = False
     """whether what is made of captions depends on reference images"""
-    is_split: bool
+    is_split: bool = False
     """whether the device holds what encodes images or captions, but never both"""
-
-    @property
-    def references(self) -> "ReferencePipeline | None":
-        """Return what prepares reference images, if it is needed."""
+    references: "ReferencePipeline | None" = None
+    """what prepares reference images, if it is needed"""
 
     def bring(self, part: Part) -> None:
         """Make the device ready to encode a part of samples.
@@ -82,11 +83,13 @@ class Encoder(Protocol):
         If the device cannot hold all networks, those for the other part are removed from it.
         """
 
-    def tokens(self, captions: Sequence[str], images: Sequence[Any] = (), /) -> list[Tokens]:
+    def tokens(self, captions: Sequence[str], images: Sequence[Any] = ()) -> list[Tokens]:
         """Return the tokens of captions, made with the reference images of each if it takes them.
 
-        Several threads may call this and the other methods at once.
+        `images` are as `encode_prompt` takes them.
         """
+        del images
+        return [Tokens(caption) for caption in captions]
 
     def encode_images(
         self, pixels: Tensor, noise: Tensor = ..., /, *, exact: bool = False
@@ -95,12 +98,15 @@ class Encoder(Protocol):
 
         References have no noise, and become their mode.
         """
+        raise NotImplementedError
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
         """Encode captions whose tokens have one shape."""
+        raise NotImplementedError
 
     def empty(self) -> dict[str, Tensor]:
         """Return the arrays of the empty caption, on the host, by field."""
+        return {}
 
 
 def auto_batch_size(encoder: Encoder) -> int:
@@ -284,8 +290,6 @@ class Device:
             if self._is_cuda:  # elsewhere launching is computing
                 self.stats.launch_s += time.monotonic() - began
             return [launched]
-        except NoRoomError:
-            raise
         except (RuntimeError, MemoryError) as error:
             if batch.size == 1 or not self._is_out_of_memory(error, batch, exact=exact):
                 raise
@@ -408,8 +412,7 @@ class Device:
                 for launched in self.launch(part, exact=True):
                     made += self._finish(launched, may_retry=False)
             except (RuntimeError, MemoryError) as error:
-                has_no_room = isinstance(error, NoRoomError)
-                if not has_no_room and not self._is_out_of_memory(error, part, exact=True):
+                if not self._is_out_of_memory(error, part, exact=True):
                     raise
                 self._exact_sizes[type(part)] = 0
                 made += [None] * part.count

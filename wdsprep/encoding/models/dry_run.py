@@ -20,7 +20,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -98,7 +98,7 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
     if recipe.text == "tokens":
         outputs = (*_token_fields(dry_run), *of_sizes)
         return replace(model, outputs=outputs, text_settings=settings)
-    if layers := dry_run.layers():
+    if layers := {name: tower.taken for name, tower in dry_run.towers.items() if tower.taken}:
         settings["layers"] = layers
     fields = _find_fields(dry_run)
     variable = [field for field in fields if field.is_variable]
@@ -123,8 +123,8 @@ def _is_setting(name: str, value: Any) -> bool:
 
 def _token_fields(dry_run: "DryRun") -> tuple[Field, ...]:
     name = dry_run.call.name
-    short, long = (tokens.ids for tokens in dry_run.tokens([SHORT, LONG]))
-    if len(short) != 2 * dry_run.towers:  # ids and mask of each
+    short, long = (dry_run.tokens(caption, dry_run.blanks[0]).ids for caption in (SHORT, LONG))
+    if len(short) != 2 * len(dry_run.towers):  # ids and mask of each
         raise UsageError(
             f"{name} changes the tokens, or gives an encoder only a part of each caption, so "
             "tokens cannot be stored: leave --text tokens out"
@@ -145,7 +145,7 @@ def _find_fields(dry_run: "DryRun") -> list[Field]:
 
     Text that depends on images is as long as they are, too: those of several ratios are tried.
     """
-    call, short = dry_run.call, dry_run.outputs(SHORT)
+    call, short = dry_run.call, dry_run.outputs(SHORT, dry_run.blanks[0])
     (caption, long), *others = map(dry_run.longest, dry_run.blanks)
     fields = []
     for name in short:
@@ -162,7 +162,7 @@ def _find_fields(dry_run: "DryRun") -> list[Field]:
                 f"{ALONE}"
             )
         is_any_length = by_caption and caption == LONG and not call.is_trimmed
-        if is_any_length and not dry_run.tokens([LONG])[0].cut:
+        if is_any_length and not dry_run.tokens(LONG, dry_run.blanks[0]).cut:
             raise UsageError(
                 f"{call.name} has no limit for the length of captions: give one with --text-length"
             )
@@ -204,8 +204,9 @@ class DryRun:
         self._calls: list[TokenizerCall] = []
         self._taken = 0
         """how many calls of tokenizers had been made when an encoder was last run"""
-        self._inputs: dict[str, list[EncoderInput]] = {}
-        self._towers: dict[str, EmptyEncoder] = {}
+        self._inputs: dict[str, list[tuple[int, Tokens]]] = {}
+        """by encoder, what it was given of each caption, with the most tokens that it takes"""
+        self.towers: dict[str, EmptyEncoder] = {}
 
         def load(part: Component, kind: Any) -> Any:
             if not part.has_weights:
@@ -213,7 +214,7 @@ class DryRun:
             config = load_config(model, kind, part.name)
             part_dtype = DTYPES[dtype_of_tower(dtype, self.call.name, part.kind)]
             tower = EmptyEncoder(part, config, part_dtype, self._note_input, width)
-            self._towers[part.name] = tower
+            self.towers[part.name] = tower
             return tower
 
         self._pipeline = assemble(self.call.kind, model, load)
@@ -227,14 +228,10 @@ class DryRun:
             blanks = ([blank_image(size)] * model.references for size in BLANKS)
             self.blanks = [references.prepare(images).for_text for images in blanks]
 
-    @property
-    def towers(self) -> int:
-        return len(self._towers)
-
-    def outputs(self, caption: str, images: Any = None) -> dict[str, Row]:
-        """Return the outputs for a caption, as zeros of their shapes."""
+    def outputs(self, caption: str, images: Any) -> dict[str, Row]:
+        """Return the outputs for a caption and its images, as zeros of their shapes."""
         with self._lock:
-            return self.call.rows(self._run(caption, images or self.blanks[0]))
+            return self.call.rows(self._run(caption, images))
 
     def longest(self, images: Any) -> tuple[str, dict[str, Row]]:
         """Return the longest caption that the pipeline takes beside images, with its outputs.
@@ -256,10 +253,6 @@ class DryRun:
         caption = " ".join(words[:most])
         return caption, self.outputs(caption, images)
 
-    def tokens(self, captions: Sequence[str]) -> list[Tokens]:
-        with self._lock:
-            return [self._tokens(caption, self.blanks[0]) for caption in captions]
-
     def try_tokens(self, captions: Sequence[str], images: Sequence[Any] = ()) -> list[Tokens]:
         """Return the tokens of captions; those on which the pipeline's code fails have no tokens.
 
@@ -267,22 +260,36 @@ class DryRun:
         If text depends on images, `images` has those of each caption.
         """
         tokens = []
-        with self._lock:
-            both = zip(captions, images or [None] * len(captions), strict=True)
-            for caption, references in both:
-                try:
-                    tokens.append(self._tokens(caption, references))
-                except WorkError as error:
-                    _log.debug("no tokens are made of a caption: %s", error)
-                    tokens.append(Tokens(caption))
+        for caption, references in zip(captions, images or [None] * len(captions), strict=True):
+            try:
+                tokens.append(self.tokens(caption, references))
+            except WorkError as error:
+                _log.debug("no tokens are made of a caption: %s", error)
+                tokens.append(Tokens(caption))
         return tokens
+
+    def tokens(self, caption: str, images: Any) -> Tokens:
+        """Return the tokens of a caption and its images, or raise WorkError.
+
+        The encoder that takes the most tokens tells how many there are, and whether any were cut.
+        """
+        with self._lock:
+            return self._tokens(caption, images)
 
     def _tokens(self, caption: str, images: Any) -> Tokens:
         outputs = self._run(caption, images)
         inputs = [rows[0] for rows in self._inputs.values() if len(rows) == 1]
         if not inputs:
             raise pipeline_error(self.call.name, WorkError("no encoder is given the caption once"))
-        tokens = replace(_combine_tokens(caption, inputs), images=images)
+        _, largest = max(inputs, key=lambda pair: pair[0])
+        tokens = Tokens(
+            caption=caption,
+            count=largest.count,
+            cut=largest.cut,
+            ids={name: ids for _, own in inputs for name, ids in own.ids.items()},
+            shape=tuple(length for _, own in inputs for length in own.shape),
+            images=images,
+        )
         if not self.call.is_masked and not self.call.takes_images:
             return tokens
         value, lengths = self.call.rows(outputs)[self.call.first]
@@ -298,7 +305,7 @@ class DryRun:
     def _template_length(self) -> int:
         """Return the number of tokens that the encoder gets and the pipeline's output lacks."""
         outputs = self._run(SHORT, self.blanks[0])
-        (tokens,) = (rows[0] for rows in self._inputs.values())
+        ((_, tokens),) = (rows[0] for rows in self._inputs.values())
         _, lengths = self.call.rows(outputs)[self.call.first]
         return max(0, tokens.count - (0 if lengths is None else int(lengths[0])))
 
@@ -311,13 +318,6 @@ class DryRun:
             self._run(SHORT, self.blanks[0])
             asked = [(call.name, call.texts, call.ids) for call in self._calls]
         return hex_digest(repr(asked).encode("utf-8", "replace"))[:32]
-
-    def layers(self) -> dict[str, list[Any]]:
-        """Return the indices of the hidden states that the pipeline uses, by the encoder's name.
-
-        Encoders of which it uses none are left out.
-        """
-        return {name: tower.taken for name, tower in self._towers.items() if tower.taken}
 
     def _run(self, caption: str, images: Any) -> dict[str, Any]:
         self._calls.clear()
@@ -346,9 +346,10 @@ class DryRun:
         return tokenizer
 
     def _note_input(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
-        """Note the tokens of each caption that an encoder is given, and the call that made them.
+        """Note the tokens of each caption that an encoder is given.
 
-        The tokenizer is called again without a limit, if it may have cut a caption.
+        The tokenizer is called again without a limit, if it may have cut a caption. Ids and masks
+        are padded to one length for all captions.
         """
         rows, listed = self._inputs.setdefault(tower, []), ids.tolist()
         since = [*self._calls[self._taken :], *self._calls]  # the next one, or else any
@@ -358,9 +359,9 @@ class DryRun:
             mask = torch.as_tensor(call.result.get("attention_mask", ids != -1)).view(ids.shape)
         masks = (torch.ones_like(ids) if mask is None else mask).long().tolist()
         for row, (row_ids, row_mask) in enumerate(zip(listed, masks, strict=True)):
-            count = sum(row_mask)
+            length = count = sum(row_mask)
             if call is None:
-                rows.append(EncoderInput(row_ids, row_mask, count))
+                rows.append((0, Tokens("", count=count, shape=(length,))))
                 continue
             most = call.options.get("max_length") or len(row_ids)
             if call.options.get("truncation") and count >= most:
@@ -368,7 +369,12 @@ class DryRun:
                 (whole,) = call.again(text=[call.texts[row]], **images)["input_ids"]
                 count = max(count, len(whole))
             is_fixed = call.options.get("padding") == "max_length"
-            rows.append(EncoderInput(row_ids, row_mask, count, is_fixed, call.name, most))
+            padding = [0] * (most - len(row_ids))
+            name = call.name.replace("tokenizer", "tokens")
+            ids_of = {f"{name}.npy": row_ids + padding, f"{name}_mask.npy": row_mask + padding}
+            shape = () if is_fixed else (length,)
+            tokens = Tokens("", count=count, cut=count > most, ids=ids_of, shape=shape)
+            rows.append((most, tokens))
 
 
 class TokenizerCall(NamedTuple):
@@ -382,42 +388,6 @@ class TokenizerCall(NamedTuple):
     result: Any
     again: Callable[..., Any]
     """the call of the same tokenizer without notice"""
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """The tokens that an encoder gets for one caption, and how a tokenizer made them."""
-
-    ids: list[int]
-    mask: list[int]
-    count: int
-    is_fixed: bool = False
-    """whether its length is the same for every caption"""
-    tokenizer: str = ""
-    most: int = 0
-
-
-def _combine_tokens(caption: str, inputs: Sequence[EncoderInput]) -> Tokens:
-    """Return the tokens of a caption, from the inputs of all encoders.
-
-    The encoder that takes the most tokens tells how many there are, and whether any were cut. Ids
-    and masks are padded to one length for all captions.
-    """
-    largest = max(inputs, key=lambda tokens: tokens.most)
-    ids = {}
-    for tokens in inputs:
-        if tokens.tokenizer:
-            name = tokens.tokenizer.replace("tokenizer", "tokens")
-            padding = [0] * (tokens.most - len(tokens.ids))
-            ids[f"{name}.npy"] = tokens.ids + padding
-            ids[f"{name}_mask.npy"] = tokens.mask + padding
-    return Tokens(
-        caption=caption,
-        count=largest.count,
-        cut=largest.count > largest.most > 0,
-        ids=ids,
-        shape=tuple(sum(tokens.mask) for tokens in inputs if not tokens.is_fixed),
-    )
 
 
 class EmptyEncoder(nn.Module):

@@ -25,7 +25,6 @@ from wdsprep.encoding.models.families import (
     BY_MASK,
     BY_ZEROS,
     EDITS,
-    GENERATES,
     NOT_OF_TEXT_ALONE,
     is_embedding,
     is_mask,
@@ -62,10 +61,6 @@ class PromptCall:
         if not hasattr(self.kind, "encode_prompt"):
             raise self._unusable(
                 "it has no code that makes embeddings of captions and nothing else (encode_prompt)"
-            )
-        if self.name in GENERATES:
-            raise self._unusable(
-                "its denoiser wants tokens that a language model generates from the prompt"
             )
         self._call = inspect.signature(self.kind.__call__).parameters
         image = self._call.get(IMAGE)

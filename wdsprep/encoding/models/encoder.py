@@ -40,6 +40,7 @@ from wdsprep.encoding.models.base import (
     free_nbytes,
     peak_nbytes,
 )
+from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.families import dtype_of_tower
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import (
@@ -67,7 +68,7 @@ def load_encoder(model: Model, recipe: Recipe, device: str) -> "LatentEncoder":
     return LatentEncoder(model, recipe, torch.device(device))
 
 
-class LatentEncoder:
+class LatentEncoder(Encoder):
     """The VAE and the text encoders of a model on a device, or only those that are needed."""
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
@@ -75,7 +76,6 @@ class LatentEncoder:
         self.resolution = recipe.resolution
         self.device = device
         self.is_compiled = recipe.compile
-        self.has_text = recipe.text != "none"
         self._by_name = {
             field.name: field for field in (*latent_fields(model, recipe), *self.fields)
         }
@@ -92,41 +92,32 @@ class LatentEncoder:
             compile_network if recipe.compile else None,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
-        self._text = load_text_encoder(model, recipe, device) if self.has_text else None
-        self.text_batch_size = self._text.batch_size if self._text else 0
-        self.groups_texts = self._text.has_shapes if self._text else False
-        self.takes_images = self._text.takes_images if self._text else False
-        """whether what is made of captions depends on reference images"""
-        is_prepared = self.takes_images or PIPELINE in recipe.rules.values()
-        self.references = ReferencePipeline(model) if is_prepared else None
+        self._text = None if recipe.text == "none" else load_text_encoder(model, recipe, device)
+        if self._text:
+            self.has_text, self.text_batch_size = True, self._text.batch_size
+            self.groups_texts, self.takes_images = self._text.has_shapes, self._text.takes_images
+        if self.takes_images or PIPELINE in recipe.rules.values():
+            self.references = ReferencePipeline(model)
         of_images = None if is_of_text(self.fields) else self._moments
-        of_text = self._text.network if self._text else None
-        for network in (of_images, of_text):
+        self._of_text = self._text.network if self._text else None
+        for network in (of_images, self._of_text):
             if network is not None and not self.is_split:
                 network.get()
 
     def bring(self, part: Part) -> None:
-        text = self._text.network if self._text else None
-        if not self.is_split or text is None:
+        if not self.is_split or self._of_text is None:
             return
-        (self._moments if part is Part.TEXT else text).release()
+        (self._moments if part is Part.TEXT else self._of_text).release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def tokens(self, captions: Sequence[str], images: Sequence[Any] = ()) -> list[Tokens]:
-        """Return the tokens of captions.
-
-        If the text `takes_images`, `images` has the reference images of each, as `encode_prompt`
-        takes them. Several threads may call this and the other methods at once.
-        """
-        if self._text is None:
-            return [Tokens(caption) for caption in captions]
-        return self._text.tokens(captions, images)
+        tokens = self._text.tokens if self._text else super().tokens
+        return tokens(captions, images)
 
     def encode_images(
-        self, pixels: Tensor, noise: Tensor | None = None, *, exact: bool = False
+        self, pixels: Tensor, noise: Tensor | None = None, /, *, exact: bool = False
     ) -> Encoded:
-        """Encode pixels: references, which have no noise, become their mode."""
         return self._convert(self.image_rows(pixels, noise, exact=exact))
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:

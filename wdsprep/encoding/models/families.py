@@ -34,15 +34,14 @@ BATCH_AXIS = {"prompt_embeds_llama3": 1}
 """The axis of the batch, by the name of an output, if it is not the first."""
 IN_ONE_PRECISION = frozenset({"StableDiffusion3Pipeline"})
 """Classes that put the states of several encoders into one array."""
-GENERATES = frozenset({"GlmImagePipeline"})
-"""Classes whose denoisers want tokens that a language model generates from the prompt."""
 NOT_OF_TEXT_ALONE = frozenset(
     {
         *("aesthetic_score", "control_image", "image_guidance_scale", "mask_image", "noise_level"),
-        *("prior_num_inference_steps", "strength"),
+        *("prior_num_inference_steps", "prior_token_ids", "strength"),
     }
 )
-"""Arguments of `__call__` of classes that make images from more than a prompt."""
+"""Arguments of `__call__` of classes that make images from more than a prompt. A language model
+generates the tokens of a prior from the prompt."""
 EDITS = re.compile("Edit|I2I")
 """Matches the names of classes whose `encode_prompt` uses an image beside the prompt."""
 FIRST = "prompt_embeds"

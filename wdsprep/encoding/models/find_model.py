@@ -6,20 +6,14 @@ safetensors are read, and no code that comes with a model is run. This module do
 a driver knows the shapes of all latents that workers will make.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.shapes import shape_name
-from wdsprep.encoding.models.config_files import (
-    MOST_WIDTH,
-    Config,
-    check_part,
-    check_sizes,
-    check_weight_index,
-)
+from wdsprep.encoding.models.config_files import MOST_WIDTH, Config, fetch_configs
 from wdsprep.encoding.models.model_files import (
     Folder,
     LocalModel,
@@ -34,13 +28,14 @@ from wdsprep.encoding.models.pipeline_parts import (
     INDEX,
     VAE_WEIGHTS,
     Component,
-    ModelParts,
+    is_stable_diffusion,
+    lacks_index,
     parts_of,
+    plain_values,
 )
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, VaeRule, add_batch_norm, multiple_of, vae_rule
 from wdsprep.errors import UsageError, WorkError
-from wdsprep.text import shortened
 
 if TYPE_CHECKING:
     from wdsprep.encoding.recipe_options import Recipe
@@ -54,10 +49,6 @@ TINY_NOTE = (
 LENGTH = 77
 ANY_LENGTH = 10**40
 """The largest length that a tokenizer may claim: those without a limit write 10^30."""
-SIZED = ("config.json", "preprocessor_config.json", "processor_config.json")
-"""Files with sizes of networks, and of what processors make of images."""
-ADAPTER = "adapter_config.json"
-"""A file that names a base model, which transformers would load instead of the weights here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +93,8 @@ def find_model(
     Without `has_vae` these are the files for text alone. With `is_offline` nothing is downloaded.
     """
 
-    def needs(folder: Folder) -> tuple[Sequence[str], Sequence[str]]:
-        parts = parts_of(folder, text, has_vae=has_vae)
-        return parts.files, parts.missing
+    def needs(folder: Folder) -> list[str]:
+        return parts_of(folder, text, has_vae=has_vae)[-1]
 
     patterns = [INDEX, "vae/*.json"]
     patterns += [f"vae/{VAE_WEIGHTS}.safetensors"] * has_vae
@@ -135,62 +125,35 @@ def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Mo
     The configs are checked first, so that the weights of an unsuitable model are not downloaded.
     """
     what = place.what
-    parts = parts_of(place, text, has_vae=has_vae)
-    if text != "none" and not parts.vae:
+    index, vae, components, files = parts_of(place, text, has_vae=has_vae)
+    kind = str(index.get("_class_name", ""))
+    if text != "none" and not vae:
         raise UsageError(f"{what} is a VAE alone: add --text none, or pass a whole pipeline")
-    check_there(what, parts.missing, place.names())
-    jsons = {file for file in parts.files if file.endswith(".json")}
-    of_vae = f"{parts.vae}/config.json" if parts.vae else "config.json"
-    configs = place.fetch(sorted(jsons))
-    _check_configs(place, configs, parts, jsons)
-    config = Config.read(configs / of_vae) if of_vae in jsons else Config(configs)
-    has_unet = "unet" in parts.index
-    rule = vae_rule(what, config, parts.kind, has_unet=has_unet) if has_vae else NO_VAE
-    is_clip = text != "none" and not parts.components
+    check_there(place, files)
+    ported = {part.name for part in components if part.is_ported}
+    configs = fetch_configs(place, files, ported=ported)
+    config, rule = Config(configs), NO_VAE
+    if has_vae:
+        config = Config.read(configs / vae / "config.json")
+        rule = vae_rule(what, config, kind, has_unet="unet" in index)
+    is_clip = text != "none" and not components
     length, width = _read_clip(what, configs, text) if is_clip else (0, 0)
-    facts = fetch_files(place, parts.files)
-    weights = LocalModel(name=name, **facts).weights_in(parts.vae)
-    rule = add_batch_norm(rule, config, parts.kind, weights)
+    facts = fetch_files(place, files)
+    weights = LocalModel(name=name, **facts).weights_in(vae)
+    rule = add_batch_norm(rule, config, kind, weights)
     return Model(
         name=name,
         **facts,
-        vae=parts.vae,
-        multiple=multiple_of(rule, parts.kind, has_transformer="transformer" in parts.index),
+        vae=vae,
+        multiple=multiple_of(rule, kind, has_transformer="transformer" in index),
         **asdict(rule),
         clip_length=length,
         clip_width=width,
-        components=parts.components,
-        arguments=parts.arguments if parts.components else {},
-        pipeline_kind="" if parts.is_plain else parts.kind,
-        note=f"{what} has half-precision weights only" if variant_of(parts.files) else "",
+        components=components,
+        arguments=plain_values(index) if components else {},
+        pipeline_kind="" if is_stable_diffusion(index) else kind,
+        note=f"{what} has half-precision weights only" if variant_of(files) else "",
     )
-
-
-def _check_configs(
-    place: ModelFiles, folder: Path, parts: ModelParts, jsons: Iterable[str]
-) -> None:
-    """Raise UsageError if a config would run code, open other files or make too large a network.
-
-    Raise UsageError too if a part has an adapter, as its weights lie elsewhere.
-    """
-    ported = {part.name for part in parts.components if part.is_ported}
-    names = place.names()
-    for file in sorted(jsons):
-        part, _, name = file.rpartition("/")
-        if name.endswith("config.json"):
-            config = Config.read(folder / file)
-            check_part(config, is_ported=part in ported)
-            if name == "processor_config.json":  # a video's are larger, and there is none
-                config = replace(config, values=config.get("image_processor", {}))
-            if name in SIZED:
-                check_sizes(config)
-        elif ".safetensors.index" in name:
-            check_weight_index(Config.read(folder / file), part, frozenset(parts.files))
-        if f"{part}/{ADAPTER}" in names:
-            raise UsageError(
-                f"{place.what} has {part}/{ADAPTER}, so its weights lie elsewhere: merge them, or "
-                "choose another --model"
-            )
 
 
 def _read_clip(what: str, folder: Path, text: str) -> tuple[int, int]:
@@ -204,14 +167,9 @@ def _read_clip(what: str, folder: Path, text: str) -> tuple[int, int]:
     if text == "tokens":
         return length, 0
     config = Config.read(folder / "text_encoder/config.json")
-    kinds = config.get("architectures", ["no class"])
+    kinds = config.get("architectures")
     if not isinstance(kinds, list) or "CLIPTextModel" not in kinds:
-        kind = kinds[0] if isinstance(kinds, list) and kinds else kinds
-        raise UsageError(
-            f"the text encoder of {what} is {shortened(str(kind))}, and it lacks {INDEX}, which "
-            "says how that is run: copy that there too, or add --text none to encode the images "
-            "alone"
-        )
+        raise lacks_index(what)
     length = min(length, config.whole("max_position_embeddings", LENGTH))
     return length, config.whole("hidden_size", 512, most=MOST_WIDTH)  # as CLIPTextConfig has it
 

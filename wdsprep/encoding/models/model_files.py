@@ -77,10 +77,6 @@ class LocalModel:
 Local = TypeVar("Local", bound=LocalModel)
 
 
-class UnreachableError(WorkError):
-    """The hub cannot be reached, so only files in its cache can be used."""
-
-
 @dataclass(frozen=True, slots=True)
 class Folder:
     """A folder on this machine with files of a model, perhaps in the hub's cache."""
@@ -135,19 +131,19 @@ class Repository:
         if nbytes > TOLD_NBYTES:
             self.tell(f"fetching {nbytes / 1e6:,.0f} MB of {self.repo} at {self.revision[:10]}")
         arriving = Path(constants.HF_HUB_CACHE, f"models--{self.repo.replace('/', '--')}", "blobs")
-        try:
-            with _explain_hub_errors(self.what, self.repo, self.branch), awaiting(arriving):
-                for name in missing:
-                    if cached and (cached.path / name).is_file():  # of another size
-                        hf_hub_download(self.repo, name, revision=self.branch, force_download=True)
-                path = snapshot_download(
-                    self.repo, revision=self.branch, allow_patterns=list(names)
-                )
-        except UnreachableError as error:
-            raise WorkError(
-                f"{self.what} was not fetched completely ({error}): run the same command again; "
-                "what has arrived is kept"
-            ) from None
+
+        def unreachable(why: str) -> str:
+            return (
+                f"{self.what} was not fetched completely ({why}): run the same command again; what "
+                "has arrived is kept"
+            )
+
+        explained = _explain_hub_errors(self.what, self.repo, self.branch, unreachable)
+        with explained, awaiting(arriving):
+            for name in missing:
+                if cached and (cached.path / name).is_file():  # of another size
+                    hf_hub_download(self.repo, name, revision=self.branch, force_download=True)
+            path = snapshot_download(self.repo, revision=self.branch, allow_patterns=list(names))
         if Path(path).name != self.revision:
             raise WorkError(f"{self.repo} changed while it was fetched: run the same command again")
         return Path(path)
@@ -186,7 +182,7 @@ def weight_files(names: frozenset[str], stem: str) -> list[str]:
 def find_files(
     name: str,
     repos: Mapping[str, str],
-    needs: Callable[[Folder], tuple[Sequence[str], Sequence[str]]],
+    needs: Callable[[Folder], Sequence[str]],
     *,
     others: str,
     patterns: Sequence[str],
@@ -196,8 +192,8 @@ def find_files(
     """Return the folder of the model that a user named, its repository, or that in the hub's cache.
 
     `repos` has the repositories of models with a name of their own, and `others` says in a message
-    what these are. `needs` returns the files that a model needs of a folder, and which are missing;
-    `patterns` match them on the hub.
+    what these are. `needs` returns the files that a model needs of a folder; `patterns` match them
+    on the hub.
 
     A commit never changes, so the hub is not asked if the cache has it; a branch may have moved. If
     the hub does not give the model, a complete copy in the cache is used.
@@ -219,23 +215,29 @@ def find_files(
         if cached is None:
             raise WorkError(f"{name} is not on this machine")
         return cached
-    files, missing = needs(cached) if cached else ((), ())
+    files = needs(cached) if cached else ()
+    missing = find_missing(cached.path, dict.fromkeys(files, 0)) if cached else []
     kept = None if missing else cached
     if kept and variant_of(files) is None and COMMIT.fullmatch(revision):
         return kept
-    try:
-        return ask_hub_or_keep(what, repo, revision, tell, kept)
-    except UnreachableError as error:
+
+    def unreachable(why: str) -> str:
         toy = ", or try with --model tiny" if "tiny" in repos else ""
         state = f"lacks {missing[0]}" if missing else "is not"
         download = " ".join([f"hf download {repo}", *(f'--include "{name}"' for name in patterns)])
-        raise WorkError(
-            f"{what} {state} on this machine{meant} and the hub cannot be reached ({error}): run "
+        return (
+            f"{what} {state} on this machine{meant} and the hub cannot be reached ({why}): run "
             f"`{download}` on a machine with a network and copy its cache here, or give --model "
             f"FOLDER{toy}"
-        ) from None
-    except UsageError as error:
-        raise UsageError(f"{error}{meant}") from None
+        )
+
+    try:
+        with _explain_hub_errors(what, repo, revision, unreachable, meant):
+            return _ask_hub(what, repo, revision, tell)
+    except WdsprepError:  # withdrawn or gated since it was fetched, or out of reach
+        if kept is None:
+            raise
+        return kept
 
 
 def fetch_files(place: ModelFiles, names: Sequence[str]) -> dict[str, Any]:
@@ -250,20 +252,19 @@ def fetch_files(place: ModelFiles, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def check_there(what: str, missing: Sequence[str], names: Iterable[str]) -> None:
-    """Raise UsageError if a model lacks files, or has only pickled weights in place of them.
-
-    `names` are those of the files that it has.
-    """
+def check_there(place: ModelFiles, files: Iterable[str]) -> None:
+    """Raise UsageError if a model lacks files, or has only pickled weights in place of them."""
+    names = place.names()
+    missing = [name for name in files if name not in names]
     folders = {name.rpartition("/")[0] for name in missing if name.endswith(".safetensors")}
     pickled = [n for n in names if n.endswith(PICKLES) and n.rpartition("/")[0] in folders]
     if pickled:
         raise UsageError(
-            f"{what} has only pickled weights ({min(pickled)}), which can run code when they are "
-            "opened: convert it to safetensors, or pass another --model"
+            f"{place.what} has only pickled weights ({min(pickled)}), which can run code when they "
+            "are opened: convert it to safetensors, or pass another --model"
         )
     if missing:
-        raise unsuitable(f"{what} lacks {', '.join(missing)}")
+        raise unsuitable(f"{place.what} lacks {', '.join(missing)}")
 
 
 def find_missing(folder: Path, sizes: Mapping[str, int]) -> list[str]:
@@ -326,34 +327,26 @@ def find_cached(what: str, repo: str, revision: str) -> Folder | None:
     return Folder(path, what, path.name) if path.is_dir() else None
 
 
-def ask_hub_or_keep(
-    what: str, repo: str, revision: str, tell: Callable[[str], None], kept: Folder | None
-) -> ModelFiles:
-    """Return a repository as the hub lists it, or the folder `kept` if the hub does not give it.
-
-    The hub may be out of reach; a repository may have been withdrawn or gated since it was fetched.
-    """
+def _ask_hub(what: str, repo: str, revision: str, tell: Callable[[str], None]) -> Repository:
+    """Return a repository as the hub lists it."""
     from huggingface_hub import HfApi
 
-    try:
-        with _explain_hub_errors(what, repo, revision):
-            info = HfApi().model_info(
-                repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_S
-            )
-    except WdsprepError:
-        if kept is None:
-            raise
-        return kept
+    info = HfApi().model_info(
+        repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_S
+    )
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     return Repository(what, info.sha or "", repo, revision or BRANCH, sizes, tell)
 
 
 @contextlib.contextmanager
-def _explain_hub_errors(what: str, repo: str, revision: str) -> Iterator[None]:
+def _explain_hub_errors(
+    what: str, repo: str, revision: str, unreachable: Callable[[str], str], meant: str = ""
+) -> Iterator[None]:
     """Turn errors of the hub's client in the context into errors of wdsprep.
 
-    The client has used two HTTP libraries, so the base error of either is found through its
-    subclass.
+    `unreachable` returns what is said if the hub cannot be reached, for a reason. `meant` are names
+    that the user may have meant, if there is no such repository. The client has used two HTTP
+    libraries, so the base error of either is found through its subclass.
     """
     from huggingface_hub import errors
 
@@ -372,7 +365,7 @@ def _explain_hub_errors(what: str, repo: str, revision: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError:
         raise UsageError(
             f"{what} is not on the hub, or it is private: check the name, or run "
-            "`hf auth login` (or set HF_TOKEN) and the same command again"
+            f"`hf auth login` (or set HF_TOKEN) and the same command again{meant}"
         ) from None
     except Exception as error:
         bases = errors.HfHubHTTPError.__mro__
@@ -380,7 +373,7 @@ def _explain_hub_errors(what: str, repo: str, revision: str) -> Iterator[None]:
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
             raise WorkError(_first_line(error)) from None
         if isinstance(error, (OSError, *of_network)):
-            raise UnreachableError(_first_line(error)) from None
+            raise WorkError(unreachable(_first_line(error))) from None
         raise
 
 

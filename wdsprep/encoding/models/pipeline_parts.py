@@ -12,12 +12,11 @@ names is refused without an import, before anything is fetched.
 import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsprep.encoding.models.config_files import NO_CODE, read_json, unsuitable
+from wdsprep.encoding.models.config_files import NO_CODE, read_json
 from wdsprep.encoding.models.model_files import ModelFiles, weight_files
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.errors import UsageError, WorkError
@@ -80,40 +79,18 @@ LEFT_OUT = {
 """Parts that a class needs and its repositories lack, as they have terms of their own."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelParts:
-    """The parts of a model that are needed, as its index and the names of its files tell."""
-
-    index: Mapping[str, Any]
-    """empty if there is none"""
-    components: tuple[Component, ...]
-    """the text encoders, tokenizers and processors of a pipeline that encodes text, if it does"""
-    vae: str
-    files: tuple[str, ...]
-    """the files that are needed"""
-    missing: tuple[str, ...]
-    """the needed files that are not there"""
-
-    @property
-    def kind(self) -> str:
-        """Return the name of the pipeline's class, or "" if there is no index."""
-        return str(self.index.get("_class_name", ""))
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether a VAE and one CLIPTextModel are enough, without code of a pipeline."""
-        parts = _text_parts(self.index)
-        return not self.index or _is_stable_diffusion(self.kind, self.index, parts)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Return the plain values of the index, which the pipeline's class takes too."""
-        plain = {name: value for name, value in self.index.items() if not _is_part(value)}
-        return {name: value for name, value in plain.items() if not name.startswith("_")}
+Index = Mapping[str, Any]
+"""What `model_index.json` says of a pipeline; empty if there is none."""
 
 
-def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelParts:
-    """Return the parts of a model that are needed for a kind of text, and for its VAE if wanted."""
+def parts_of(
+    place: ModelFiles, text: str, *, has_vae: bool = True
+) -> tuple[Index, str, tuple[Component, ...], list[str]]:
+    """Return what a model needs for a kind of text, and for its VAE if wanted.
+
+    That is its index, the folder of its VAE, the parts of its pipeline for text, if that encodes
+    text, and all files, whether they are there or not.
+    """
     names = place.names()
     index = read_json(place.fetch([INDEX]) / INDEX) if INDEX in names else {}
     is_bare = "config.json" in names and not names & {"vae/config.json", INDEX}
@@ -127,14 +104,28 @@ def parts_of(place: ModelFiles, text: str, *, has_vae: bool = True) -> ModelPart
         wanted += [INDEX, *_text_files(names, components, text)]
     elif text != "none":
         wanted += _text_files(names, CLIP if text == "emb" else CLIP[1:], text)
-    wanted = sorted(set(wanted))
-    return ModelParts(
-        index=index,
-        components=components,
-        vae=vae,
-        files=tuple(wanted),
-        missing=tuple(name for name in wanted if name not in names),
+    return index, vae, components, sorted(set(wanted))
+
+
+def lacks_index(what: str) -> UsageError:
+    """Return the error of a pipeline of which nobody knows how it encodes text."""
+    return UsageError(
+        f"{what} lacks {INDEX}, which says how its text encoders are used: copy that there too, "
+        "choose another --model, or add --text none to encode the images alone"
     )
+
+
+def plain_values(index: Index) -> dict[str, Any]:
+    """Return the plain values of an index, which the pipeline's class takes too."""
+    plain = {name: value for name, value in index.items() if not _is_part(value)}
+    return {name: value for name, value in plain.items() if not name.startswith("_")}
+
+
+def is_stable_diffusion(index: Index) -> bool:
+    """Return whether a VAE and one CLIPTextModel are enough, without code of a pipeline."""
+    towers = [(part.name, part.kind) for part in _text_parts(index) if part.has_weights]
+    is_clip = towers == [("text_encoder", "CLIPTextModel")] and "transformer" not in index
+    return not index or (is_clip and not OTHER_CLIP.search(str(index.get("_class_name"))))
 
 
 def _text_files(names: frozenset[str], components: Sequence[Component], text: str) -> Iterator[str]:
@@ -164,7 +155,7 @@ def _text_files(names: frozenset[str], components: Sequence[Component], text: st
         yield from (f"{part.name}/{name}" for name in (*inside, *lacking))
 
 
-def _find_components(place: ModelFiles, index: Mapping[str, Any]) -> tuple[Component, ...]:
+def _find_components(place: ModelFiles, index: Index) -> tuple[Component, ...]:
     """Return the parts of a pipeline that encode text; none if one CLIPTextModel is enough.
 
     Raise UsageError if the pipeline cannot be used for text.
@@ -172,18 +163,13 @@ def _find_components(place: ModelFiles, index: Mapping[str, Any]) -> tuple[Compo
     names = place.names()
     folders = {name.partition("/")[0] for name in names}
     if not index:
-        if "modular_model_index.json" in names:
-            raise unsuitable(f"{place.what} is made of modular blocks, which wdsprep does not run")
-        if more := sorted(folder for folder in folders if folder.startswith("text_encoder_")):
-            raise UsageError(
-                f"{place.what} has {', '.join(more)} and lacks {INDEX}, which says how they are "
-                "used: copy that there too, or add --text none to encode the images alone"
-            )
+        if "modular_model_index.json" in names or any(n.startswith("text_encoder_") for n in names):
+            raise lacks_index(place.what)
         return ()
     parts = _text_parts(index)
     kind = str(index.get("_class_name"))
     check_names(place.what, index.get("_class_name"), parts)
-    if _is_stable_diffusion(kind, index, parts):
+    if is_stable_diffusion(index):
         return ()
     if f'"{kind}"' not in _find_diffusers().read_text():
         raise UsageError(
@@ -210,7 +196,7 @@ def _find_components(place: ModelFiles, index: Mapping[str, Any]) -> tuple[Compo
     return tuple(parts)
 
 
-def _text_parts(index: Mapping[str, Any]) -> list[Component]:
+def _text_parts(index: Index) -> list[Component]:
     used = {name: value for name, value in index.items() if _is_part(value) and all(value)}
     return [part for name, value in used.items() if (part := Component(name, *value)).is_of_text]
 
@@ -219,12 +205,6 @@ def _is_part(value: object) -> bool:
     """Return whether a value of the index is a part: a library and a class, or two nulls."""
     words = value if isinstance(value, list) else []
     return len(words) == 2 and all(word is None or isinstance(word, str) for word in words)
-
-
-def _is_stable_diffusion(kind: str, index: Mapping[str, Any], parts: list[Component]) -> bool:
-    towers = [(part.name, part.kind) for part in parts if part.has_weights]
-    is_clip = towers == [("text_encoder", "CLIPTextModel")] and "transformer" not in index
-    return is_clip and not OTHER_CLIP.search(kind)
 
 
 NETWORKS = ("PreTrainedModel",)

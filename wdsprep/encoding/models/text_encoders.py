@@ -32,36 +32,48 @@ FRIENDS = ("a photo of a cat", "a photo of a dog")
 """Two captions that a tokenizer most likely makes equally many tokens of."""
 
 
-def load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> "TextEncoder":
+Tokenize = Callable[[Sequence[str], Sequence[Any]], list[Tokens]]
+"""A function from captions, and the reference images of each if text takes them, to tokens; several
+threads may call it."""
+
+
+def load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> "TokenIds":
     if recipe.text == "emb":
         return (ClipText if model.clip_length else PipelineText)(model, recipe, device)
-    if not model.clip_length:
-        dry_run = DryRun(model, recipe.text_length, recipe.dtype, width=1)
-        return TokenIds(dry_run.try_tokens, device)
-    return TokenIds(partial(clip_tokens, load_clip_tokenizer(model), model.clip_length), device)
+    if model.clip_length:
+        return TokenIds(partial(clip_tokens, load_clip_tokenizer(model), model.clip_length), device)
+    dry_run = DryRun(model, recipe.text_length, recipe.dtype, width=1)
+
+    def tokenize(captions: Sequence[str], _images: Sequence[Any]) -> list[Tokens]:
+        """Return the tokens of captions without their shapes, so that all may share a batch."""
+        return [replace(tokens, shape=()) for tokens in dry_run.try_tokens(captions)]
+
+    return TokenIds(tokenize, device)
 
 
 class TokenIds:
-    """A text encoder that returns the ids of tokens alone, and needs no network."""
+    """A text encoder that returns the ids of tokens alone, and the base of those with a network."""
 
-    batch_size, has_shapes, takes_images, network = 0, False, False, None
+    batch_size = 0
+    """how many captions make a batch; 0: as many as images"""
+    has_shapes = False
+    """whether the tokens of captions have several shapes, which share no batch"""
+    takes_images = False
+    network: InTwoPrecisions[Any] | None = None
+    """what takes memory on the device"""
 
-    def __init__(
-        self, tokens: Callable[[Sequence[str]], list[Tokens]], device: torch.device
-    ) -> None:
-        self._tokens, self._device = tokens, device
-
-    def tokens(self, captions: Sequence[str], _images: Sequence[Any] = ()) -> list[Tokens]:
-        """Return the tokens of captions without their shapes, so that all may share a batch."""
-        return [replace(tokens, shape=()) for tokens in self._tokens(captions)]
+    def __init__(self, tokens: Tokenize, device: torch.device) -> None:
+        self.tokens, self._device = tokens, device
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:  # noqa: ARG002  they are
+        """Encode captions of one shape, in fp32 if `exact`, and perhaps without it."""
         names = texts[0].ids
         ids = {name: torch.tensor([list(text.ids[name]) for text in texts]) for name in names}
         return Rows({name: rows.to(self._device) for name, rows in ids.items()})
 
     def empty(self, *, exact: bool) -> Rows:
-        return self.rows(self.tokens([""]), exact=exact)
+        """Encode a caption that is left out in training."""
+        return self.rows(self.tokens([""], ()), exact=exact)
 
 
 def copy_by_thread(whole: Any, tokenizers: Sequence[str]) -> Callable[[], Any]:
@@ -85,19 +97,19 @@ def copy_by_thread(whole: Any, tokenizers: Sequence[str]) -> Callable[[], Any]:
     return pipeline_of_thread
 
 
-class PipelineText:
+class PipelineText(TokenIds):
     """A text encoder that runs the `encode_prompt` of a pipeline on one device."""
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         nbytes = sum(field.array_nbytes for field in model.outputs)
         towers = [part.kind for part in model.components if part.has_weights]
         self.batch_size = caption_batch_size(towers, nbytes, device)
-        self._dry_run = DryRun(model, recipe.text_length, recipe.dtype, width=1)
-        self._call = self._dry_run.call
+        dry_run = DryRun(model, recipe.text_length, recipe.dtype, width=1)
+        super().__init__(dry_run.try_tokens, device)
+        self._call = dry_run.call
         if self._call.is_alone:
             self.batch_size = 1
         self._fields = {field.name: field for field in model.outputs}
-        self._device = device
 
         def load(dtype: str) -> Callable[[], Any]:
             def load_part(part: Component, kind: Any) -> Any:
@@ -110,10 +122,9 @@ class PipelineText:
             tokenizers = [part.name for part in model.components if not part.has_weights]
             return copy_by_thread(assemble(self._call.kind, model, load_part), tokenizers)
 
-        self.network = InTwoPrecisions(load, recipe.dtype)
-        self.tokens = self._dry_run.try_tokens
+        self._pipelines = self.network = InTwoPrecisions(load, recipe.dtype)
         self.takes_images = self._call.takes_images
-        one, other = self._dry_run.tokens(FRIENDS)
+        one, other = (dry_run.tokens(caption, dry_run.blanks[0]) for caption in FRIENDS)
         self.has_shapes = bool(one.shape or other.shape)
         # A caption's arrays must not depend on its companions in the batch. Values that are not
         # finite are compared as zero: such a row is computed again, or becomes a reject.
@@ -128,7 +139,7 @@ class PipelineText:
                 )
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
-        pipeline = self.network.get(exact=exact)()
+        pipeline = self._pipelines.get(exact=exact)()
         if not self._call.is_alone:
             made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
             return self._rows(self._call.rows(made))
@@ -147,7 +158,7 @@ class PipelineText:
     def empty(self, *, exact: bool) -> Rows:
         if self._call.takes_images:
             raise ValueError("text that depends on images has an empty caption for each sample")
-        return self._rows(self._call.negative(self.network.get(exact=exact)(), self._device))
+        return self._rows(self._call.negative(self._pipelines.get(exact=exact)(), self._device))
 
     def _rows(self, outputs: Mapping[str, Row]) -> Rows:
         """Return the outputs of the pipeline by field; raise WorkError if their shapes are others.
@@ -186,7 +197,9 @@ def load_clip_tokenizer(model: Model) -> Any:
     return tokenizer
 
 
-def clip_tokens(tokenizer: Any, length: int, captions: Sequence[str]) -> list[Tokens]:
+def clip_tokens(
+    tokenizer: Any, length: int, captions: Sequence[str], _images: Sequence[Any] = ()
+) -> list[Tokens]:
     tokens = []
     encoded = tokenizer.backend_tokenizer.encode_batch(list(captions))
     for caption, ids in zip(captions, (row.ids for row in encoded), strict=True):
@@ -197,15 +210,12 @@ def clip_tokens(tokenizer: Any, length: int, captions: Sequence[str]) -> list[To
     return tokens
 
 
-class ClipText:
+class ClipText(TokenIds):
     """A text encoder that returns the last hidden states of a CLIPTextModel."""
-
-    batch_size, has_shapes, takes_images = 0, False, False
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         tokenizer = load_clip_tokenizer(model)
-        self._length, self._tokenizer = model.clip_length, tokenizer
-        self._device = device
+        super().__init__(partial(clip_tokens, tokenizer, model.clip_length), device)
 
         def load(dtype: str) -> Any:
             tower = load_tower(CLIPTextModel, model, "text_encoder", DTYPES[dtype])
@@ -215,19 +225,14 @@ class ClipText:
 
         prepare = compile_network if recipe.compile else None
         dtype = dtype_of_tower(recipe.dtype, "", CLIPTextModel.__name__)
-        self.network: InTwoPrecisions[Any] = InTwoPrecisions(load, dtype, prepare)
-
-    def tokens(self, captions: Sequence[str], _images: Sequence[Any] = ()) -> list[Tokens]:
-        return clip_tokens(self._tokenizer, self._length, captions)
+        self._towers: InTwoPrecisions[Any] = InTwoPrecisions(load, dtype, prepare)
+        self.network = self._towers
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pin = self._device.type == "cuda"  # else a copy waits for the batch before
         ids = torch.tensor([text.ids[TOKENS] for text in texts], pin_memory=pin)
         ids = ids.to(self._device, non_blocking=True)
-        return Rows({EMB: self.network.get(exact=exact)(ids)})
-
-    def empty(self, *, exact: bool) -> Rows:
-        return self.rows(self.tokens([""]), exact=exact)
+        return Rows({EMB: self._towers.get(exact=exact)(ids)})
 
 
 class _LastStates(nn.Module):
@@ -245,10 +250,3 @@ class _LastStates(nn.Module):
             last = ((ids != self.pad) * places).amax(1, keepdim=True) + int(self.pad == self.end)
             mask = (places <= last).long()
         return cast(Tensor, self.model(ids, attention_mask=mask)[0].float())
-
-
-TextEncoder = TokenIds | PipelineText | ClipText
-"""What encodes captions. `batch_size` captions make a batch, or as many as images if that is 0; if
-it `has_shapes`, the tokens of captions have several, which share no batch. `network` takes memory
-on the device, if there is one. Several threads may call `tokens`. `rows` encodes captions of one
-shape, in fp32 if `exact` (and perhaps without it), and `empty` one that is left out in training."""
