@@ -165,6 +165,7 @@ def test_sd_scripts_finds_masks_beside_latents(tmp_path: Path) -> None:
 
 # --- from pairs to what a trainer reads
 @pytest.mark.system
+@pytest.mark.usefixtures("small_references")
 def test_pairs_that_were_encoded_are_read(family: Callable[[str], Path], tmp_path: Path) -> None:
     """By a pipeline of random weights, whose text depends on the image to be edited."""
     sources = [picture(size[::-1], 10 + n) for n, size in enumerate(SIZES)]
