@@ -17,8 +17,9 @@ import torch
 from PIL import Image, ImageOps
 
 import wdsprep
-from tests.encoding.test_references import FAMILIES, QWEN_21, SEVERAL, by_pipeline, picture, whole
+from tests.encoding.test_references import FAMILIES, QWEN_21, SEVERAL, by_pipeline, picture
 from tests.kit.encodes import encode_here, latents_of
+from tests.kit.families.folders import whole_pipeline
 from tests.kit.packs import manifest_of, packing_here, tree, with_text, write_files
 from wdsprep.dataset.samples import is_mask
 from wdsprep.errors import NotFoundError, UsageError
@@ -493,7 +494,7 @@ def test_a_dropped_text_is_the_empty_caption_with_the_images_of_that_sample(
         if text == caption != "":
             assert torch.equal(batch["emb"], whole[key]["emb"])
             continue
-        outputs, _ = by_pipeline(folder, by_caption[caption], "", text_alone=True)
+        outputs, _ = by_pipeline(folder, by_caption[caption], "")
         embeddings = outputs[0][0]
         kept = batch["emb"][0][batch["emb_mask"][0].bool()]
         assert torch.equal(kept, embeddings.to(kept.dtype))
@@ -566,7 +567,7 @@ def test_sizes_by_other_rules_leave_text_as_the_pipeline_makes_it(
     for sample in latents_of(tmp_path / "out").values():
         pictures = by_caption[sample["txt"]]
         shown = pictures[:-1] if "more.npy" in sample else pictures
-        outputs, _ = by_pipeline(folder, shown, sample["txt"], text_alone=True)
+        outputs, _ = by_pipeline(folder, shown, sample["txt"])
         embeddings = outputs[0][0]
         kept = as_floats(sample["emb.npy"])
         assert torch.equal(kept, embeddings.to(torch.bfloat16))
@@ -584,7 +585,7 @@ def test_a_pipeline_that_may_take_images_makes_text_without_them(
     encode_here(images, tmp_path / "out", model=str(family(name)), limit=6)
     assert "text_roles" not in manifest_of(tmp_path / "out").settings
     assert any((tmp_path / "out").glob("empty.*"))
-    pipeline = whole(family(name))
+    pipeline = whole_pipeline(family(name))
     for sample in latents_of(tmp_path / "out").values():
         embeddings, mask, *_ = pipeline.encode_prompt(sample["txt"], device=torch.device("cpu"))
         assert mask is None or bool(mask.all())

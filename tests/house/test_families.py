@@ -7,16 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.kit.families import QUICK, denoised, each_family, negative_of, prompt_of
-from tests.kit.families.denoising import MASKS, text_of, whole_pipeline
+from tests.kit.families.denoising import MASKS, text_of
 from tests.kit.families.folders import class_of
-from tests.kit.families.reference import SECOND_CALL, returned
 from tests.kit.paths import ROOT
 
 MEGABYTE = 1_000_000
@@ -33,21 +31,13 @@ Family = Callable[[str], Path]
 
 
 @pytest.mark.parametrize("name", each_family())
-def test_a_family_is_small_and_its_reference_is_what_the_pipeline_goes_on_with(
-    name: str, family: Family
-) -> None:
+def test_a_family_is_small_and_says_something_of_each_caption(name: str, family: Family) -> None:
     folder = family(name)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     assert size < BIGGER.get(name, MEGABYTE)
     assert class_of(folder) == f"{name}Pipeline"
-    first, last = _as_called(folder, CAPTION)
-    outputs = prompt_of(folder, CAPTION)
-    _assert_equal(outputs, first)
-    prefix = "" if last is not first else "negative_"
-    negative = negative_of(folder)
-    assert (negative is None) == (name in UNGUIDED)
-    _assert_equal({f"{prefix}{each}": value for each, value in (negative or {}).items()}, last)
-    floats = [_floats(outputs), _floats(prompt_of(folder, "two red cars"))]
+    assert (negative_of(folder) is None) == (name in UNGUIDED)
+    floats = [_floats(prompt_of(folder, caption)) for caption in (CAPTION, "two red cars")]
     for one, other in zip(*floats, strict=True):
         assert 0.05 < one.std() < 20
         assert one.shape != other.shape or not torch.equal(one, other)
@@ -96,32 +86,6 @@ def test_another_process_makes_the_same_bytes(family: Family, tmp_path: Path) ->
     subprocess.run(words, env=env, cwd=ROOT, check=True, timeout=300)
     for name in QUICK:
         assert _digests(family(name)) == _digests(tmp_path / name)
-
-
-def _as_called(folder: Path, caption: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `encode_prompt` gave when `__call__` called it, the first time and the last."""
-    pipeline = whole_pipeline(folder)
-    encode, found = pipeline.encode_prompt, []
-    times = 2 if class_of(folder) in SECOND_CALL else 1
-
-    def encode_prompt(*args: Any, **more: Any) -> Any:
-        found.append(encode(*args, **more))
-        if len(found) == times:
-            raise InterruptedError
-        return found[-1]
-
-    interrupted = patch.object(pipeline, "encode_prompt", encode_prompt)
-    with interrupted, pytest.raises(InterruptedError):
-        pipeline(prompt=caption, height=64, width=64)
-    names = returned(type(pipeline).encode_prompt)
-    tuples = [each if isinstance(each, tuple) else (each,) for each in found]
-    named = [dict(zip(names, each, strict=True)) for each in tuples]
-    return named[0], named[-1]
-
-
-def _assert_equal(some: dict[str, Any], whole: dict[str, Any]) -> None:
-    for name, value in some.items():
-        torch.testing.assert_close(whole[name], value, rtol=0, atol=0)
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -6,24 +6,17 @@ pipeline's own code makes ready what the denoiser is given.
 """
 
 import inspect
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import diffusers
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.kit.families.folders import class_of, denoiser_of, quiet
+from tests.kit.families.folders import StopError, whole_pipeline
 
 MASKS = ("prompt_attention_mask", "prompt_embeds_mask")
-
-
-class StopError(Exception):
-    """The denoiser has made its first step."""
 
 
 def denoised(
@@ -69,19 +62,3 @@ def denoised(
 def text_of(outputs: dict[str, Any]) -> Any:
     """The embedding of the words: a tensor of one row, or a list of a tensor."""
     return outputs.get("prompt_embeds", outputs.get("text_hiddens"))
-
-
-@cache
-def whole_pipeline(folder: Path) -> Any:
-    """Its denoiser is loaded by hand: without accelerate diffusers refuses to load Krea2's."""
-    part = denoiser_of(folder)
-    kind = getattr(diffusers, class_of(folder, part))
-    with quiet():
-        made = kind.from_config(kind.load_config(str(folder / part)))
-    made.load_state_dict(load_file(folder / part / "diffusion_pytorch_model.safetensors"))
-    own = {part: made.float().eval()}
-    pipeline = diffusers.DiffusionPipeline.from_pretrained(
-        str(folder), **own, low_cpu_mem_usage=False
-    )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline

@@ -1,58 +1,53 @@
 """What diffusers alone makes of one caption and of one image, to hold what is stored against.
 
-Text: the pipeline is loaded without denoiser and VAE, and its `encode_prompt` is called with the
-defaults of its `__call__`. Outputs have the names that `encode_prompt` returns them by. Images: the
-code of the family's image-to-image pipeline, with the noise that is asked for in place of its own;
-where a family has none, the inverse of how its pipeline makes latents ready for the decoder.
+Text: the outputs of `encode_prompt` when the pipeline itself calls it, by the names that it returns
+them by. Images: the code of the family's image-to-image pipeline, with the noise that is asked for
+in place of its own; where a family has none, the inverse of how its pipeline makes latents ready
+for the decoder.
 """
 
 import ast
 import inspect
 import textwrap
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import diffusers
 import numpy as np
+import pytest
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 from torch import Tensor
 
-from tests.kit.families.folders import class_of, denoiser_of, pipeline_class
+from tests.kit.families.folders import StopError, class_of, denoiser_of, quiet, whole_pipeline
 
-SECOND_CALL = {
-    *("Flux2KleinPipeline", "Krea2Pipeline", "ErnieImagePipeline", "Kandinsky5T2IPipeline")
-}
-"""their `__call__` guides by default, and calls `encode_prompt` once more, for the text ''"""
+NEGATIVE = "negative_"
 
 
-def prompt_of(folder: Path, caption: str, **more: Any) -> dict[str, Any]:
-    """Of one caption, in fp32 on the CPU, without guidance: outputs by name, the batch of one kept.
+def prompt_of(folder: Path, caption: str) -> dict[str, Any]:
+    """Of one caption, in fp32 on the CPU: outputs by name, the batch of one kept.
 
-    `more` goes to `encode_prompt`, such as `max_sequence_length`. What is None is left out.
+    What is None is left out, and so is what stands for no caption.
     """
-    found = _encoded(folder, [caption], guidance=False, **more)
-    return {name: value for name, value in found.items() if not name.startswith("negative_")}
+    first, *_ = as_called(folder, caption)
+    return {name: value for name, value in first.items() if not name.startswith(NEGATIVE)}
 
 
 def negative_of(folder: Path) -> dict[str, Any] | None:
     """What stands for no caption where the pipeline guides, by the names of `prompt_of`.
 
-    None where its defaults make no use of one, as with Flux.
+    Some pipelines encode it by a call of its own. None where the defaults of a pipeline make no use
+    of one, as with Flux.
     """
-    if class_of(folder) in SECOND_CALL:
-        return prompt_of(folder, "")
-    found = _encoded(folder, ["a"], guidance=True)
-    negative = {
-        name.removeprefix("negative_"): value
-        for name, value in found.items()
-        if name.startswith("negative_")
-    }
-    return negative or None
+    first, *others = as_called(folder, "a")
+    if others:
+        return others[-1]
+    negative = {name: value for name, value in first.items() if name.startswith(NEGATIVE)}
+    return {name.removeprefix(NEGATIVE): value for name, value in negative.items()} or None
 
 
 def latent_of(folder: Path, pixels: np.ndarray, *, noise: Tensor | None = None) -> Tensor:
@@ -63,7 +58,7 @@ def latent_of(folder: Path, pixels: np.ndarray, *, noise: Tensor | None = None) 
     name = class_of(folder).removesuffix("Pipeline")
     image = VaeImageProcessor().preprocess(Image.fromarray(pixels))
     with torch.inference_mode():
-        found = WAYS[name](_Vae(_vae(folder), noise), image)
+        found = WAYS[name](_Vae(whole_pipeline(folder).vae, noise), image)
     return found.reshape(found.shape[1], *found.shape[-2:])
 
 
@@ -175,28 +170,27 @@ WAYS = {
 }
 
 
-def _encoded(folder: Path, prompts: list[str], *, guidance: bool, **more: Any) -> dict[str, Any]:
-    pipeline = _pipeline(folder)
-    taken = set(inspect.signature(pipeline.encode_prompt).parameters) - {"kwargs"}
-    defaults = {
-        each.name: each.default
-        for each in inspect.signature(type(pipeline).__call__).parameters.values()
-        if each.name in taken and each.default is not inspect.Parameter.empty
-    }
-    own = {
-        "prompt": list(prompts),
-        "device": torch.device("cpu"),
-        "num_images_per_prompt": 1,
-        "do_classifier_free_guidance": guidance,
-        "batch_size": len(prompts),
-    }
-    given = defaults | {name: value for name, value in own.items() if name in taken} | more
-    with torch.inference_mode():
-        found = pipeline.encode_prompt(**given)
-    names = returned(type(pipeline).encode_prompt)
-    values = found if isinstance(found, tuple) else (found,)
-    both = zip(names, values, strict=True)
-    return {name: value for name, value in both if value is not None and len(value)}
+def as_called(folder: Path, caption: str, **options: Any) -> list[dict[str, Any]]:
+    """What each call of `encode_prompt` gives, until the denoiser is called for the first time."""
+    pipeline, made = whole_pipeline(folder), []
+    names, encode_prompt = returned(type(pipeline).encode_prompt), pipeline.encode_prompt
+
+    def noted(*words: Any, **options: Any) -> Any:
+        found = encode_prompt(*words, **options)
+        values = zip(names, found if isinstance(found, tuple) else (found,), strict=True)
+        made.append({name: value for name, value in values if value is not None and len(value)})
+        return found
+
+    denoiser = getattr(pipeline, denoiser_of(folder))
+    options = options or {"height": 64, "width": 64}
+    with (
+        patch.object(pipeline, "encode_prompt", noted),
+        patch.object(denoiser, "forward", side_effect=StopError),
+        quiet(),
+        pytest.raises(StopError),
+    ):
+        pipeline(prompt=caption, num_inference_steps=2, **options)
+    return made
 
 
 def returned(function: Any) -> list[str]:
@@ -205,19 +199,3 @@ def returned(function: Any) -> list[str]:
     returns = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
     last = max(returns, key=lambda node: node.lineno).value
     return [ast.unparse(each) for each in (last.elts if isinstance(last, ast.Tuple) else [last])]
-
-
-@cache
-def _pipeline(folder: Path) -> Any:
-    pipeline_class(class_of(folder).removesuffix("Pipeline"))  # imported without its warnings
-    left_out = {denoiser_of(folder): None, "vae": None}
-    return DiffusionPipeline.from_pretrained(str(folder), **left_out, **_LOADING)
-
-
-@cache
-def _vae(folder: Path) -> Any:
-    kind = getattr(diffusers, class_of(folder, "vae"))
-    return kind.from_pretrained(str(folder / "vae"), **_LOADING)
-
-
-_LOADING = {"low_cpu_mem_usage": False, "use_safetensors": True}
