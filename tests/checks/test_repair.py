@@ -252,7 +252,9 @@ def test_the_command_shows_and_asks_and_does_nothing_unasked(
         assert main(["pack", str(source), str(images), *BUCKETS, "--samples-per-shard", "4"]) == 0
     assert tree(images) == whole
     assert main(["repair", str(images)]) == 0
-    assert "nothing to repair" in capfd.readouterr().out
+    assert capfd.readouterr().out.endswith(f"{images}: nothing to repair\n")
+    assert main(["repair", str(images), "--quick"]) == 0
+    assert "nothing to repair by receipts and sizes alone" in capfd.readouterr().out
 
 
 @pytest.mark.system

@@ -26,6 +26,7 @@ from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, packed, pictures, rejected
 from tests.kit.latent_sets import field, npy
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
+from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.checks.shard_check import array_problem
 from wdsprep.cli import main
@@ -161,6 +162,20 @@ def test_image_shards_without_latents_are_found(pair: Pair) -> None:
     assert [str(finding.what) for finding in found] == [f"nothing was made of {unit}.tar"]
 
 
+def test_latents_of_a_slice_that_repair_took_out_wait_for_pack(pair: Pair, tmp_path: Path) -> None:
+    images, latents = shutil.copytree(pair[0], tmp_path / "images"), pair[1]
+    flip(images / "64/000000.tar", 8 * 700)
+    do_repair(plan_repair(check(images).surveys[0]))
+    found = check(images, latents).findings
+    assert {finding.kind for finding in found} == {Kind.UNPACKED}
+    assert str(found[0]).endswith(
+        f"{images} has no shard {found[0].name}, and is not complete: run the same "
+        '"wdsprep pack" again to finish the images, then verify again'
+    )
+    packed(pair[0].parent / "photos", images)
+    assert findings(images, latents) == []
+
+
 def array(value: float, shape: tuple[int, ...] = (4, 8, 8), dtype: str = "<f2") -> bytes:
     return npy(np.full(shape, value, dtype))
 
@@ -198,7 +213,7 @@ OTHER_CROP = "json states another crop than that of 64 x 100 pixels"
         ("pair", lambda s: [(key, {**f, "json": b'{"key": 1}'}) for key, f in s], "json lacks"),
         (
             *("pair", lambda s: [(key, dict(reversed(f.items()))) for key, f in s]),
-            "txt is in the place of latent.npy",
+            "its members are txt, json, emb.npy, latent.npy, not latent.npy, emb.npy, json, txt",
         ),
         ("shaped", swapped, "latent.npy is not the array of"),
         ("shaped", with_fact("width", 120), "120 x 100 pixels do not belong in shape"),

@@ -132,8 +132,8 @@ def test_verify_and_repair_know_arrays_of_roles(pairs: Path, tmp_path: Path) -> 
     changes = (
         ('"source_width":64', '"source_width":80', "source has another size than the target"),
         ('"mask_width"', '"mask_1_width"', "json states mask_1_width, of an image that is not"),
-        (".mask.npy", ".mask_1.npy", "mask_1.npy is in the place of emb.npy"),
-        (".source.npy", ".control.npy", "control.npy is in the place of emb.npy"),
+        (".mask.npy", ".mask_1.npy", "mask_1.npy, emb.npy, json, txt, not latent.npy"),
+        (".source.npy", ".control.npy", "its members are latent.npy, control.npy"),
     )
     check_findings(out, changes)
     wdsprep.repair(out, yes=True)
@@ -143,9 +143,9 @@ def test_verify_and_repair_know_arrays_of_roles(pairs: Path, tmp_path: Path) -> 
     mirrored = tmp_path / "mirrored"
     encode_here(pairs, mirrored, roles="target,source", flip=True, text="none")
     changes = (
-        ("source_flipped", "source_1", "source_1.npy is in the place of source_flipped.npy"),
-        ("source_flipped", "other", "other.npy is in the place of source_flipped.npy"),
-        (".source.npy", ".source_1.npy", "source_1.npy is in the place of json"),
+        ("source_flipped", "source_1", "source.npy, source_1.npy, json, txt, not"),
+        ("source_flipped", "other", "source.npy, other.npy, json, txt, not"),
+        (".source.npy", ".source_1.npy", "source_1.npy, source_flipped.npy, json, txt, not"),
     )
     check_findings(mirrored, changes)
 

@@ -45,7 +45,7 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.store.base import Entry, Store, is_hidden
 from wdsprep.store.local import TEMPORARY
-from wdsprep.text import human_bytes, plural
+from wdsprep.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,22 +92,24 @@ class DatasetSurvey:
         now = {entry.name: entry for entry in listed}
         return now != {name: self.files[name] for name in names if name in self.files}
 
-    def add_finding(self, name: str, kind: Kind, what: str, unit: str = "") -> None:
+    def add_finding(
+        self, name: str, kind: Kind, what: str, unit: str = "", *, maker: str = ""
+    ) -> None:
         """Add a finding, unless a removal that is under way explains it.
 
-        A removal changes images before their latents, and writes the manifest last.
+        A removal changes images before their latents, and writes the manifest last. `maker` is the
+        command of the next step, if that is not the one that makes this dataset.
         """
         units = {unit, unit_of_file(name, self.dataset)}
-        explained = self.removing if kind in (Kind.CHANGED, Kind.UNMATCHED) else self.begun
+        is_of_pairs = kind in (Kind.CHANGED, Kind.UNPACKED, Kind.UNMATCHED)
+        explained = self.removing if is_of_pairs else self.begun
         is_behind = kind is Kind.MANIFEST and self.manifest is not None and self.removing
-        if is_behind or not units.isdisjoint(explained):
-            return
-        self.keep_finding(name, kind, what, unit)
+        if not is_behind and units.isdisjoint(explained):
+            self.keep_finding(name, kind, what, unit, maker=maker)
 
-    def keep_finding(self, name: str, kind: Kind, what: str, unit: str) -> None:
-        fault = Finding(
-            shown=self.shown, maker=self.maker, name=name, kind=kind, what=what, unit=unit
-        )
+    def keep_finding(self, name: str, kind: Kind, what: str, unit: str, *, maker: str = "") -> None:
+        maker = maker or self.maker
+        fault = Finding(shown=self.shown, maker=maker, name=name, kind=kind, what=what, unit=unit)
         self.findings.append(fault)
 
 
@@ -275,10 +277,7 @@ def _check_presence(survey: DatasetSurvey) -> None:
                 if nbytes in (-1, entry.nbytes):
                     continue
                 how = "truncated" if entry.nbytes < nbytes else "longer than it should be"
-                sizes = human_bytes(nbytes), human_bytes(entry.nbytes)
-                if sizes[0] == sizes[1]:
-                    sizes = f"{nbytes:,} B", f"{entry.nbytes:,} B"
-                what = f"it is {how} (expected {sizes[0]}, found {sizes[1]})"
+                what = f"it is {how} ({entry.nbytes:,} of {nbytes:,} bytes)"
             elif root and (root / name).exists() and not (root / name).is_file():
                 kind, what = Kind.FOREIGN, "a folder, a pipe or a device stands in its place"
             else:
@@ -335,11 +334,9 @@ def _check_unexpected(survey: DatasetSurvey, broken: Iterable[str]) -> None:
         kind, what = Kind.LEFTOVER, "no receipt lists it, as a run is under way or was killed"
         if retry_of_inputs(name):
             kind, what = Kind.UNFINISHED, "it lists rejects that are to be tried again"
-        elif held_name(name):
-            what = "a run is changing this unit, or was killed while it did"
         elif is_hidden(name):
             what = "it is hidden, and wdsprep did not write it"
-        elif not ours.fullmatch(name) or survey.is_complete:
+        elif not held_name(name) and (survey.is_complete or not ours.fullmatch(name)):
             kind, what = Kind.FOREIGN, "no receipt lists it"
         survey.add_finding(name, kind, what)
     if store.root:

@@ -26,6 +26,8 @@ class Kind(Enum):
     WRONG = ("wrong", REDO)  # what was written breaks the format
     # Latents of images that have gone or changed since.
     CHANGED = ("changed", 'run the same "{maker}" again with --redo-changed')
+    # Latents of images that are not complete: what they were made of may come back.
+    UNPACKED = ("unpacked", 'run the same "{maker}" again to finish the images, then verify again')
     # Latents of images that have lost samples since.
     BEHIND = ("behind", 'run "wdsprep remove {url}" to let it lose them too')
     # Latents that do not fit their images.
@@ -68,7 +70,8 @@ REDONE = (Kind.MISSING, Kind.DAMAGED, Kind.WRONG)
 class Finding:
     """A fault of one file of a dataset, which the user calls `shown`.
 
-    `maker` is the command that makes the dataset, and continues it. `unit` is the unit of work that
+    `maker` is the command that makes the dataset, and continues it, or for UNPACKED the one that
+    makes its images. `unit` is the unit of work that
     has to be done again to repair it. It is empty if the file belongs to no unit, or can be made
     from other files.
     """

@@ -43,6 +43,8 @@ from wdsprep.packing.retry_rejected import read_retries
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.text import examples, plural
 
+MayRepair = Callable[[str, Collection[str]], bool]
+OnFile = Callable[[], None]
 MOST_MENDED = 1_000_000
 """The most inputs of a unit whose rejects are made again; a damaged receipt may claim more."""
 
@@ -57,7 +59,8 @@ def repair(options: RepairOptions) -> "Repair":
     The options are those of `wdsprep repair`.
     """
     listener = options.listener_or_mute
-    plan = plan_repair(check_datasets([options.dataset], options).surveys[0])
+    verified = check_datasets([options.dataset], options)
+    plan = plan_repair(verified.surveys[0], is_quick=options.quick)
     listener.on_begin(plan)
     if plan.is_needed and (options.yes or listener.confirm(plan)):
         return do_repair(plan, lambda files: listener.on_change(files, 0))
@@ -73,6 +76,8 @@ class Repair:
     """
 
     survey: DatasetSurvey
+    is_quick: bool
+    """Whether no shard was read: then damage that keeps the size of a file was not looked for."""
     units: Mapping[str, tuple[Finding, ...]]
     names: tuple[str, ...]
     mended: Mapping[str, tuple[Finding, ...]]
@@ -129,8 +134,8 @@ class Repair:
         return sum(shard.samples for receipt in removed for shard in receipt.shards)
 
 
-def plan_repair(survey: DatasetSurvey) -> Repair:
-    """Plan what to do about the findings of a verification."""
+def plan_repair(survey: DatasetSurvey, *, is_quick: bool = False) -> Repair:
+    """Plan what to do about the findings of a verification. It `is_quick` if it read no shard."""
     units: dict[str, list[Finding]] = {}
     remade, beyond = [], []
     # Retry slices without a sound list of inputs: nothing else tells what to make them from.
@@ -159,6 +164,7 @@ def plan_repair(survey: DatasetSurvey) -> Repair:
     changes = units or mended or unsettled
     return Repair(
         survey=survey,
+        is_quick=is_quick,
         units={unit: tuple(findings) for unit, findings in sorted(units.items())},
         names=_files_to_remove(survey, units),
         mended=mended,
@@ -208,8 +214,11 @@ def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: N
     `on_count` gets the number of files removed or written. Units that have changed since they were
     found are left as they are. If a table cannot be made, raise FormatError once all else is done.
     """
-    survey, edition = repair.survey, repair.survey.edition
-    store, file_numbers, changed = edition.store, count(1), list[str]()
+    survey, store = repair.survey, repair.survey.edition.store
+    file_numbers, changed = count(1), list[str]()
+
+    def on_file() -> None:
+        on_count(next(file_numbers))
 
     def may_repair(what: str, names: Collection[str]) -> bool:
         """Return whether these files are as they were found. If not, note in `changed` what is."""
@@ -217,53 +226,15 @@ def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: N
             changed.append(what)
         return not has_changed
 
-    # A unit is removed only if none of its files has changed, so all that it has are compared.
-    files_by_unit = {unit: {f.name for f in findings} for unit, findings in repair.units.items()}
-    for name in survey.files:
-        if (unit := unit_of_file(name, survey.dataset)) in files_by_unit:
-            files_by_unit[unit].add(name)
-    order = {name: place for place, name in enumerate(repair.names)}
-    for unit, names in files_by_unit.items():
-        with edition.holding(unit):
-            removed = sorted(names & order.keys(), key=order.__getitem__)
-            for name in removed if may_repair(unit, names) else ():
-                store.delete(name)
-                on_count(next(file_numbers))
-    for unit, findings in repair.mended.items():
-        names = {finding.name for finding in findings}
-        with edition.holding(unit):
-            if not may_repair(unit, {receipt_name(unit), *names}):
-                continue
-            if rejects_name(unit) in names:
-                gone = read_retries(edition).taken_from(unit)
-                mend_rejects(store, read_receipt(store, unit), gone)
-                on_count(next(file_numbers))
-            if inputs_name(unit) in names:
-                store.delete(inputs_name(unit))
-                on_count(next(file_numbers))
+    _remove_units(repair, may_repair, on_file)
+    _mend_units(repair, may_repair, on_file)
     if repair.unsettled:
         receipts = survey.receipts
         known = Manifest(dataset="images", settings=receipts[0].settings, receipts=receipts)
-        read_retries(edition).settle(known)
-    units = {finding.name: finding.unit for finding in survey.findings}
-    unmade: list[str] = []
-    for name in repair.remade:
-        with edition.holding(units[name]):
-            if not may_repair(name, {tar_of(name), name}):
-                continue
-            if not is_table(name):
-                write_index(store, tar_of(name))
-            elif not write_table(store, read_receipt(store, units[name]), tar_of(name)):
-                unmade.append(name)
-                continue
-            on_count(next(file_numbers))
+        read_retries(survey.edition).settle(known)
+    unmade = _write_indexes_and_tables(repair, may_repair, on_file)
     if repair.writes_manifest:
-        with edition.holding_manifest():
-            if not rewrite_manifest(store):  # no receipt is left to make it from
-                if survey.manifest is not None:
-                    write_manifest(store, replace(survey.manifest, receipts=(), complete=False))
-                else:
-                    store.delete(MANIFEST)
+        _write_manifest(survey)
     store.sweep()
     if unmade:
         raise FormatError(
@@ -271,6 +242,68 @@ def do_repair(repair: Repair, on_count: Callable[[int], None] = lambda _count: N
             f'"{survey.maker}" again with --overwrite'
         )
     return replace(repair, changed=tuple(changed), done=True)
+
+
+def _remove_units(repair: Repair, may_repair: MayRepair, on_file: OnFile) -> None:
+    """Remove the files of the units that are made again, if none of a unit's has changed."""
+    survey = repair.survey
+    files_by_unit = {unit: {f.name for f in findings} for unit, findings in repair.units.items()}
+    for name in survey.files:
+        if (unit := unit_of_file(name, survey.dataset)) in files_by_unit:
+            files_by_unit[unit].add(name)
+    order = {name: place for place, name in enumerate(repair.names)}
+    for unit, names in files_by_unit.items():
+        with survey.edition.holding(unit):
+            if may_repair(unit, names):
+                for name in sorted(names & order.keys(), key=order.__getitem__):
+                    survey.edition.store.delete(name)
+                    on_file()
+
+
+def _mend_units(repair: Repair, may_repair: MayRepair, on_file: OnFile) -> None:
+    """Write the rejects of units whose shards stay again, and remove their lists of inputs."""
+    edition = repair.survey.edition
+    for unit, findings in repair.mended.items():
+        names = {finding.name for finding in findings}
+        with edition.holding(unit):
+            if not may_repair(unit, {receipt_name(unit), *names}):
+                continue
+            if rejects_name(unit) in names:
+                gone = read_retries(edition).taken_from(unit)
+                mend_rejects(edition.store, read_receipt(edition.store, unit), gone)
+                on_file()
+            if inputs_name(unit) in names:
+                edition.store.delete(inputs_name(unit))
+                on_file()
+
+
+def _write_indexes_and_tables(repair: Repair, may_repair: MayRepair, on_file: OnFile) -> list[str]:
+    """Make indexes and tables again from their tars. Return the tables that cannot be made."""
+    store, unmade = repair.survey.edition.store, list[str]()
+    units = {finding.name: finding.unit for finding in repair.survey.findings}
+    for name in repair.remade:
+        with repair.survey.edition.holding(units[name]):
+            if not may_repair(name, {tar_of(name), name}):
+                continue
+            if not is_table(name):
+                write_index(store, tar_of(name))
+            elif not write_table(store, read_receipt(store, units[name]), tar_of(name)):
+                unmade.append(name)
+                continue
+            on_file()
+    return unmade
+
+
+def _write_manifest(survey: DatasetSurvey) -> None:
+    """Make the manifest again from the receipts. If none is left, it lists none, or goes too."""
+    store = survey.edition.store
+    with survey.edition.holding_manifest():
+        if rewrite_manifest(store):
+            return
+        if survey.manifest is not None:
+            write_manifest(store, replace(survey.manifest, receipts=(), complete=False))
+        else:
+            store.delete(MANIFEST)
 
 
 def mend_rejects(store: Store, receipt: Receipt, gone: Collection[str]) -> None:

@@ -2,14 +2,16 @@
 
 One pass over the shard notes what breaks the format, where each sample starts, and the keys.
 
-The rules for the members of a sample are those of images, of latents, or of latents in shapes.
+The rules are those of images, or those of arrays: latents, text and scores.
 """
 
+import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from wdsprep.dataset.manifest import Receipt, Shard
@@ -25,7 +27,7 @@ from wdsprep.dataset.npy_arrays import (
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.sample_table import ROW, Columns, TableWriter
 from wdsprep.dataset.samples import (
-    MIRRORED,
+    ROLE_IMAGE,
     TARGET,
     image_name,
     is_mask,
@@ -33,7 +35,7 @@ from wdsprep.dataset.samples import (
     role_of,
     roles_of,
 )
-from wdsprep.dataset.settings import Settings, is_scored
+from wdsprep.dataset.settings import is_scored
 from wdsprep.dataset.shapes import (
     bucket_of,
     cut_size,
@@ -41,7 +43,6 @@ from wdsprep.dataset.shapes import (
     fields_in_shape,
     shape_name,
     shape_ranges,
-    shapes_of,
 )
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.tar import BLOCK, padded
@@ -55,134 +56,302 @@ from wdsprep.dataset.tar.members import (
 from wdsprep.dataset.tar.write import header
 from wdsprep.encoding.recipe_options import PIPELINE, SHAPES
 from wdsprep.errors import FormatError
-from wdsprep.images.nearest_shape import cut_of
+from wdsprep.images.nearest_shape import Fit, cut_of
 from wdsprep.limits import MAX_TEXT_NBYTES
+from wdsprep.text import shortened
 
 IMAGES = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 HEAD_NBYTES = 8
-IMAGE_FACTS: dict[str, type] = {
-    **dict.fromkeys(("key", "source", "caption"), str),
-    **dict.fromkeys(("width", "height", "original_width", "original_height", "bucket"), int),
-    "changes": list,
-    "meta": dict,
-}
-ROLE_FACTS: dict[str, type] = {
-    **dict.fromkeys(("width", "height", "original_width", "original_height"), int),
-    "changes": list,
-}
-IMPORTED_FACTS: dict[str, type] = dict.fromkeys(("key", "source", "caption"), str)
-TEXT_FACTS: dict[str, type] = {**IMPORTED_FACTS, "tokens": int, "cut": bool}
-LATENT_FACTS: dict[str, type] = {
-    **TEXT_FACTS,
-    **dict.fromkeys(("original_width", "original_height", "width", "height"), int),
-    **dict.fromkeys(("scaled_width", "scaled_height"), int),
-    "crop": list,
-}
-
-
+TEXTS = ("json", "txt")
+IN_ROLE = re.compile(rf"({ROLE_IMAGE})\.(?:npy|{'|'.join(IMAGES)})")
+FROM_OUTSIDE: dict[str, type] = dict.fromkeys(("key", "source", "caption"), str)
+CUT: dict[str, type] = dict.fromkeys(("width", "height"), int)
+SIZES = {**CUT, **dict.fromkeys(("original_width", "original_height"), int)}
+IMAGE_FACTS = {**FROM_OUTSIDE, **SIZES, "bucket": int, "changes": list, "meta": dict}
+TEXT_FACTS = {**FROM_OUTSIDE, "tokens": int, "cut": bool}
+SCALED = dict.fromkeys(("scaled_width", "scaled_height"), int)
+LATENT_FACTS = {**TEXT_FACTS, **SIZES, **SCALED, "crop": list}
 View = Callable[[int, int], memoryview]
+# The parts of a tar header that are the same in every member: all but name, size and checksum.
+_MODEL = header("a", 0)
+_MODE, _TIME, _REST = _MODEL[100:124], _MODEL[136:148], _MODEL[156:345]
+SHOWN = 2
 
 
-def rules_of(receipt: Receipt, shard: Shard) -> "SampleRules":
-    if receipt.dataset == "images":
-        return ImageRules(receipt.settings, shard.bucket)
-    if shapes_of(receipt.settings):
-        return ShapedRules(receipt.settings, receipt.counts)
-    if is_scored(receipt.settings):
-        return SampleRules(receipt.settings, None)
-    if is_imported(receipt.settings):
-        return SampleRules(receipt.settings, IMPORTED_FACTS)
-    is_text = is_of_text(fields_of(receipt.settings["layout"]))
-    return SampleRules(receipt.settings, TEXT_FACTS if is_text else LATENT_FACTS)
+class ShardCheck:
+    """The check of a shard: its content, as far as it was checked, and what is wrong with it.
 
-
-class SampleRules:
-    """The rules for the samples of a shard: arrays of latents, text or scores, json and caption.
-
-    In place of the array of a role, a sample has one for each of its images in that role, whose
-    size its json states. Each check returns what is wrong, or "" if nothing is.
+    `table` gets the rows of its sound samples; their positions, if it has any, are 0, 1, 2 and so
+    on. What checks a part of a sample returns what is wrong with it, or "" if nothing is.
     """
 
-    def __init__(self, settings: Settings, facts: Mapping[str, type] | None) -> None:
-        """Take the settings of a dataset, and the types of a sample's facts, or None without json.
+    types: Mapping[str, type]
+    """The types of the facts that the json of a sample has."""
+    role_types: Mapping[str, type]
+    """The types of the facts about each image in a role, without its name before them."""
+    texts: Collection[str] = TEXTS
+    """The last members of a sample."""
 
-        Roles are those of its arrays.
+    def __init__(
+        self, receipt: Receipt, columns: Columns, roles: Sequence[str], needed: Collection[str] = ()
+    ) -> None:
+        """Take the receipt, the columns of the table, the roles of a sample, and the `needed` ones.
+
+        A sample has an image in each needed role.
         """
-        self._settings, self._facts = settings, facts or {}
-        fields = fields_of(settings.get("layout", ()))
-        self._fields = {field.name: field for field in fields}
-        self._roles = tuple(dict.fromkeys(field.role for field in fields if field.role))
-        self._mirrored = {field.role for field in fields if field.role and field.mirrors}
-        in_roles = [number for number, field in enumerate(fields) if field.role]
-        self._first_in_roles = in_roles[0] if in_roles else -1
-        others = [field.name for field in fields if not field.role]
-        self._order = (*others, *(() if facts is None else ("json", "txt")))
-        self._in_roles: dict[str, Field | None] = {}
-        """What the present sample has of images in roles so far, by the names of members: images,
-        or arrays of them and of their mirror images."""
-
-    @property
-    def members(self) -> int:
-        """Return the number of members that the present sample has."""
-        return len(self._order) + len(self._in_roles)
+        self.table = TableWriter(columns)
+        self.keys: list[str] = []
+        self._settings, self._has_rows = receipt.settings, ROW in columns
+        self._roles, self._needed = roles, needed
+        self._offsets = array("Q")
+        self._problems: list[str] = []
+        self._count = 0
+        self._names: list[str] = []
+        """The members of the present sample, and its json and caption."""
+        self._texts: dict[str, bytes] = {}
+        self._names_before: list[str] = []  # mostly the same, and so is what follows from them
 
     def begin(self, number: int) -> None:
-        """Go on to the sample with this number in its shard."""
-        del number  # all samples have the same rules
-        self._in_roles = {}
+        """Go on to the sample with this number in the shard."""
 
-    def check_place(self, number: int, field: str) -> str:
-        """Check that a field may be the member with this number of its sample."""
-        place, name = number - len(self._in_roles), field.removesuffix(".npy")
-        last = next(reversed(self._in_roles), "")
-        has_mirror = last.endswith(MIRRORED) or role_of(last)[0] not in self._mirrored
-        if place == self._first_in_roles and has_mirror and name != field:
-            is_in_role = self._is_next_in_roles(name)
-        else:
-            is_in_role = not has_mirror and field == f"{last}{MIRRORED}.npy"
-        if is_in_role:
-            self._in_roles[name] = None
-            return ""
-        wanted = self._order[place] if has_mirror else f"{last}{MIRRORED}.npy"
-        return "" if field == wanted else f"{field} is in the place of {wanted}"
+    def check_member(self, name: str, view: View, start: int, nbytes: int) -> str:
+        """Check the content of a member that is neither json nor txt."""
+        raise NotImplementedError
 
-    def _is_next_in_roles(self, name: str) -> bool:
-        """Return whether this may be the next image in a role: those of one have no gaps."""
-        images = self._images_in_roles
-        last, count = role_of(images[-1]) if images else ("", 0)
-        later = self._roles[self._roles.index(last) + 1 :] if last else self._roles
-        return name in (*later, *([image_name(last, count + 1)] if last else []))
+    def members_of(self, images: Mapping[str, str], first: str) -> Iterator[str]:
+        """Yield the members that a sample has to have before its json and caption, in order.
+
+        `images` has by name the images in roles, each with the member that is there, or "". The
+        `first` member of the sample tells of which format its image is.
+        """
+        raise NotImplementedError
+
+    def check_sizes(self, facts: Mapping[str, Any], images: Sequence[str]) -> str:
+        """Check what the json says of sizes, also of those of the `images` in roles."""
+        raise NotImplementedError
 
     @property
-    def _images_in_roles(self) -> list[str]:
-        """Return the names of the images in roles that the present sample has so far."""
-        return [name for name in self._in_roles if not name.endswith(MIRRORED)]
+    def index(self) -> bytes:
+        return encode_index(self._offsets)
 
-    def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
-        """Check the content of a member that is neither json nor txt."""
-        data = view(start, nbytes)
-        if (name := field.removesuffix(".npy")) not in self._in_roles:
-            return array_problem(self._fields[field], data, nbytes)
+    @property
+    def problem(self) -> str:
+        """Return the first problems of the samples, and why the check ended if it ended early."""
+        more = self._count - SHOWN
+        return "; ".join([*self._problems, *([f"and {more:,} more"] if more > 0 else [])])
+
+    def _note(self, problem: str) -> None:
+        self._count += 1
+        if self._count <= SHOWN:
+            self._problems.append(problem)
+
+    def read(self, tape: HashedTape) -> Iterator[int]:
+        """Check the members of all samples of a tar, one after another.
+
+        Yield now and then how many bytes have been read so far. Raise nothing for a tar that is
+        damaged or ends early.
+        """
+        end = reported = 0
         try:
-            array = self._in_roles[name] = field_of(field, data)  # which json has to confirm
-        except FormatError as error:
-            return str(error)
-        return array_problem(array, data, nbytes)
+            for path, start, data_start, nbytes, _target in members(tape.at):
+                if not path:
+                    break
+                head = tape.at(start, BLOCK)
+                is_plain = head.startswith(_MODE, 100) and head.startswith(_TIME, 136)
+                if data_start - start != BLOCK or not (is_plain and head.startswith(_REST, 156)):
+                    self._note(f"the header of {path} is not as wdsprep writes it")
+                key, name = split_member(path) or (path, "")
+                if not end or key != self.keys[-1]:
+                    self._close()
+                    self._names, self._texts = [], {}
+                    self.begin(len(self.keys))
+                    self.keys.append(key)
+                    self._offsets.append(start)
+                    if tape.nbytes > reported:
+                        reported = tape.nbytes
+                        yield reported
+                self._names.append(name)
+                if problem := self._read_member(tape, name, data_start, nbytes):
+                    self._note(f"{key}: {problem}")
+                end = data_start + padded(nbytes)
+            self._close()
+            self._offsets.append(end)
+        except BadSampleError as error:
+            self._problems.append(str(error))
 
-    def check_facts(self, facts: Mapping[str, Any]) -> str:
-        """Check the facts in the json of a sample."""
-        return _wrong_types(facts, self._facts) or (self._roles and self._role_problem(facts)) or ""
+    def _read_member(self, tape: HashedTape, name: str, start: int, nbytes: int) -> str:
+        if name not in TEXTS:
+            return self.check_member(name, tape.view, start, nbytes)
+        if nbytes > MAX_TEXT_NBYTES:
+            return f"{name} has more than {MAX_TEXT_NBYTES:,} bytes"
+        self._texts[name] = data = tape.at(start, nbytes)
+        if len(data) < nbytes:
+            raise truncated(start, name)
+        return ""
 
-    def _role_problem(self, facts: Mapping[str, Any]) -> str:
-        """Return what is wrong with images in roles, or with what json says of them.
+    def _close(self) -> None:
+        """Note what is wrong with a sample as a whole, after its last member."""
+        if not self._names:
+            return
+        if self._names != self._names_before:
+            self._names_before, self._form = self._names, self._find_form(self._names)
+        expected, images, types = self._form
+        problem = ""
+        if self._names != expected:
+            names = shortened(", ".join(self._names))
+            problem = f"its members are {names}, not {', '.join(expected)}"
+        elif len(self._texts) == len(TEXTS):
+            problem = self._add_facts(images, types, **self._texts)
+        if problem:
+            self._note(f"{self.keys[-1]}: {problem}")
+
+    def _find_form(self, names: Sequence[str]) -> tuple[list[str], list[str], dict[str, type]]:
+        """Return the members that a sample with these has to have, its images in roles, and types.
+
+        The images in a role are numbered without gaps. The types are those of the json's facts.
+        """
+        there = {match[1]: name for name in names if (match := IN_ROLE.fullmatch(name))}
+        counts = Counter(role_of(image)[0] for image in there)
+        images = [
+            image_name(role, number)
+            for role in self._roles
+            for number in range(max(counts[role], role in self._needed))
+        ]
+        expected = self.members_of({name: there.get(name, "") for name in images}, names[0])
+        facts = self.role_types.items()
+        types = {f"{name}_{fact}": kind for name in images for fact, kind in facts}
+        return [*expected, *self.texts], images, {**self.types, **types}
+
+    def _add_facts(
+        self, images: Sequence[str], types: Mapping[str, type], *, json: bytes, txt: bytes
+    ) -> str:
+        """Add the json of a sample to the table, or return what is wrong with it or the caption."""
+        try:
+            facts = parse_json(json.decode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError) as error:
+            return f"json cannot be read ({error})"
+        if not isinstance(facts, dict):
+            return "json is not an object"
+        try:
+            caption = txt.decode()
+        except ValueError as error:
+            return f"txt cannot be read ({error})"
+        if b"null" in json and _has_null(facts):
+            return "json has a null value"
+        stated = {name for name in facts if self._roles and name.endswith("_width")}
+        if others := sorted(stated - {"original_width", "scaled_width"} - types.keys()):
+            return f"json states {others[0]}, of an image that is not there"
+        if wrong := _wrong_types(facts, types) or self.check_sizes(facts, images):
+            return wrong
+        if facts["key"] != self.keys[-1]:
+            return f"json states the key {facts['key']}"
+        if facts.get("caption", "") != caption:
+            return "txt is not the caption of the json"
+        row = {ROW: len(self.keys) - 1} if self._has_rows else {}
+        self.table.add(self.keys[-1], {**facts, **row})
+        return ""
+
+
+class ImageShardCheck(ShardCheck):
+    """The check of a shard of images: the target, then those in roles, json and caption."""
+
+    types, role_types = IMAGE_FACTS, {**SIZES, "changes": list}
+
+    def __init__(self, receipt: Receipt, columns: Columns, shard: Shard) -> None:
+        settings, roles = receipt.settings, roles_of(receipt.settings)
+        super().__init__(receipt, columns, roles, {*roles} - {*settings.get("optional_roles", ())})
+        self._buckets, self._bucket = tuple(settings["buckets"]), shard.bucket
+
+    def members_of(self, images: Mapping[str, str], first: str) -> Iterator[str]:
+        yield first if first in IMAGES else "jpg"
+        for name, member in images.items():
+            yield f"{name}.png" if is_mask(name) else member or f"{name}.jpg"
+
+    def check_member(self, name: str, view: View, start: int, nbytes: int) -> str:
+        head = view(start, min(nbytes, HEAD_NBYTES))
+        is_image = bytes(head).startswith(IMAGES.get(name.rpartition(".")[2], b""))
+        return "" if is_image else f"{name} is not an image of that format"
+
+    def check_sizes(self, facts: Mapping[str, Any], images: Sequence[str]) -> str:
+        size = width, height = facts["width"], facts["height"]
+        fits = min(size) >= self._buckets[0]
+        if not fits or bucket_of(width, height, self._buckets) != self._bucket:
+            return f"{width} x {height} pixels do not belong in this bucket"
+        if facts["bucket"] != self._bucket:
+            return "json states another bucket"
+        for name in filter(is_mask, images):
+            if (facts[f"{name}_width"], facts[f"{name}_height"]) != size:
+                return f"{name} has another size than the image"
+        return ""
+
+
+class ArrayShardCheck(ShardCheck):
+    """The check of a shard of arrays: of latents, text or scores, json and caption.
+
+    In place of the array of a role, a sample has one for each of its images in that role, whose
+    size its json states. Samples of one shape stand together, in the range that the receipt counts,
+    and the shape of a sample is the one that the size of its image demands.
+    """
+
+    role_types = CUT
+
+    def __init__(self, receipt: Receipt, columns: Columns) -> None:
+        settings = receipt.settings
+        fields = fields_of(settings["layout"])
+        super().__init__(receipt, columns, [*dict.fromkeys(f.role for f in fields if f.role)])
+        self._in_shapes = {
+            name: {field.name: field for field in shaped if not field.role}
+            for name, shaped in fields_by_shape(settings).items()
+        }
+        ranges = shape_ranges(settings, receipt.counts)
+        self._names_of_shapes = [*ranges]
+        self._ends = [numbers.stop for numbers in ranges.values()]
+        self._shape = ""
+        self._fields = self._of_square = {field.name: field for field in fields if not field.role}
+        self._in_roles: dict[str, Field] = {}
+        """The arrays of the present sample that are not in `_fields`."""
+        self.texts = () if is_scored(settings) else TEXTS
+        self.types = TEXT_FACTS if is_of_text(fields) else LATENT_FACTS
+        if is_imported(settings):
+            self.types = {**FROM_OUTSIDE, **({"crop": list} if self._in_shapes else {})}
+
+    def begin(self, number: int) -> None:
+        self._in_roles = {}
+        if self._in_shapes:
+            at = bisect_right(self._ends, number)
+            self._shape = self._names_of_shapes[at] if at < len(self._ends) else ""
+            self._fields = self._in_shapes.get(self._shape, self._of_square)
+
+    @cached_property
+    def _fit(self) -> Callable[[int, int], Fit]:
+        return lru_cache(1 << 12)(cut_of(self._settings).fit)
+
+    def members_of(self, images: Mapping[str, str], first: str) -> Iterator[str]:
+        del first
+        fields = fields_in_shape(self._settings, None, dict.fromkeys(images))
+        return (field.name for field in fields)
+
+    def check_member(self, name: str, view: View, start: int, nbytes: int) -> str:
+        data = view(start, nbytes)
+        if (field := self._fields.get(name)) is None:
+            try:
+                field = self._in_roles[name] = field_of(name, data)  # which json has to confirm
+            except FormatError as error:
+                return str(error)
+        return array_problem(field, data, nbytes)
+
+    def check_sizes(self, facts: Mapping[str, Any], images: Sequence[str]) -> str:
+        if self._roles and (wrong := self._wrong_roles(facts, images)):
+            return wrong
+        return self._wrong_shape(facts) if self._in_shapes else ""
+
+    def _wrong_roles(self, facts: Mapping[str, Any], images: Sequence[str]) -> str:
+        """Return what is wrong with the sizes of images in roles, or with the arrays of these.
 
         Those that are cut as the target is have the size of its crop.
         """
-        if not (self._in_roles or TARGET in self._settings["roles"]):
+        if not images and TARGET not in self._settings["roles"]:
             return f"it has no {' and no '.join(self._roles)}"
-        if wrong := self._wrong_role_facts(facts, {"width": int, "height": int}):
-            return wrong
-        images = self._images_in_roles
         sizes = {name: (facts[f"{name}_width"], facts[f"{name}_height"]) for name in images}
         for name, size in sizes.items():
             is_free = self._settings["role_sizes"][role_of(name)[0]] in (GIVEN, PIPELINE, SHAPES)
@@ -194,102 +363,14 @@ class SampleRules:
             return str(error)
         for field in fields:
             wanted = replace(field, is_of_role=False)
-            if field.role and self._in_roles.get(field.name.removesuffix(".npy")) != wanted:
+            if field.role and self._in_roles.get(field.name) != wanted:
                 return f"{field.name} is not the array of {field} that it should be"
         return ""
 
-    def _wrong_role_facts(self, facts: Mapping[str, Any], types: Mapping[str, type]) -> str:
-        """Return what is wrong with the facts of images in roles, of which these are the types."""
-        images = self._images_in_roles
-        wanted = {f"{name}_{fact}": kind for name in images for fact, kind in types.items()}
-        stated = {name for name in facts if name.endswith("_width")}
-        if other := sorted(stated - {"original_width", "scaled_width"} - wanted.keys()):
-            return f"json states {other[0]}, of an image that is not there"
-        return _wrong_types(facts, wanted)
-
-
-class ImageRules(SampleRules):
-    """The rules for images: the target, then those in roles, json and caption.
-
-    Images in roles come in the order of the roles. Those of one role are numbered without gaps.
-    """
-
-    def __init__(self, settings: Settings, bucket: int) -> None:
-        super().__init__(settings, IMAGE_FACTS)
-        self._buckets, self._bucket = tuple(settings["buckets"]), bucket
-        self._roles = roles_of(settings)
-        self._needed = {*self._roles} - {*settings.get("optional_roles", ())}
-        self._order = ("image", "json", "txt")
-
-    def check_place(self, number: int, field: str) -> str:
-        place = number - len(self._in_roles)
-        name, _, kind = field.partition(".")
-        kinds = ("png",) if is_mask(name) else IMAGES
-        if place == 1 and kind in kinds and self._is_next_in_roles(name):
-            self._in_roles[name] = None
-            return ""
-        if field in IMAGES if number == 0 else field == ("", "json", "txt")[place]:
-            return ""
-        return f"{field} is in the place of {('an image', 'json', 'txt')[place]}"
-
-    def check_member(self, field: str, view: View, start: int, nbytes: int) -> str:
-        head = view(start, min(nbytes, HEAD_NBYTES))
-        is_image = bytes(head).startswith(IMAGES[field.rpartition(".")[2]])
-        return "" if is_image else f"{field} is not an image of that format"
-
-    def check_facts(self, facts: Mapping[str, Any]) -> str:
-        if wrong := super().check_facts(facts):
-            return wrong
-        width, height = facts["width"], facts["height"]
-        fits = min(width, height) >= self._buckets[0]
-        if not fits or bucket_of(width, height, self._buckets) != self._bucket:
-            return f"{width} x {height} pixels do not belong in this bucket"
-        return "" if facts["bucket"] == self._bucket else "json states another bucket"
-
-    def _role_problem(self, facts: Mapping[str, Any]) -> str:
-        if lacking := sorted(self._needed - {*self._in_roles}):
-            return f"it has no {lacking[0]}"
-        if wrong := self._wrong_role_facts(facts, ROLE_FACTS):
-            return wrong
-        size = facts["width"], facts["height"]
-        for name in self._in_roles:
-            if is_mask(name) and (facts[f"{name}_width"], facts[f"{name}_height"]) != size:
-                return f"{name} has another size than the image"
-        return ""
-
-
-class ShapedRules(SampleRules):
-    """The rules for samples of several shapes.
-
-    Samples of one shape stand together, in the range that the receipt counts. The shape of a sample
-    is the one that the size of its image demands.
-    """
-
-    def __init__(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        self._is_imported = is_imported(settings)
-        facts = {**IMPORTED_FACTS, "crop": list} if self._is_imported else LATENT_FACTS
-        super().__init__(settings, facts)
-        ranges = shape_ranges(settings, counts)
-        self._names, self._ends = [*ranges], [numbers.stop for numbers in ranges.values()]
-        self._in_shape = {
-            name: {field.name: field for field in fields}
-            for name, fields in fields_by_shape(settings).items()
-        }
-        self._fit = lru_cache(1 << 12)(cut_of(settings).fit)
-        self._shape = ""
-
-    def begin(self, number: int) -> None:
-        super().begin(number)
-        at = bisect_right(self._ends, number)
-        self._shape = self._names[at] if at < len(self._names) else ""
-        self._fields = {**self._in_shape.get(self._shape, self._fields)}
-
-    def check_facts(self, facts: Mapping[str, Any]) -> str:
-        if wrong := super().check_facts(facts):
-            return wrong
+    def _wrong_shape(self, facts: Mapping[str, Any]) -> str:
         if not self._shape:
             return "it comes after all samples that the receipt counts by shape"
-        if self._is_imported:
+        if is_imported(self._settings):
             name = shape_name(cut_size(facts))
             return "" if name == self._shape else f"json states the shape {name}, not {self._shape}"
         size = f"{facts['width']} x {facts['height']} pixels"
@@ -329,123 +410,3 @@ def _has_null(value: object) -> bool:
     if isinstance(value, dict):
         return any(map(_has_null, value.values()))
     return any(map(_has_null, value)) if isinstance(value, list) else value is None
-
-
-# The parts of a tar header that are the same in every member: all but name, size and checksum.
-_MODEL = header("a", 0)
-_MODE, _TIME, _REST = _MODEL[100:124], _MODEL[136:148], _MODEL[156:345]
-SHOWN = 2
-
-
-class ShardCheck:
-    """The check of a shard: its content, as far as it was checked, and what is wrong with it.
-
-    `table` gets the rows of its sound samples; their positions, if it has any, are 0, 1, 2 and so
-    on.
-    """
-
-    def __init__(self, columns: Columns, rules: SampleRules) -> None:
-        self.table = TableWriter(columns)
-        self.keys: list[str] = []
-        self._rules, self._has_rows = rules, ROW in columns
-        self._offsets = array("Q")
-        self._problems: list[str] = []
-        self._count = 0
-        self._key, self._number = "", rules.members
-        self._texts: dict[str, bytes] = {}
-
-    @property
-    def index(self) -> bytes:
-        return encode_index(self._offsets)
-
-    @property
-    def problem(self) -> str:
-        """Return the first problems of the samples, and why the check ended if it ended early."""
-        more = self._count - SHOWN
-        return "; ".join([*self._problems, *([f"and {more:,} more"] if more > 0 else [])])
-
-    def _note(self, problem: str) -> None:
-        self._count += 1
-        if self._count <= SHOWN:
-            self._problems.append(problem)
-
-    def read(self, tape: HashedTape) -> Iterator[int]:
-        """Check the members of all samples of a tar, one after another.
-
-        Yield now and then how many bytes have been read so far. Raise nothing for a tar that is
-        damaged or ends early.
-        """
-        end = reported = 0
-        try:
-            for path, start, data_start, nbytes, _target in members(tape.at):
-                if not path:
-                    break
-                head = tape.at(start, BLOCK)
-                is_plain = head.startswith(_MODE, 100) and head.startswith(_TIME, 136)
-                if data_start - start != BLOCK or not (is_plain and head.startswith(_REST, 156)):
-                    self._note(f"the header of {path} is not as wdsprep writes it")
-                key, name = split_member(path) or (path, "")
-                if key != self._key or not end:
-                    self._close()
-                    self._key, self._number = key, 0
-                    self._texts.clear()
-                    self._rules.begin(len(self.keys))
-                    self.keys.append(key)
-                    self._offsets.append(start)
-                    if tape.nbytes > reported:
-                        reported = tape.nbytes
-                        yield reported
-                if problem := self._member(tape, name, data_start, nbytes):
-                    self._note(f"{key}: {problem}")
-                self._number += 1
-                end = data_start + padded(nbytes)
-            self._close()
-            self._offsets.append(end)
-        except BadSampleError as error:
-            self._problems.append(str(error))
-
-    def _close(self) -> None:
-        """Note what is wrong with a sample as a whole, after its last member."""
-        key = self._key
-        if self._number < self._rules.members:
-            self._note(f"{key}: it has {self._number} of {self._rules.members} members")
-        elif len(self._texts) == 2 and (problem := self._add_facts(**self._texts)):
-            self._note(f"{key}: {problem}")
-
-    def _add_facts(self, *, json: bytes, txt: bytes) -> str:
-        """Add the json of a sample to the table, or return what is wrong with it or the caption."""
-        try:
-            facts = parse_json(json.decode("utf-8", "surrogatepass"))
-        except (ValueError, RecursionError) as error:
-            return f"json cannot be read ({error})"
-        if not isinstance(facts, dict):
-            return "json is not an object"
-        try:
-            caption = txt.decode()
-        except ValueError as error:
-            return f"txt cannot be read ({error})"
-        if b"null" in json and _has_null(facts):
-            return "json has a null value"
-        if wrong := self._rules.check_facts(facts):
-            return wrong
-        if facts["key"] != self._key:
-            return f"json states the key {facts['key']}"
-        if facts.get("caption", "") != caption:
-            return "txt is not the caption of the json"
-        row = {ROW: len(self.keys) - 1} if self._has_rows else {}
-        self.table.add(self._key, {**facts, **row})
-        return ""
-
-    def _member(self, tape: HashedTape, name: str, start: int, nbytes: int) -> str:
-        if self._number >= self._rules.members:
-            return f"{name} is one member too many"
-        if problem := self._rules.check_place(self._number, name):
-            return problem
-        if name not in ("json", "txt"):
-            return self._rules.check_member(name, tape.view, start, nbytes)
-        if nbytes > MAX_TEXT_NBYTES:
-            return f"{name} has more than {MAX_TEXT_NBYTES:,} bytes"
-        self._texts[name] = data = tape.at(start, nbytes)
-        if len(data) < nbytes:
-            raise truncated(start, name)
-        return ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.checks.dataset_check import DatasetSurvey, damage_text, smallest_unit
 from wdsprep.checks.findings import Kind
-from wdsprep.checks.shard_check import ShardCheck, array_problem, rules_of
+from wdsprep.checks.shard_check import ArrayShardCheck, ImageShardCheck, array_problem
 from wdsprep.dataset.file_names import (
     SELECTION,
     captions_name,
@@ -29,14 +29,7 @@ from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.rejects import UNSETTLED, read_rejects
 from wdsprep.dataset.removed_samples import UnitRemoval, removed_from
-from wdsprep.dataset.sample_table import (
-    KEY,
-    ROW,
-    has_all_values,
-    have_same_rows,
-    read_table,
-    table_columns,
-)
+from wdsprep.dataset.sample_table import KEY, ROW, has_all_values, read_table, table_columns
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import is_scored
@@ -56,6 +49,8 @@ from wdsprep.store.base import Store
 from wdsprep.text import plural
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from wdsprep.dataset.image_positions import Positions
 
 OTHER = "its BLAKE3 is not what its receipt says"
@@ -132,7 +127,7 @@ def check_empty(survey: DatasetSurvey) -> None:
     """
     if survey.dataset == "images" or not survey.receipts:
         return
-    store, unit = shared_store(survey.url), smallest_unit(survey)
+    store, unit = survey.edition.store, smallest_unit(survey)
     for item in empty_fields(survey.settings):
         name = empty_name(item.name)
         if name not in survey.files:
@@ -180,7 +175,11 @@ class _UnitCheck:
         """
         if is_table(shard.name):
             return
-        check = ShardCheck(self._columns, rules_of(self._receipt, shard))
+        check = (
+            ImageShardCheck(self._receipt, self._columns, shard)
+            if self._receipt.dataset == "images"
+            else ArrayShardCheck(self._receipt, self._columns)
+        )
         try:
             with HashedTape(self._store, shard) as tape:
                 yield from check.read(tape)
@@ -243,67 +242,70 @@ class _UnitCheck:
         if (captions := captions_name(receipt.unit)) in receipt.files:
             self._read_checked(captions, receipt.files[captions])
         for shard in receipt.shards:
-            if is_table(shard.name) or (shard.name in self._keys and is_scored(receipt.settings)):
-                self._check_scores(shard)
-            elif shard.name in self._tables:
+            if is_table(shard.name) or shard.name in self._keys:
                 self._check_table(shard)
         if is_settled and receipt.dataset == "images" and not (self.findings or self._unit.known):
             self._check_inputs()
 
-    def _read_checked(self, name: str, *wanted: str) -> bytes | None:
+    def _read_checked(self, name: str, *wanted: str, kind: Kind | None = None) -> bytes | None:
         """Return the bytes of a file whose digest is in `wanted`.
 
-        Otherwise add a finding, and return None. A file that had a finding before is not read, and
-        gets no other.
+        Otherwise add a finding, of this kind if it is given, and return None. A file that had a
+        finding before is not read, and gets no other.
         """
-        data = None if name in self._unit.known else self._read(name)
+        if name in self._unit.known:
+            return None
+        data = self._read(name, kind or Kind.MISSING)
         if data is None or hex_digest(data) in wanted:
             return data
-        self._find(name, Kind.DAMAGED, OTHER)
+        self._find(name, kind or Kind.DAMAGED, OTHER)
         return None
 
     def _check_table(self, shard: Shard) -> None:
-        """Add a finding if a table is not as its receipt says, or not that of its tar.
+        """Add a finding if a table is not as its receipt says, or cannot be that of its shard.
 
-        Only the rows have to be those of the tar: another pyarrow may write other bytes. Damage
-        costs a unit only if nothing else tells the positions: otherwise the table is made again.
+        Of a table that can be made of its tar only the rows have to be the same: another pyarrow
+        may write other bytes. Damage costs a unit only if nothing else tells the positions or the
+        scores: otherwise the table is made again.
         """
-        name, expected = table_name(shard.name), self._tables[shard.name]
-        has_positions = ROW in self._columns
-        positions = self._find_positions(shard) if has_positions else None
-        kind = Kind.DAMAGED if has_positions and positions is None else Kind.INDEX
-        if name in self._unit.known or (data := self._read(name, kind)) is None:
-            return
-        if hex_digest(data) != self._receipt.files.get(name):
-            self._find(name, kind, OTHER)
-        elif data != expected and not have_same_rows(data, expected, columns=self._columns):
-            self._find(name, kind, "its rows are not what the json in its tar says")
-        elif has_positions and not self._are_positions(data, positions):
-            self._find(name, kind, "its positions are not those of its samples")
-
-    def _check_scores(self, shard: Shard) -> None:
-        """Add a finding if a table of scores cannot be that of its shard: nothing else tells it."""
-        name, keys_in_tar = table_name(shard.name), self._keys.pop(shard.name, None)
-        data = self._read_checked(name, self._receipt.table_digest(shard))
-        if data is None:
+        name, has_positions = table_name(shard.name), ROW in self._columns
+        is_of_scores = is_scored(self._receipt.settings)
+        positions = None if is_of_scores or not has_positions else self._find_positions(shard)
+        is_alone = is_of_scores or (has_positions and positions is None)
+        kind = Kind.DAMAGED if is_alone else Kind.INDEX
+        data = self._read_checked(name, self._receipt.table_digest(shard), kind=kind)
+        of_tar = self._tables.get(shard.name, b"")
+        if data is None or (data == of_tar and not has_positions):
             return
         try:
             table = read_table(data, self._columns, what=name, rows=shard.samples)
         except DamageError as error:
-            self._find(name, Kind.WRONG, error.cause)
+            self._find(name, kind, error.cause)
             return
-        keys = table[KEY].to_pylist()
-        problem = self._find_keys_problem(shard, keys)
-        if not problem and keys_in_tar not in (None, keys):
-            problem = "its keys are not those of its tar"
-        elif not problem and not has_all_values(table):
-            problem = "it lacks values"
-        if not problem:
-            self._keys[shard.name] = keys
-            if not self._are_positions(data, self._find_positions(shard)):
-                problem = "its positions are not those of its samples"
+        problem = ""
+        if is_of_scores:
+            if problem := self._find_problem_of_scores(shard, table):
+                del self._keys[shard.name]
+            else:
+                positions = self._find_positions(shard)
+        elif data != of_tar:
+            expected = read_table(of_tar, self._columns, what=name)
+            names = [column for column in self._columns if column != ROW]
+            if not table.select(names).equals(expected.select(names)):
+                problem = "its rows are not what the json in its tar says"
+        if not problem and has_positions and not self._are_positions(table, positions):
+            problem = "its positions are not those of its samples"
         if problem:
-            self._find(name, Kind.WRONG, problem)
+            self._find(name, kind, problem)
+
+    def _find_problem_of_scores(self, shard: Shard, table: "pa.Table") -> str:
+        """Return why a table of scores cannot be that of its shard, or "" if it can be."""
+        keys = table[KEY].to_pylist()
+        if self._keys.setdefault(shard.name, keys) != keys:
+            return "its keys are not those of its tar"
+        return self._find_keys_problem(shard, keys) or (
+            "" if has_all_values(table) else "it lacks values"
+        )
 
     def _find_positions(self, shard: Shard) -> "Positions | None":
         """Return the positions that the receipt or the keys tell, or None if they tell none."""
@@ -313,9 +315,9 @@ class _UnitCheck:
             return None
         return positions_from_keys(self._receipt, self._keys[shard.name], self._rejected)
 
-    def _are_positions(self, data: bytes, expected: "Positions | None") -> bool:
+    def _are_positions(self, table: "pa.Table", expected: "Positions | None") -> bool:
         """Return whether a table has the positions that are told, or if none are, possible ones."""
-        rows = read_table(data, self._columns, what="table")[ROW].to_pylist()
+        rows = table[ROW].to_pylist()
         if expected is not None:
             return bool(rows == expected.tolist())
         runs = (rows[run.start : run.stop] for run in self._runs(len(rows)))

@@ -182,6 +182,9 @@ def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
             lost = plural(len(successor.rows), "sample has", "samples have")
             what = f"{lost} been removed from the {name} of {shown} since"
             _find(latents, receipt.unit, Kind.BEHIND, what)
+        elif shard is None and not images.is_complete:
+            what = f"{shown} has no shard {name}, and is not complete"
+            latents.add_finding(name, Kind.UNPACKED, what, receipt.unit, maker=images.maker)
         elif shard is None:
             _find(latents, receipt.unit, Kind.CHANGED, f"{shown} has no shard {name}")
         elif image_shard_digest(receipt.input) != shard.digest:

@@ -279,26 +279,6 @@ def is_marked(metadata: Mapping[bytes, bytes] | None) -> bool:
     ).items()
 
 
-def have_same_rows(data: bytes, expected: bytes, *, columns: Columns) -> bool:
-    """Return whether two files are tables with these columns and the same rows.
-
-    Positions are not compared, which no json has. Rows are counted before any are unpacked.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
-    names = [name for name in columns if name != ROW]
-    try:
-        rows = pq.read_metadata(BytesIO(expected)).num_rows
-        known, other = (
-            read_table(file, columns, what="table", rows=rows).select(names)
-            for file in (expected, data)
-        )
-        return bool(known.equals(other))
-    except (DamageError, pa.ArrowException, OSError):
-        return False
-
-
 def table_without(
     data: bytes, columns: Columns, *, rows: Iterable[int], what: str, lost: Sequence[int] = ()
 ) -> bytes:

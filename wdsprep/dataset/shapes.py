@@ -40,19 +40,21 @@ def shapes_of(settings: Mapping[str, Any]) -> tuple[Size, ...]:
 
 
 def fields_in_shape(
-    settings: Mapping[str, Any], size: Size | None, role_sizes: "Mapping[str, Size] | None" = None
+    settings: Mapping[str, Any],
+    size: Size | None,
+    role_sizes: Mapping[str, Size | None] | None = None,
 ) -> tuple[Field, ...]:
     """Return the arrays of a sample of this shape, or of the square without one.
 
-    `role_sizes` has the sizes of its images in roles by their names, such as `source_1`. The sides
-    of a latent are in the proportion of its pixels to those of the square.
+    `role_sizes` has the sizes of its images in roles by their names, such as `source_1`, or None
+    for the square. The sides of a latent are in the proportion of its pixels to the square's.
     """
-    resolution = settings["resolution"]
 
     def shaped(field: Field, size: Size | None) -> Field:
         if size is None:
             return field
         *channels, high, wide = field.shape
+        resolution = settings["resolution"]
         sides = [divmod(n * of, resolution) for n, of in zip(size[::-1], (high, wide), strict=True)]
         if any(rest or not cells for cells, rest in sides):
             raise FormatError(f"latents of {shape_name(size)} have no whole number of cells a side")

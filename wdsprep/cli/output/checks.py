@@ -114,6 +114,7 @@ class RepairOutput(CheckOutput[Repair]):
             "indexes": repair.remade,
             "manifest": repair.writes_manifest,
             "mended": _by_unit(repair.mended),
+            "quick": repair.is_quick,
             "removed": repair.names,
             "unsettled": [*map(finding_facts, repair.unsettled)],
             "units": _by_unit(repair.units),
@@ -122,7 +123,7 @@ class RepairOutput(CheckOutput[Repair]):
     def summary(self, repair: Repair) -> Iterator[str]:
         shown = repair.survey.shown
         if not repair.is_needed:
-            sound = f"{shown}: nothing to repair"
+            sound = f"{shown}: nothing to repair{_how(repair)}"
             yield sound if not repair.beyond else f"{sound}, but see above"
         elif not repair.done:
             again = command("repair", shown)
@@ -158,6 +159,10 @@ def _intent_lines(repair: Repair) -> Iterator[str]:
         yield f"{files} with {plural(repair.samples, 'sample')} would go: their {needed}"
 
 
+def _how(repair: Repair) -> str:
+    return " by receipts and sizes alone (without --quick, every byte is read)" * repair.is_quick
+
+
 def _repaired_lines(repair: Repair) -> Iterator[str]:
     if repair.changed:
         units = examples(repair.changed)
@@ -167,7 +172,7 @@ def _repaired_lines(repair: Repair) -> Iterator[str]:
     if repair.redone - set(repair.changed):
         yield f'repaired: now run the same "{repair.survey.maker}" again to make what is missing'
     elif not repair.changed:
-        yield f"repaired: {repair.survey.shown} lacks nothing"
+        yield f"repaired: {repair.survey.shown} lacks nothing{_how(repair)}"
     if repair.beyond:
         left = plural(len(repair.beyond), "finding")
         yield f"{left} left alone, see above: the exit code is 3 until that is mended"
