@@ -1,7 +1,6 @@
 """Many reads in one call, spans of bytes, and work shared out to threads."""
 
 import os
-import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wdsprep.changes.copy_samples import find_neighbours, offsets_without
+from wdsprep.changes.copy_samples import find_neighbours
 from wdsprep.dataset import aio
 from wdsprep.dataset.aio import READS_AT_ONCE, address_of, read_all
 from wdsprep.dataset.thread_map import IDLE, map_ahead, read_each
@@ -145,16 +144,6 @@ def test_neighbours_are_read_at_once_and_others_where_the_gap_is_small_enough(
 ) -> None:
     starts, ends = ([OFFSETS[n + more] for n in wanted] for more in (0, 1))
     assert [*find_neighbours(starts, ends, **limits)] == runs
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_offsets_without_samples_are_those_of_a_tar_made_of_the_rest(seed: int) -> None:
-    chance = random.Random(seed)
-    sizes = [512 * chance.randint(1, 9) for _ in range(50)]
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    gone = sorted(chance.sample(range(50), chance.randint(0, 50)))
-    left = np.delete(sizes, gone)
-    assert [*offsets_without(offsets, gone)] == [0, *np.cumsum(left).tolist()]
 
 
 def slow_first(number: Any) -> Any:

@@ -1,16 +1,11 @@
 """Conditions: a small language with no way to run code, of one meaning wherever it is given."""
 
 import math
-import operator
 import pickle
-import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from wdsprep.dataset.condition_syntax import DEEPEST, LONGEST, Condition
 from wdsprep.dataset.samples import value_at_path
@@ -140,156 +135,6 @@ def test_a_condition_means_the_same_as_a_filter_and_as_where(text: str, right: b
     condition = Where(text)
     assert condition.holds([value_at_path(FACTS, name) for name in condition.names]) is right
     assert Where(condition.plain).plain == condition.plain
-
-
-WIDE = [2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 + 1, 10**30, 10**400]
-INTS = st.integers(-9, 9) | st.sampled_from([*WIDE, *(-wide for wide in WIDE)])
-FLOATS = st.sampled_from([0.5, -1.0, 2.0**53, 1e300, 5e-324, math.inf, -math.inf, math.nan])
-NUMBERS = INTS | FLOATS | st.booleans()
-NUMERALS = ["7", " 7.0", "1e3", "nan", "9007199254740993", "1_0"]
-TEXTS = st.sampled_from(["", "car", "a red car", "\u00fc", "\u65e5\u672c", *NUMERALS])
-SCALARS = NUMBERS | TEXTS
-VALUES = st.recursive(
-    SCALARS | st.none(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2),
-    max_leaves=4,
-)
-NAMES = ["a", "b", "c", "d"]
-COMPARED = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-    "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
-RECKONED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-Meaning = Callable[[dict[str, Any]], Any]
-Part = tuple[str, Meaning]
-"""A text, and what the language says that it comes to."""
-
-
-def as_number(value: Any) -> Any:
-    """WrittenTar otherwise than the program has it: by what Python takes for a number."""
-    if isinstance(value, int | float):
-        return value
-    for read in (int, float):
-        try:
-            found = read(value)
-        except (ValueError, TypeError):
-            continue
-        return found if isinstance(value, str) and abs(found) < math.inf else None
-    return None
-
-
-def compares(sign: str, one: Any, other: Any) -> bool:
-    if one is None or other is None:
-        return False
-    if sign in ("in", "not in"):
-        try:
-            return (one in other) is (sign == "in")
-        except TypeError:
-            return sign == "not in"
-    if isinstance(one, str) != isinstance(other, str):
-        one, other = (
-            as_number(side) if isinstance(beside, int | float) else side
-            for side, beside in ((one, other), (other, one))
-        )
-    try:
-        return one is not None and other is not None and bool(COMPARED[sign](one, other))
-    except TypeError:
-        return False
-
-
-def reckons(sign: str, one: Any, other: Any) -> Any:
-    one, other = as_number(one), as_number(other)
-    if one is None or other is None:
-        return None
-    try:
-        made = RECKONED[sign](one, other)
-    except ArithmeticError:
-        return None
-    return made if isinstance(made, int) or math.isfinite(made) else None
-
-
-def constant(value: Any) -> Part:
-    written = repr(value).replace("inf", "1e999")
-    return (f"({written})" if written.startswith("-") else written), lambda _facts: value
-
-
-def listed(values: list[Any]) -> Part:
-    return repr(values).replace("inf", "1e999"), lambda _facts: values
-
-
-def chain(first: Part, links: list[tuple[str, Part]]) -> Part:
-    def means(facts: dict[str, Any]) -> bool:
-        values = [first[1](facts), *(part[1](facts) for _, part in links)]
-        return all(
-            any(compares("==", one, choice) for choice in other) is (sign == "in")
-            and one is not None
-            if part[0].startswith("[")
-            else compares(sign, one, other)
-            for one, other, (sign, part) in zip(values, values[1:], links, strict=False)
-        )
-
-    return f"({first[0]} {' '.join(f'{sign} {part[0]}' for sign, part in links)})", means
-
-
-def larger(parts: st.SearchStrategy[Part]) -> st.SearchStrategy[Part]:
-    signs = st.sampled_from([*COMPARED, "in", "not in"])
-    of_lists = st.tuples(
-        st.sampled_from(["in", "not in"]), st.lists(FINITE, max_size=4).map(listed)
-    )
-    links = st.lists(st.tuples(signs, parts) | of_lists, min_size=1, max_size=3)
-    return st.one_of(
-        st.builds(chain, parts, links),
-        st.builds(
-            lambda one, sign, other: (
-                f"({one[0]} {sign} {other[0]})",
-                lambda facts: reckons(sign, one[1](facts), other[1](facts)),
-            ),
-            *(parts, st.sampled_from([*RECKONED]), parts),
-        ),
-        st.builds(
-            lambda join, some: (
-                "(" + f" {join} ".join(text for text, _ in some) + ")",
-                lambda facts: (all if join == "and" else any)([m(facts) for _, m in some]),
-            ),
-            *(st.sampled_from(["and", "or"]), st.lists(parts, min_size=2, max_size=4)),
-        ),
-        parts.map(lambda one: (f"(not {one[0]})", lambda facts: not one[1](facts))),
-        parts.map(lambda one: (f"(- {one[0]})", lambda facts: negative(one[1](facts)))),
-        parts.map(lambda one: (f"({one[0]} is None)", lambda facts: one[1](facts) is None)),
-        st.builds(
-            lambda one, pattern: (
-                f"like({one[0]}, {pattern!r})",
-                lambda facts: is_like(one[1](facts), pattern),
-            ),
-            *(parts, st.text("%_ar7 .*", max_size=6)),
-        ),
-    )
-
-
-def is_like(value: Any, pattern: str) -> bool:
-    signs = {"%": "(?s:.*)", "_": "(?s:.)"}
-    wanted = "".join(signs.get(sign, re.escape(sign)) for sign in pattern)
-    return isinstance(value, str) and re.fullmatch(wanted, value) is not None
-
-
-def negative(value: Any) -> Any:
-    number = as_number(value)
-    return None if number is None else -number
-
-
-FINITE = SCALARS.filter(lambda value: not (isinstance(value, float) and math.isnan(value)))
-LEAVES = FINITE.map(constant) | st.sampled_from(NAMES).map(
-    lambda name: (name, lambda facts: facts.get(name))
-)
-CONDITIONS = st.recursive(LEAVES, larger, max_leaves=10)
-
-
-@settings(max_examples=150, deadline=None)
-@given(CONDITIONS, st.dictionaries(st.sampled_from(NAMES), VALUES))
-def test_any_condition_means_what_the_language_says(part: Part, facts: dict[str, Any]) -> None:
-    text, means = part
-    assert Filter(text)(facts) is bool(means(facts))
-    assert Filter(Filter(text).plain)(facts) is bool(means(facts))
 
 
 # --- what it costs

@@ -1,4 +1,4 @@
-"""Names of files, and how a unit gets them all at once."""
+"""How a unit gives its files their names all at once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,22 +9,7 @@ from tests.kit.packs import temporaries
 from tests.kit.sealed_files import receipt_of_images
 from wdsprep.dataset import stored_dataset
 from wdsprep.dataset.draft import Draft
-from wdsprep.dataset.file_names import (
-    FIRST_RETRY,
-    OURS,
-    RETRIES,
-    bucket_of,
-    empty_name,
-    held_name,
-    hold_name,
-    inputs_name,
-    receipt_name,
-    rejects_name,
-    retry_of_inputs,
-    slice_name,
-    unit_of_file,
-    unit_of_receipt,
-)
+from wdsprep.dataset.file_names import receipt_name
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import find_claim, take_claim
 from wdsprep.dataset.tar.write import TarWriter
@@ -112,49 +97,3 @@ def test_a_run_that_begins_while_an_overwrite_deletes_ends_and_what_it_wrote_goe
         pass
     with claim.edition.holding(unit):
         pass
-
-
-@pytest.mark.parametrize("unit", ["000007", slice_name(FIRST_RETRY), "256/000007_01", "256/a b"])
-def test_a_receipt_leads_back_to_its_unit_and_a_hold_is_no_receipt(unit):
-    assert unit_of_receipt(receipt_name(unit)) == unit
-    assert unit_of_receipt(hold_name(unit)) == unit_of_receipt(rejects_name(unit)) == ""
-    assert held_name(hold_name(unit)) == held_name(f"{hold_name(unit)}.3") == hold_name(unit)
-    assert held_name(receipt_name(unit)) == ""
-
-
-IN_BUCKET = ("{}.tar", "{}.tar.idx", "{}.parquet")
-OF_SLICE = ("256/000007.tar", "256/000007_12.tar.idx", "256/000007_12.parquet")
-
-
-@pytest.mark.parametrize(
-    ("dataset", "unit", "names"),
-    [
-        ("images", "000007", (*OF_SLICE, "inputs/000007.jsonl", "rejects/000007.jsonl")),
-        ("latents", "256/000007", (*IN_BUCKET, "rejects/{}.jsonl")),
-        ("latents", "256/000007_12", (*IN_BUCKET, "rejects/{}.jsonl", "captions/{}.parquet")),
-    ],
-)
-def test_what_a_unit_writes_is_its_own_and_of_its_kind_of_dataset(
-    dataset: str, unit: str, names: tuple[str, ...]
-) -> None:
-    receipt, rest = OURS[dataset]
-    assert receipt.fullmatch(receipt_name(unit))
-    for name in (name.format(unit) for name in names):
-        assert rest.fullmatch(name)
-        assert unit_of_file(name, dataset) == unit
-        if dataset == "latents":
-            assert bucket_of(name) == bucket_of(receipt_name(unit)) == "256"
-
-
-def test_latents_have_a_file_for_the_empty_caption_and_no_inputs() -> None:
-    _, rest = OURS["latents"]
-    assert rest.fullmatch(empty_name("emb.npy"))
-    assert not rest.fullmatch(inputs_name("256/000007"))
-
-
-def test_inputs_of_retries_are_told_from_those_of_other_slices():
-    retry = slice_name(FIRST_RETRY + 3)
-    assert retry_of_inputs(inputs_name(retry)) == retry
-    assert inputs_name(retry).startswith(RETRIES)
-    for other in (inputs_name(slice_name(FIRST_RETRY - 1)), rejects_name(retry), "inputs/a.jsonl"):
-        assert retry_of_inputs(other) == ""

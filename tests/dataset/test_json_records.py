@@ -8,7 +8,7 @@ from tests.kit.sealed_files import receipt_of_images, resealed, sealed, unsealed
 from wdsprep.dataset.manifest import Manifest, Receipt, Shard
 from wdsprep.dataset.rejects import read_rejects
 from wdsprep.dataset.removed_samples import Marks, Removed
-from wdsprep.dataset.sealed_json import ValueRule, check_record, read_record
+from wdsprep.dataset.sealed_json import check_record, read_record, value_rule
 from wdsprep.dataset.settings import checked_settings
 from wdsprep.errors import FormatError
 
@@ -28,7 +28,7 @@ def test_what_is_no_object_of_json_is_refused(data: bytes) -> None:
 def test_a_value_is_shown_in_few_characters() -> None:
     for value in ("\x1b" * 1_000_000, [[0] * 1000] * 1000, 10**4000, {"a": "b" * 10**6}):
         with pytest.raises(FormatError) as refused:
-            check_record(Annotated[str, ValueRule("short", lambda v: not v)], value, "the file")
+            check_record(Annotated[str, value_rule("short", lambda v: not v)], value, "the file")
         assert len(str(refused.value)) < 400
 
 

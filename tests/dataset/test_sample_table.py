@@ -6,14 +6,11 @@ from io import BytesIO
 from subprocess import run
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
 from wdsprep.dataset import sample_table
-from wdsprep.dataset.image_positions import NOWHERE, are_sound, numbers_at
 from wdsprep.dataset.sample_table import (
     GROUP_ROWS,
     IMAGE_COLUMNS,
@@ -157,21 +154,3 @@ def test_writing_loads_no_pandas() -> None:
         "assert writer.finish()\nassert 'pandas' not in sys.modules, 'pandas'"
     )
     assert run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def positions(*numbers: int) -> NDArray[np.uint32]:
-    return np.array(numbers, np.uint32)
-
-
-def test_each_sample_has_a_position_of_its_own_inside_the_shard() -> None:
-    assert are_sound(positions(4, 0, 2), 3, 5)
-    assert are_sound(positions(), 0, 0)
-    assert not are_sound(positions(4, 0, 2), 3, 4)
-    assert not are_sound(positions(4, 0, 2), 2, 5)
-    assert not are_sound(positions(4, 0, 0), 3, 5)
-
-
-def test_samples_are_found_by_their_positions() -> None:
-    found = positions(4, 0, 2)
-    assert numbers_at(found, 5).tolist() == [1, NOWHERE, 2, NOWHERE, 0]
-    assert numbers_at(found, 3).tolist() == [1, NOWHERE, 2]

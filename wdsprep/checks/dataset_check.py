@@ -230,12 +230,11 @@ def _check_manifest(survey: DatasetSurvey, broken: Mapping[str, str]) -> None:
     for unit in stated.keys() - sound.keys() - broken.keys():
         survey.add_finding(receipt_name(unit), Kind.MISSING, "it is missing", unit)
     changed = {unit for unit in stated.keys() & sound.keys() if stated[unit] != sound[unit]}
-    lacking = sound.keys() - stated.keys()
+    if manifest.complete:
+        changed |= sound.keys() - stated.keys()
     if not all(_is_of_a_retry(sound[unit]) for unit in changed):
         survey.add_finding(MANIFEST, Kind.MANIFEST, "it does not say what the receipts say")
-    elif manifest.complete and not all(_is_of_a_retry(sound[unit]) for unit in lacking):
-        survey.add_finding(MANIFEST, Kind.MANIFEST, f"it lacks {plural(len(lacking), 'receipt')}")
-    elif changed or (manifest.complete and lacking):
+    elif changed:
         what = "it lacks the changes of a retry that is running, or was killed"
         survey.add_finding(MANIFEST, Kind.UNSETTLED, what)
     if not manifest.complete:

@@ -301,11 +301,12 @@ class _UnitCheck:
     def _find_problem_of_scores(self, shard: Shard, table: "pa.Table") -> str:
         """Return why a table of scores cannot be that of its shard, or "" if it can be."""
         keys = table[KEY].to_pylist()
-        if self._keys.setdefault(shard.name, keys) != keys:
+        keys_of_tar = self._keys.setdefault(shard.name, keys)
+        if problem := self._find_keys_problem(shard, keys):
+            return problem
+        if keys != keys_of_tar:
             return "its keys are not those of its tar"
-        return self._find_keys_problem(shard, keys) or (
-            "" if has_all_values(table) else "it lacks values"
-        )
+        return "" if has_all_values(table) else "it lacks values"
 
     def _find_positions(self, shard: Shard) -> "Positions | None":
         """Return the positions that the receipt or the keys tell, or None if they tell none."""

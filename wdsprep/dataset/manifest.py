@@ -27,7 +27,6 @@ from wdsprep.dataset.sealed_json import (
     Name,
     Nbytes,
     Text,
-    ValueRule,
     between,
     canonical_json,
     check_record,
@@ -37,6 +36,7 @@ from wdsprep.dataset.sealed_json import (
     matching,
     seal,
     unseal,
+    value_rule,
 )
 from wdsprep.dataset.settings import (
     SCORES,
@@ -51,6 +51,7 @@ from wdsprep.errors import DamageError
 from wdsprep.text import brief, command, one_line, plural, shortened, shown
 
 LINES_AT_ONCE = 400
+NOT_AS_WRITTEN = "its units are not as wdsprep writes them"
 SHARD_FIELDS = ("name", "samples", "nbytes", "blake3")
 FIELDS = ("counts", "files", "generation", "input", "inputs", "rejects", "shards", "unit")
 RETRIED = "retried"
@@ -74,7 +75,7 @@ def _have_edges(names: Any) -> bool:
     return all(not sign or (edge.isdecimal() and len(edge) < 20) for _, sign, edge in edges)
 
 
-CountName = Annotated[Text, ValueRule("the name of a count", _have_edges)]
+CountName = Annotated[Text, value_rule("the name of a count", _have_edges)]
 
 
 class Shard(NamedTuple):
@@ -173,11 +174,11 @@ def kind_of_bodies(dataset: str) -> Fields:
     """Return the type of a receipt's JSON without dataset and settings."""
     shard = get_type_hints(Shard, include_extras=True) | {"name": SHARDS[dataset]}
     shard["blake3"] = shard.pop("digest")
-    holds_samples = ValueRule("a shard that is large enough for its samples", _are_large_enough)
+    holds_samples = value_rule("a shard that is large enough for its samples", _are_large_enough)
     kinds = get_type_hints(Receipt, include_extras=True)
     shards: Any = list[Fields(shard, rules=(holds_samples,))]  # type: ignore[misc]
     kinds |= {"unit": UNITS[dataset], "shards": shards}
-    rules = (ValueRule("a unit whose shards have its name", partial(_have_names, dataset)),)
+    rules = (value_rule("a unit whose shards have its name", partial(_have_names, dataset)),)
     return Fields({name: kinds[name] for name in FIELDS}, rules=rules)
 
 
@@ -278,7 +279,7 @@ class Receipts(Iterable[Receipt]):
 
     def _damage_in(self, lines: Sequence[bytes], name: str, kind: Any) -> DamageError:
         """Return the error about the first of the lines that is damaged."""
-        why = "its units are not as they are written"
+        why = NOT_AS_WRITTEN
         for line in lines:
             try:
                 _read_lines([line], name, kind)
@@ -308,28 +309,19 @@ def line_of(receipt: Receipt) -> bytes:
     return canonical_json(body)[len(START) : -len(END)]
 
 
-def split_receipts(data: bytes, mark: bytes) -> tuple[bytes, list[bytes]]:
-    """Split the JSON of an object that ends in a list of receipts.
+def split_receipts(data: bytes) -> tuple[bytes, list[bytes]]:
+    """Return the JSON of a manifest without its list of receipts, and the lines of the list.
 
-    Return the object before the list, and the lines of the list. `mark` is how the list begins.
-    If the receipts are not written as here, return all and no lines.
+    Of a manifest without receipts, and of what is no manifest, return all and no lines.
     """
-    start, end = data.find(mark + START), END + b"]}\n"
-    if start >= 0 and data.endswith(end):
-        lines = data.split(BETWEEN)  # all of it: a slice would be as much memory again
-        del lines[: data.count(BETWEEN, 0, start)]
-        lines[0] = lines[0].partition(mark + START)[2]
-        lines[-1] = lines[-1].removesuffix(end)
-        if _is_whole(lines[0]) and _is_whole(lines[-1]):
-            return data[:start] + b"}", lines
-    return data, []
-
-
-def _is_whole(line: bytes) -> bool:
-    try:
-        return tuple(decode_json(START + line + END)) == FIELDS
-    except (ValueError, TypeError):
-        return False
+    start, end = data.find(UNITS_BEGIN + START), END + b"]}\n"
+    if start < 0 or not data.endswith(end):
+        return data, []
+    lines = data.split(BETWEEN)  # all of it: a slice would be as much memory again
+    del lines[: data.count(BETWEEN, 0, start)]
+    lines[0] = lines[0].partition(UNITS_BEGIN + START)[2]
+    lines[-1] = lines[-1].removesuffix(end)
+    return data[:start] + b"}", lines
 
 
 def sort_by_unit(lines: Mapping[str, bytes]) -> list[bytes]:
@@ -388,7 +380,7 @@ HEAD = Fields(
         **HEAD_FIELDS,
         "complete": bool,
         "extra": EXTRA,
-        "generations": Annotated[list[Nbytes], ValueRule("rising numbers of units", are_rising)],
+        "generations": Annotated[list[Nbytes], value_rule("rising numbers of units", are_rising)],
     }
 )
 
@@ -492,14 +484,12 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str) -> "Manifest":
-        head, lines = split_receipts(data, UNITS_BEGIN)
+        head, lines = split_receipts(data)
         body = unseal("manifest", HEAD, data, what, part=head)
         dataset = body["dataset"]
         settings = checked_settings(dataset, body["settings"], what)
-        units = body.get("units", [])
-        check_record(list[kind_of_bodies(dataset)], units, what)  # type: ignore[misc]
-        for unit in units:
-            lines.append(line_of(Receipt.from_body(unit, dataset, settings)))
+        if body.get("units"):
+            raise DamageError(what, NOT_AS_WRITTEN)
         step = rebuild_hint(what)
         return cls(
             dataset=dataset,

@@ -6,7 +6,7 @@ format of datasets, and the digest by which a dataset knows its files: BLAKE3.
 
 A seal tells that a file is as it was written, and nothing of who wrote it. So whoever reads JSON
 that others may have written names a *kind* of value, as annotations have it: a dataclass, a named
-tuple or `Fields`, lists and mappings of kinds, and `Annotated` ones with a `ValueRule`. All that
+tuple or `Fields`, lists and mappings of kinds, and `Annotated` ones with a `value_rule`. All that
 comes after may rely on it. Fields that a kind does not have are let be: a newer version may have
 them.
 
@@ -25,6 +25,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import chain
@@ -45,6 +46,8 @@ OTHER_DIGEST = "its digest does not match what it holds"
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 Record = TypeVar("Record")
 Values = Sequence[Any]
+ValueRule = Callable[[Values], None]
+"""A condition that values must meet beside their type: it raises a WrongValueError."""
 NOTHING = object()
 LARGEST = 1e300  # so that no sum and no product of two is infinite, or no number
 FEW = 1 << 31
@@ -62,7 +65,7 @@ class Fields:
 
     needed: Mapping[str, Any]
     optional: Mapping[str, Any] = field(default_factory=dict)
-    rules: tuple["ValueRule", ...] = ()
+    rules: tuple[ValueRule, ...] = ()
 
 
 class WrongValueError(ValueError):
@@ -78,20 +81,18 @@ class WrongValueError(ValueError):
         return f"{self.path or 'it'} is {brief(self.value)}, not {self.wanted}"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class ValueRule:
-    """A condition that values must meet beside their type; `holds` checks many values at once."""
+def value_rule(wanted: str, holds: Callable[[Values], bool]) -> ValueRule:
+    """Return the rule that values meet a condition; `holds` checks many values at once."""
 
-    wanted: str
-    holds: Callable[[Values], bool]
+    def check(values: Values) -> None:
+        if not holds(values):
+            raise WrongValueError(next(v for v in values if not holds([v])), wanted)
 
-    def __call__(self, values: Values) -> None:
-        if not self.holds(values):
-            raise WrongValueError(next(v for v in values if not self.holds([v])), self.wanted)
+    return check
 
 
 def between(least: int, end: int, wanted: str) -> ValueRule:
-    return ValueRule(
+    return value_rule(
         wanted, lambda values: not values or (min(values) >= least and max(values) < end)
     )
 
@@ -107,7 +108,7 @@ def matching(pattern: str, wanted: str) -> ValueRule:
         matches = re.fullmatch(rf"(?:(?:{pattern})\0)*", joined)
         return matches is not None and joined.count("\0") == len(values)
 
-    return ValueRule(wanted, holds)
+    return value_rule(wanted, holds)
 
 
 def _are_hex(values: Values) -> bool:
@@ -127,14 +128,14 @@ def _are_utf8(values: Values) -> bool:
     return joined.isascii() or not HALVES.search(joined)
 
 
-Text = Annotated[str, ValueRule("a text in UTF-8", _are_utf8)]
-Name = Annotated[Text, ValueRule("a name in a dataset", _are_names)]
+Text = Annotated[str, value_rule("a text in UTF-8", _are_utf8)]
+Name = Annotated[Text, value_rule("a name in a dataset", _are_names)]
 Count = Annotated[int, between(0, FEW, "a count")]
 """A count of samples: rows have 32 bits for the number of one."""
 Length = Annotated[int, between(1, FEW, "a length")]
 Nbytes = Annotated[int, between(0, 1 << 53, "a number of bytes")]
 Whole = Annotated[int, between(-1 << 63, 1 << 63, "a whole number of 64 bits")]
-Hex = Annotated[str, ValueRule("a digest", _are_hex)]
+Hex = Annotated[str, value_rule("a digest", _are_hex)]
 
 
 def decode_json(data: bytes) -> Any:
@@ -210,7 +211,7 @@ def check_values(kind: Any, values: Values) -> None:
     elif origin is Literal:
         wanted = f"one of {', '.join(map(str, parts))}"
         _check_types(tuple({*map(type, parts)}), values, wanted)
-        ValueRule(wanted, set(parts).issuperset)(values)
+        value_rule(wanted, set(parts).issuperset)(values)
     elif origin in (Union, UnionType):
         for value in values:
             _check_any(parts, value)
@@ -228,7 +229,7 @@ def check_values(kind: Any, values: Values) -> None:
         if parts[-1] is Ellipsis or len(parts) == 1:
             check_values(parts[0], list(chain.from_iterable(values)))
             return
-        ValueRule(f"a list of {len(parts)}", lambda vs: {*map(len, vs)} <= {len(parts)})(values)
+        value_rule(f"a list of {len(parts)}", lambda vs: {*map(len, vs)} <= {len(parts)})(values)
         for number, part in enumerate(parts):
             check_values(part, [value[number] for value in values])
     else:
@@ -244,7 +245,7 @@ _PLAIN = {
     dict: "an object",
     list: "a list",
 }
-_FINITE = ValueRule("a number", lambda values: all(-LARGEST < value < LARGEST for value in values))
+_FINITE = value_rule("a number", lambda values: all(-LARGEST < value < LARGEST for value in values))
 
 
 def _check_types(types: tuple[type, ...], values: Values, wanted: str) -> None:
@@ -253,14 +254,12 @@ def _check_types(types: tuple[type, ...], values: Values, wanted: str) -> None:
 
 
 def _check_any(kinds: Sequence[Any], value: Any) -> None:
-    """Check that a value has one of these types. The error is that of the type that fits most."""
-    errors = []
-    for kind in kinds:
-        try:
+    """Check that a value has one of these types. The error is that of the last one."""
+    *others, last = kinds
+    for kind in others:
+        with suppress(WrongValueError):
             return check_values(kind, [value])
-        except WrongValueError as error:
-            errors.append(error)
-    raise max(errors, key=lambda error: len(error.path))
+    return check_values(last, [value])
 
 
 def _check_objects(kind: Fields, values: Values) -> None:

@@ -27,7 +27,6 @@ from wdsprep.dataset.sealed_json import (
     Length,
     Nbytes,
     Text,
-    ValueRule,
     Whole,
     WrongValueError,
     between,
@@ -35,6 +34,7 @@ from wdsprep.dataset.sealed_json import (
     check_record,
     check_values,
     matching,
+    value_rule,
 )
 from wdsprep.dataset.shapes import fields_by_shape, shapes_of
 from wdsprep.errors import DamageError, FormatError, UsageError
@@ -51,8 +51,6 @@ Changes: TypeAlias = Mapping[str, tuple[Any, Any]]
 SAID = {"of": "the datasets to select from", "weights": "the weights of the model"}
 """The words for settings whose names say too little."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
-OTHER = ": other"
-MOST_SHOWN = 8
 STRICT = ("opt_outs", "robots")
 """The policies that allow less where they are true."""
 POLICIES = ("allow_s3", *STRICT, "max_bytes")
@@ -74,7 +72,7 @@ Pixels = Annotated[int, between(1, 1 << 53, "a number of pixels")]
 RoleName = Annotated[str, matching(ROLE, "the name of a role")]
 ArrayName = Annotated[str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.npy", "the name of an array")]
 IMAGE_SETTINGS = Fields(
-    {"buckets": Annotated[list[Length], ValueRule("rising sizes", are_rising)]},
+    {"buckets": Annotated[list[Length], value_rule("rising sizes", are_rising)]},
     {
         **_same_type(bool, "allow_s3 opt_outs prefix repeats_from_folders robots"),
         **_same_type(Text, "caption_col check compute_hash filter image_col join keys part"),
@@ -135,7 +133,7 @@ LATENT_SETTINGS = Fields(
         "seed": Whole,
         "shapes": Annotated[
             list[tuple[Length, Length]],
-            ValueRule(
+            value_rule(
                 "different shapes",
                 lambda values: all(s and len({*map(str, s)}) == len(s) for s in values),
             ),
@@ -280,19 +278,16 @@ def say_changes(changes: Changes, between: str = ", now ") -> str:
 
     Another kind of source has other settings, so it is named alone. Mappings are compared by their
     names, and so are lists of what has a name. Digests and other lists of more than texts and
-    numbers say nothing to people: they are named last, without their values. Of more than
-    MOST_SHOWN differences the first are named, and the others counted.
+    numbers say nothing to people: they are named without their values.
     """
     if "source" in changes:
         changes = {"source": changes["source"]}
     texts = []
     for name, old, new in _flat(changes):
         before, now = _say_value(old), _say_value(new)
-        values = f": {before}{between}{now}" if before and now and before != now else OTHER
-        texts.append(SAID.get(name, name.replace("_", "-")) + values)
-    texts.sort(key=lambda text: text.endswith(OTHER))
-    more = len(texts) - MOST_SHOWN
-    return "; ".join([*texts[:MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+        values = f"{before}{between}{now}" if before and now and before != now else "other"
+        texts.append(f"{SAID.get(name, name.replace('_', '-'))}: {values}")
+    return "; ".join(texts)
 
 
 def _flat(changes: Changes) -> Iterator[tuple[str, Any, Any]]:

@@ -357,7 +357,7 @@ def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
     for path, start, data_start, nbytes, target in members(at):
         if (split := split_member(path)) and not target:
             key, name = split
-            sample = sample or TarSample(key=key, start=start, fields={})
+            sample = sample or TarSample(key=key, start=start)
             if name in only:
                 sample.fields[name] = data = at(data_start, nbytes)
                 if len(data) < nbytes:
@@ -403,7 +403,7 @@ class ScoreReader(ShardReader):
         self, numbers: Collection[int], only: Collection[str]
     ) -> Generator[TarSample, None, None]:
         rows = self.facts(numbers)
-        samples: Iterable[TarSample] = (TarSample(key=row[KEY], start=0, fields={}) for row in rows)
+        samples: Iterable[TarSample] = (TarSample(key=row[KEY], start=0) for row in rows)
         arrays = [name for name in only if name != "json"]
         if self._has_tar and (arrays or not only):
             read = partial(super().sample, only=arrays)

@@ -37,18 +37,45 @@ MAX_VIEW_NBYTES = 1 << 28  # a damaged header may state any size
 Wants = Callable[[str, int, Mapping[str, bytes]], bool]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class TarSample:
     """Adjacent members that share a key.
 
     Field names are in lower case, as webdataset has them. `unread` are those that nobody
-    wanted, with their sizes, and links, with their targets.
+    wanted, with their sizes, and links, with their targets. `fault` is the first thing that is
+    wrong with the sample.
     """
 
     key: str
     start: int
-    fields: dict[str, bytes]
-    unread: Mapping[str, int | str] | None = None
+    fields: dict[str, bytes] = field(default_factory=dict)
+    unread: dict[str, int | str] | None = None  # made only where it is needed
+    fault: BadSampleError | None = None
+
+    def check(self, name: str, before: Iterable[str] | None) -> None:
+        """Check the name of one more field, and note what is wrong if nothing was before.
+
+        `before` are the fields of an earlier sample with the same key, or None without one.
+        """
+        if name in self.fields or (self.unread and name in self.unread):
+            self.fail(f"{self.key} has the field {name} twice", "repeated_field")
+        elif before is not None and name in before:
+            self.fail(f"{self.key} is the key of an earlier sample too", "repeated_key")
+        elif before is not None:
+            self.fail(f"{self.key} goes on after another sample's member", "scattered")
+
+    def fail(self, message: str, code: str) -> None:
+        self.fault = self.fault or BadSampleError(message, code=code, key=self.key)
+
+    def pass_over(self, name: str, what: int | str) -> None:
+        if self.unread is None:
+            self.unread = {}
+        self.unread[name] = what
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        names = (*self.fields, *self.unread) if self.unread else self.fields
+        return tuple(map(sys.intern, names))
 
 
 class ChunkTape:
@@ -186,47 +213,6 @@ def open_tape(store: Store, name: str, *, expected: int | None = None) -> Iterat
         yield tape
 
 
-@dataclass(slots=True)
-class _Group:
-    """The members of one sample that have been read so far."""
-
-    key: str
-    start: int
-    fields: dict[str, bytes] = field(default_factory=dict)
-    unread: dict[str, int | str] | None = None  # made only where it is needed
-    fault: BadSampleError | None = None
-
-    def check(self, name: str, before: Iterable[str] | None) -> None:
-        """Check the name of one more field of the sample, and note its fault if it is the first.
-
-        `before` are the fields of an earlier sample with the same key, or None without one.
-        """
-        if name in self.fields or (self.unread and name in self.unread):
-            self.fail(f"{self.key} has the field {name} twice", "repeated_field")
-        elif before is not None and name in before:
-            self.fail(f"{self.key} is the key of an earlier sample too", "repeated_key")
-        elif before is not None:
-            self.fail(f"{self.key} goes on after another sample's member", "scattered")
-
-    def fail(self, message: str, code: str) -> None:
-        self.fault = self.fault or BadSampleError(message, code=code, key=self.key)
-
-    def result(self) -> TarSample | BadSampleError:
-        return self.fault or TarSample(
-            key=self.key, start=self.start, fields=self.fields, unread=self.unread
-        )
-
-    def pass_over(self, name: str, what: int | str) -> None:
-        if self.unread is None:
-            self.unread = {}
-        self.unread[name] = what
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        names = (*self.fields, *self.unread) if self.unread else self.fields
-        return tuple(map(sys.intern, names))
-
-
 def scan(
     at: Tape,
     *,
@@ -241,8 +227,7 @@ def scan(
     that belongs to no sample. Links are skipped, as webdataset does, unless they are asked for.
     """
     seen: dict[str, tuple[str, ...]] = {}
-    group: _Group | None = None
-    linked: dict[str, _Group] = {}  # links alone: they do not part the members of others
+    sample: TarSample | None = None
     try:
         for path, start, data_start, nbytes, target in members(at):
             split = split_member(path)
@@ -251,46 +236,26 @@ def scan(
                     stray(path)
                 continue
             key, name = split
-            if group is None or key != group.key:
-                if target:
-                    links_of_key = linked.setdefault(key, _Group(key, start))
-                    links_of_key.check(name, seen.get(key))
-                    links_of_key.pass_over(name, target)
-                    continue
-                begun = linked.pop(key, None) or _Group(key, start)
-                if group is not None:
-                    yield group.result()
-                    seen.setdefault(group.key, group.names)
-                if linked:
-                    yield from _end_linked(linked, seen)
-                group = begun
-            group.check(name, seen.get(key))
+            if sample is None or key != sample.key:
+                if sample is not None:
+                    yield sample.fault or sample
+                    seen.setdefault(sample.key, sample.names)
+                sample = TarSample(key=key, start=start)
+            sample.check(name, seen.get(key))
             if target:
-                group.pass_over(name, target)
-            elif wants is None or wants(name, nbytes, group.fields):
-                data = group.fields[name] = at(data_start, nbytes)
+                sample.pass_over(name, target)
+            elif wants is None or wants(name, nbytes, sample.fields):
+                data = sample.fields[name] = at(data_start, nbytes)
                 if len(data) < nbytes:
                     raise truncated(data_start, path)
             else:
-                group.pass_over(name, nbytes)
+                sample.pass_over(name, nbytes)
     except BadSampleError as error:
-        yield from _end_linked(linked, seen)
-        key = group.key if group else ""
+        key = sample.key if sample else ""
         yield BadSampleError(str(error), code=error.code, key=key)
         return
-    if group is not None:
-        yield group.result()
-    yield from _end_linked(linked, seen)
-
-
-def _end_linked(
-    linked: dict[str, _Group], seen: dict[str, tuple[str, ...]]
-) -> Iterator[TarSample | BadSampleError]:
-    """Yield the samples made of links alone, once the sample beside them has ended."""
-    for group in linked.values():
-        yield group.result()
-        seen.setdefault(group.key, group.names)
-    linked.clear()
+    if sample is not None:
+        yield sample.fault or sample
 
 
 def read_samples(at: Tape, what: str) -> Iterator[TarSample]:

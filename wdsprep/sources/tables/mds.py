@@ -24,7 +24,7 @@ import xxhash
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.samples import parse_json
-from wdsprep.dataset.sealed_json import Fields, ValueRule, between, check_values
+from wdsprep.dataset.sealed_json import Fields, between, check_values, value_rule
 from wdsprep.errors import SourceError
 from wdsprep.sources.parsing import check_columns, check_unpacked, parsing_file, parsing_sample
 from wdsprep.sources.patterns import MDS_ENDINGS
@@ -74,12 +74,12 @@ Size = Annotated[int, between(0, (1 << 32) + 1, "0 to 4,294,967,296")]
 """A number of bytes or samples of a shard: its offsets have 32 bits."""
 ShortText = Annotated[
     str,
-    ValueRule(
+    value_rule(
         "a text of 1,000 characters", lambda texts: all(len(text) <= 1_000 for text in texts)
     ),
 ]
 DigestName = Annotated[
-    str, ValueRule("a digest that is known here", lambda names: DIGESTS.keys() >= {*names})
+    str, value_rule("a digest that is known here", lambda names: DIGESTS.keys() >= {*names})
 ]
 _FILE = Fields(
     {"basename": ShortText, "bytes": Size}, {"hashes": Mapping[DigestName, ShortText] | None}
