@@ -49,8 +49,6 @@ from wdsprep.store.base import Store
 from wdsprep.text import plural
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from wdsprep.dataset.image_positions import Positions
 
 OTHER = "its BLAKE3 is not what its receipt says"
@@ -284,7 +282,8 @@ class _UnitCheck:
             return
         problem = ""
         if is_of_scores:
-            if problem := self._find_problem_of_scores(shard, table):
+            keys, has_all = table[KEY].to_pylist(), has_all_values(table)
+            if problem := self._find_problem_of_scores(shard, keys, has_all=has_all):
                 del self._keys[shard.name]
             else:
                 positions = self._find_positions(shard)
@@ -293,20 +292,26 @@ class _UnitCheck:
             names = [column for column in self._columns if column != ROW]
             if not table.select(names).equals(expected.select(names)):
                 problem = "its rows are not what the json in its tar says"
-        if not problem and has_positions and not self._are_positions(table, positions):
+        if (
+            not problem
+            and has_positions
+            and not self._are_positions(table[ROW].to_pylist(), positions)
+        ):
             problem = "its positions are not those of its samples"
         if problem:
             self._find(name, kind, problem)
 
-    def _find_problem_of_scores(self, shard: Shard, table: "pa.Table") -> str:
-        """Return why a table of scores cannot be that of its shard, or "" if it can be."""
-        keys = table[KEY].to_pylist()
+    def _find_problem_of_scores(self, shard: Shard, keys: list[str], *, has_all: bool) -> str:
+        """Return why a table with these keys cannot be that of a shard, or "" if it can be.
+
+        `has_all` is whether it lacks no values.
+        """
         keys_of_tar = self._keys.setdefault(shard.name, keys)
         if problem := self._find_keys_problem(shard, keys):
             return problem
         if keys != keys_of_tar:
             return "its keys are not those of its tar"
-        return "" if has_all_values(table) else "it lacks values"
+        return "" if has_all else "it lacks values"
 
     def _find_positions(self, shard: Shard) -> "Positions | None":
         """Return the positions that the receipt or the keys tell, or None if they tell none."""
@@ -316,9 +321,8 @@ class _UnitCheck:
             return None
         return positions_from_keys(self._receipt, self._keys[shard.name], self._rejected)
 
-    def _are_positions(self, table: "pa.Table", expected: "Positions | None") -> bool:
-        """Return whether a table has the positions that are told, or if none are, possible ones."""
-        rows = table[ROW].to_pylist()
+    def _are_positions(self, rows: list[int], expected: "Positions | None") -> bool:
+        """Return whether these are the positions that are told, or if none are, possible ones."""
         if expected is not None:
             return bool(rows == expected.tolist())
         runs = (rows[run.start : run.stop] for run in self._runs(len(rows)))
