@@ -73,7 +73,7 @@ class Condition:
     the paths in the text.
     """
 
-    option: ClassVar[str]
+    option: ClassVar[str] = "where="
     """The option or argument that it was given by, for messages."""
 
     def __init__(self, text: str) -> None:

@@ -433,9 +433,11 @@ _pytree.register_pytree_node(  # as a dict is
 
 
 Numbered = tuple[int, dict[str, Any]]
+NumberedBatches = Iterator[Numbered]
+"""Batches, each with its step."""
 
 
-def copy_batches(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
+def copy_batches(batches: NumberedBatches, device: torch.device) -> NumberedBatches:
     """Yield batches with their steps, copied to a device.
 
     For CUDA, each batch is copied from pinned memory on another CUDA stream, while the batch before

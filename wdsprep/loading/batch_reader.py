@@ -55,7 +55,6 @@ from wdsprep.sources.captions import caption_at
 
 SCRATCHES = 8  # scratch blocks kept of each size: one for each thread that reads
 IMAGES = ("jpg", "jpeg", "png", "webp")
-JOINED_AT_ONCE = 256  # rows of joined datasets that are read at a time, after encoding
 MANY = 1000  # samples without a text that captions= asks for, before a warning
 DAMAGED_JSON = "its json is damaged"
 LISTED = (*TEXTS, "json", "key", "image", "made")
@@ -198,17 +197,15 @@ class Reader:
         If a joined sample is damaged, another sample replaces the whole row, and `instead` puts
         the arrays of the first dataset there. Without `instead`, raise FormatError.
         """
-        for top in range(0, len(batch) if self._slots > 1 else 0, JOINED_AT_ONCE):
-            rows = range(top, min(top + JOINED_AT_ONCE, len(batch)))
-            faults = self._read(batch, rows, first=1)
-            if instead is not None and faults:
-                self._replace(batch, faults, instead)
-                continue
-            for row, (reason, tar, number) in faults.items():
-                raise FormatError(
-                    f"{tar}: sample {number}, which is joined to {batch.keys[row]}, cannot be "
-                    f"served ({reason}), and its image has been encoded by now"
-                ).with_next_step(verify_step(tar.rpartition("/")[0].rpartition("/")[0]))
+        faults = self._read(batch, range(len(batch)), first=1)
+        if instead is not None:
+            self._replace(batch, faults, instead)
+            return
+        for row, (reason, tar, number) in faults.items():
+            raise FormatError(
+                f"{tar}: sample {number}, which is joined to {batch.keys[row]}, cannot be "
+                f"served ({reason}), and its image has been encoded by now"
+            ).with_next_step(verify_step(tar.rpartition("/")[0].rpartition("/")[0]))
 
     def _read(self, batch: Batch, run: range, *, first: int = 0) -> dict[int, Fault]:
         """Read rows from the datasets of slot `first` and later; return the faults by row.
@@ -249,7 +246,6 @@ class Reader:
             batch_rows=rows,
             slot=slot,
             arrays=arrays,
-            headers=NOTHING,
         )
         if arrays.is_whole:
             return reads

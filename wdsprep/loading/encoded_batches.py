@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from wdsprep.errors import FormatError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.augmentation import finish
-from wdsprep.loading.batch_memory import Arrays, Batch
+from wdsprep.loading.batch_memory import Arrays, Batch, Numbered, NumberedBatches
 from wdsprep.loading.batch_reader import Reader
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
@@ -179,20 +178,21 @@ class BatchBuilder:
 
     def build(
         self,
-        read: Batch,
+        read: Sequence[Batch],
         rows: Sequence[EncodedRow],
         runs: Iterable[Mapping[str, Arrays]] = (),
         *,
         encoded: Callable[[Batch, int], EncodedRow] | None = None,
     ) -> Batch:
-        """Return the batch of these encoded rows.
+        """Return the batch of these encoded rows, whose images were read in one or more parts.
 
         `runs` has the arrays of several rows together, one run after another, if the rows have
         none. `encoded` encodes another sample for a row if a joined sample of its own is
         damaged. Without `encoded`, that damage is an error.
         """
         shard, index = [shard for _, shard, _ in rows], [index for _, _, index in rows]
-        batch = Batch(read.step, read.first, read.stream, shard, index)
+        streams = [stream for part in read for stream in part.stream]
+        batch = Batch(read[0].step, read[0].first, streams, shard, index)
         self._reader.begin(batch)
         mirrored = {*self._mirrored(batch, range(len(batch)))}
         for number, (sample, _, _) in enumerate(rows):
@@ -251,32 +251,36 @@ class BatchBuilder:
                 batch.put(batch_name(LATENT), row, flipped[None])
 
 
-class Session:
-    """The models of one trainer, loaded once, and the writer that keeps its latents."""
+def serve_encoded(plan: LoadPlan, encoding: Encoding) -> Callable[[range], NumberedBatches]:
+    """Load the models of a trainer, and return a function that serves any steps with them."""
+    encoder = BatchEncoder(
+        encoding.load(),
+        seed=encoding.recipe.seed,
+        most=plan.share,
+        batch_size=encoding.batch_size,
+        lanes=usable_cpus(),
+        kept=bool(plan.options.tee),
+    )
+    plan = with_empty_caption(plan, encoder.empty() if plan.options.drop_text else {})
+    tee = open_tee(plan, encoding, encoder.empty)
 
-    def __init__(self, plan: LoadPlan, encoding: Encoding) -> None:
-        self._encoder = BatchEncoder(
-            encoding.load(),
-            seed=encoding.recipe.seed,
-            most=plan.share,
-            batch_size=encoding.batch_size,
-            lanes=usable_cpus(),
-            kept=bool(plan.options.tee),
-        )
-        empty = self._encoder.empty() if plan.options.drop_text else {}
-        self._plan = with_empty_caption(plan, empty)
-        self._tee = open_tee(plan, encoding, self._encoder.empty)
-        weakref.finalize(self, self._encoder.close)
-        if self._tee is not None:
-            weakref.finalize(self, self._tee.close)
+    def make_batches(steps: range) -> Generator[Numbered, None, None]:
+        reader = EncodingReader(plan, encoder)
+        builder = BatchBuilder(plan)
+        for batch, rows in reader.batches(steps):
+            if tee is not None:
+                for encoded, shard, index in rows:
+                    tee.add(shard, index, encoded)
+                tee.refuse(batch.refused)
+            yield batch.step, builder.build([batch], rows, encoded=reader.encode_row).out
 
-    def serve(self, steps: range) -> Iterator[tuple[int, dict[str, Any]]]:
+    def serve(steps: range) -> NumberedBatches:
         """Yield each step with its batch, in order, while another thread makes the batches.
 
         Raise the error at which that thread stopped. When the iteration ends or is broken off,
         stop the thread; then, with a tee, list the tee's complete shards in its manifest.
         """
-        batches = self._batches(steps)
+        batches = make_batches(steps)
         pool = ThreadPoolExecutor(1, "wdsprep-encode")
         ready = deque(pool.submit(next, batches, None) for _ in range(READY + 1))
         try:
@@ -286,18 +290,13 @@ class Session:
         finally:
             pool.shutdown(cancel_futures=True)
             batches.close()
-            if self._tee is not None:
-                self._tee.publish()
+            if tee is not None:
+                tee.publish()
 
-    def _batches(self, steps: range) -> Generator[tuple[int, dict[str, Any]], None, None]:
-        reader = EncodingReader(self._plan, self._encoder)
-        builder = BatchBuilder(self._plan)
-        for batch, rows in reader.batches(steps):
-            if self._tee is not None:
-                for encoded, shard, index in rows:
-                    self._tee.add(shard, index, encoded)
-                self._tee.refuse(batch.refused)
-            yield batch.step, builder.build(batch, rows, encoded=reader.encode_row).out
+    weakref.finalize(serve, encoder.close)
+    if tee is not None:
+        weakref.finalize(serve, tee.close)
+    return serve
 
 
 def open_tee(

@@ -46,9 +46,8 @@ if TYPE_CHECKING:
 
 THREADS = 3
 CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
-IMAGE_FIELDS = ("image", "txt", "key")
 COMMON_FIELDS = (*TEXTS, "json", "key")
-RESERVED = (*IMAGE_FIELDS, *COMMON_FIELDS, "pixels", SHAPE, "samples", "made", "__key__", "__url__")
+RESERVED = (*COMMON_FIELDS, "image", "pixels", SHAPE, "samples", "made", "__key__", "__url__")
 """The names that columns of a table may not have."""
 Captions = tuple[tuple[str, float], ...]
 """The names of captions, each with its share."""
@@ -57,7 +56,7 @@ Empty = dict[str, torch.Tensor]
 _log = logging.getLogger("wdsprep")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LoadPlan:
     """The plan of a loader: its datasets, their order and how they are read, but not its step.
 
@@ -79,9 +78,6 @@ class LoadPlan:
     threads: int
     ahead: int
     cache: CacheDir | None
-
-    def __repr__(self) -> str:
-        return f"<LoadPlan {self.summary}>"
 
     @property
     def summary(self) -> str:
@@ -265,16 +261,14 @@ def choose_fields(datasets: tuple[Dataset, ...], options: LoadOptions) -> tuple[
     if options.pad_roles:
         arrays |= dict.fromkeys(presence_name(role_of(name)[0]) for name in in_roles)
     if datasets[0].kind == "latents":
-        shape = (SHAPE,) if any(dataset.size for dataset in datasets) else ()
+        others: tuple[str, ...] = (SHAPE,)
+        shape = others if any(dataset.size for dataset in datasets) else ()
         mirrored = {name for name, item in served if item.mirrors}
-        straight = (name for name in arrays if name not in mirrored)
-        usual, known = (*straight, *shape, "key"), {*arrays, SHAPE, *COMMON_FIELDS}
+        usual = (*(name for name in arrays if name not in mirrored), *shape, "key")
     else:
-        first = "pixels" if options.pixels else IMAGE_FIELDS[0]
-        usual, known = (
-            (first, *in_roles, *arrays, *IMAGE_FIELDS[1:]),
-            {first, "image", *in_roles, *arrays, *COMMON_FIELDS},
-        )
+        others = ("pixels", "image") if options.pixels else ("image",)
+        usual = (others[0], *in_roles, *arrays, "txt", "key")
+    known = {*others, *in_roles, *arrays, *COMMON_FIELDS}
     columns = dict.fromkeys(name for dataset in datasets for name in dataset.columns)
     taken = {*known, *RESERVED, batch_name(MASK)}
     if clashing := sorted(name for name in columns if batch_name(name) in taken):

@@ -23,7 +23,7 @@ trainer must count steps: set `loader.step` before each epoch, or the DataLoader
 torchdata's StatefulDataLoader asks each worker for its state. It needs as many workers to resume.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,7 @@ from wdsprep.dataset.shapes import buckets_of_phase
 from wdsprep.errors import FingerprintError, FormatError, UsageError
 from wdsprep.limits import MAX_AREA
 from wdsprep.loading.augmentation import normalise_weights, stored_empty_captions
-from wdsprep.loading.batch_memory import WholeBatch, copy_batches
+from wdsprep.loading.batch_memory import NumberedBatches, WholeBatch, copy_batches
 from wdsprep.loading.join import join_datasets
 from wdsprep.loading.load_plan import (
     Captions,
@@ -68,11 +68,9 @@ from wdsprep.text import brief, plural, whole_number
 
 if TYPE_CHECKING:
     from wdsprep.encoding.on_the_fly.encode_steps import Encoding
-    from wdsprep.loading.encoded_batches import Session
 
 
 NAMED = 8  # joined datasets that a state lists one by one
-NumberedBatches = Iterator[tuple[int, dict[str, Any]]]
 
 
 @takes_options(LoadOptions)
@@ -332,15 +330,9 @@ class Loader(IterableDataset[dict[str, Any]]):
         try:
             step = self.plan.order.resume(order_state)
         except FingerprintError as error:
-            why, order = "", self.plan.order
-            places, where = order.places_with_other_samples(order_state), order.also.get("where")
-            if lost := [url for url in places if removed_from(shared_store(url)).changes]:
-                why = f"samples were removed from {' and '.join(lost)}: "
-            elif where and places and state.get("where") == where:
-                why = (
-                    f"where={where!r} selects other samples than when the state was saved, since "
-                    "the dataset has changed: "
-                )
+            places = self.plan.order.places_with_other_samples(order_state)
+            lost = [url for url in places if removed_from(shared_store(url)).changes]
+            why = f"samples were removed from {' and '.join(lost)}: " if lost else ""
             raise FingerprintError(f"{why}{error}") from None
         if row and (world != self.plan.world or not self.plan.options.raw):
             raise FingerprintError(
@@ -387,24 +379,21 @@ class Loader(IterableDataset[dict[str, Any]]):
     def _serve(self, places: range) -> NumberedBatches:
         if self.plan.options.raw:
             return serve_raw(self.plan, places)
-        if self.encoding is None:
-            batches: NumberedBatches = (
-                (batch.step, batch.out) for batch in fill_batches(self.plan, places)
-            )
+        batches: NumberedBatches
+        if self._serve_encoded is None:
+            batches = ((batch.step, batch.out) for batch in fill_batches(self.plan, places))
         else:
-            batches = self._session.serve(places)
+            batches = self._serve_encoded(places)
         if self.plan.device is not None:
             batches = copy_batches(batches, self.plan.device)
         return ((step, WholeBatch(batch)) for step, batch in batches)
 
     @cached_property
-    def _session(self) -> "Session":
-        """The session that encodes images, opened when the first batch is asked for."""
-        from wdsprep.loading.encoded_batches import Session
+    def _serve_encoded(self) -> Callable[[range], NumberedBatches] | None:
+        """The function that encodes images, made when the first batch is asked for."""
+        from wdsprep.loading.encoded_batches import serve_encoded
 
-        if self.encoding is None:
-            raise UsageError("stored latents need no models")
-        return Session(self.plan, self.encoding)
+        return None if self.encoding is None else serve_encoded(self.plan, self.encoding)
 
     def _enter(self, number: int, workers: int) -> int:
         """Begin to serve in a DataLoader's worker, and return the step at which that ends.

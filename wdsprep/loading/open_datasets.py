@@ -51,7 +51,7 @@ from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.store import open_store
 from wdsprep.store.base import Store
-from wdsprep.text import command, plural
+from wdsprep.text import brief, command, plural
 
 SIDES = ("width", "height")
 NO_GROUP = -1
@@ -73,13 +73,10 @@ def as_streams(streams: Streams) -> list[Stream]:
     listed: list[Any] = [streams]
     if isinstance(streams, Iterable) and not isinstance(streams, str | bytes | Mapping):
         listed = list(streams)
-    if not listed:
-        raise UsageError("nothing to load: give the path or URL of a dataset")
-    for stream in listed:
-        if not isinstance(stream, str | os.PathLike | Stream):
-            raise UsageError(
-                f"{stream!r} is not a dataset: give paths, URLs, or Stream(url, weight=...)"
-            )
+    if not listed or not all(isinstance(s, str | os.PathLike | Stream) for s in listed):
+        raise UsageError(
+            f"{brief(streams)}: give datasets to load, as paths, URLs, or Stream(url, weight=...)"
+        )
     return [stream if isinstance(stream, Stream) else Stream(stream) for stream in listed]
 
 
@@ -227,13 +224,11 @@ def _dataset_from_tars(
     bare = [n for n in names if not is_whole(listed.get(index_name(n)))]
     if bare:
         raise UsageError(
-            f"{store.url}/{bare[0]} has no complete index ({len(bare):,} of "
-            f"{plural(len(names), 'tar')}): run {command('index', store.url)} first"
+            f"{store.url}/{bare[0]} has no complete index: run {command('index', store.url)} first"
         )
     old = [n for n in names if is_older(listed[index_name(n)], listed[n])]
     if old:
-        many = plural(len(old), "tar is", "tars are")
-        what = f"{store.url}: {many} newer than the index, such as {old[0]}"
+        what = f"{store.url}/{old[0]} is newer than its index"
         _log.warning("%s; if it was written again, run %s", what, command("index", store.url))
     sizes = [listed[index_name(name)].nbytes // 8 - 1 for name in names]
     if not any(sizes):
@@ -351,11 +346,8 @@ def find_latent_shapes(
         )
     if rejected := chosen.samples - int(counts.sum()):
         _log.warning(
-            "%s: left out %s of %s, which are too small (upscale= takes some) or would lose more "
-            "than max_crop",
-            images.store.url,
-            plural(rejected, "image"),
-            f"{chosen.samples:,}",
+            "%s: left out %s, too small (upscale= takes some) or to be cut by more than max_crop",
+            *(images.store.url, plural(rejected, "image")),
         )
     left = np.flatnonzero(counts.any(axis=1)).astype(np.int32)
     counts, chosen = counts[left], select_shards(chosen, left)

@@ -288,7 +288,7 @@ class LoadOptions(ServingOptions):
         also=("cache_dir",),
     )
     cache_nbytes: int | None = option_field(
-        "The most bytes that the cache may hold.", default=None, also=("cache_size",)
+        "The most bytes that the cache may hold.", default=None, least=1, also=("cache_size",)
     )
     pin: bool = option_field(
         "Put batches into pinned memory, and leave the copying to the trainer.",

@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.errors import UsageError
-from wdsprep.loading.batch_memory import Batch
+from wdsprep.loading.batch_memory import Batch, NumberedBatches
 from wdsprep.loading.batch_reader import Reader, Sources
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
@@ -37,7 +36,7 @@ NOBODY = -1  # the stream of a sample that another worker reads
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
-def serve_raw(plan: LoadPlan, places: range) -> Iterator[tuple[int, dict[str, Any]]]:
+def serve_raw(plan: LoadPlan, places: range) -> NumberedBatches:
     """Yield samples of a rank one by one, each with its place counted from step 0."""
     if not places:
         return iter(())

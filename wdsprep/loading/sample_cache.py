@@ -46,7 +46,6 @@ from pathlib import Path
 
 from wdsprep.errors import StoreError, UsageError
 from wdsprep.store.base import expand_home
-from wdsprep.text import whole_number
 
 VERSION = 1
 STALE_S = 900  # a file without a claim for so long may be removed
@@ -66,8 +65,7 @@ def open_cache_dir(folder: "str | os.PathLike[str] | None", nbytes: int | None) 
     """Make a cache folder, and return it with its limit, or None if no cache is asked for."""
     if folder is None and nbytes is None:
         return None
-    nbytes = None if nbytes is None else whole_number("cache_nbytes", nbytes)
-    if folder is None or nbytes is None or nbytes < 1:
+    if folder is None or nbytes is None:
         raise UsageError("give both cache=, a folder, and cache_nbytes=, the bytes it may hold")
     path = expand_home(folder)
     try:

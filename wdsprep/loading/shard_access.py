@@ -212,7 +212,7 @@ class RowReads:
     slot: int
     arrays: WantedArrays
     layout: SampleLayout | None = None
-    headers: Bytes
+    headers: Bytes = NOTHING
     padded: PaddedRows | None = None
 
     @property

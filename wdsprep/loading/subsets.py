@@ -51,18 +51,12 @@ SHOWN = 200
 _log = logging.getLogger("wdsprep")
 
 
-class Where(Condition):
-    """A condition of `where=`."""
-
-    option = "where="
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subset:
     """A selection of samples, by a condition, by tables in which they need a row, or by both."""
 
     whole: Dataset
-    condition: Where | None
+    condition: Condition | None
     tables: "tuple[LaidOut, ...]"
     joined: "tuple[JoinedDataset, ...]" = ()
 
@@ -101,7 +95,7 @@ class Subset:
         # pyarrow and DuckDB, which few need
         from wdsprep.loading.dataset_tables import SampleSearch
 
-        return SampleSearch(self, self.condition or Where("True"))
+        return SampleSearch(self, self.condition or Condition("True"))
 
     def _search(self, writer: KeptWriter, path: Path) -> None:
         files = self.whole.files
@@ -171,10 +165,10 @@ def find_subset(
     only the columns that these or the conditions name; else they have all that batches take.
     """
     texts = [text for text in (dataset.where, where) if text is not None and text != ""]
-    conditions = [*map(Where, texts)]
+    conditions = [*map(Condition, texts)]
     condition = conditions[0] if conditions else None
     if len(conditions) > 1:
-        condition = Where(" and ".join(f"({part.plain})" for part in conditions))
+        condition = Condition(" and ".join(f"({part.plain})" for part in conditions))
     tables: tuple[LaidOut, ...] = ()
     if any(map(is_table, dataset.join)) or any(o.dataset.has_columns for o in dataset.joined):
         from wdsprep.loading.dataset_tables import lay_out_joined  # DuckDB, which few need

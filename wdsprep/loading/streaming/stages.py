@@ -188,8 +188,8 @@ def make_encoder(pieces: Pieces) -> StageFunction:
             arrays[item.name] = torch.cat(tensors) if item.is_variable else torch.stack(tensors)
             if item.is_variable:
                 lengths[item.name] = [*map(len, tensors)]
-        encoded_piece = Piece(
-            number=piece.number,
+        encoded_piece = replace(
+            piece,
             batch=replace(batch, out={}),
             rows=tuple(
                 (replace(encoded, arrays={}), shard, index) for encoded, shard, index in rows

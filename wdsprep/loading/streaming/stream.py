@@ -17,21 +17,20 @@ from ray.data import ActorPoolStrategy, DataContext, read_datasource
 from ray.data._internal.execution.backpressure_policy import (
     ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY,
 )
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wdsprep.dataset.npy_arrays import fields_of
-from wdsprep.errors import UsageError, WorkError
+from wdsprep.errors import UsageError
 from wdsprep.loading.loader import load
 from wdsprep.loading.open_datasets import as_streams, join_places
 from wdsprep.loading.options import Pool, ServingOptions, StreamOptions
 from wdsprep.loading.streaming import workers
 from wdsprep.loading.streaming.stages import Pieces, piece_limit, samples_in_store
-from wdsprep.loading.streaming.trainer import READY, Trainer
+from wdsprep.loading.streaming.trainer import READY, Trainer, worker_error
 from wdsprep.loading.streaming.workers import (
-    DecodeWorker,
-    EncodeWorker,
     Numbers,
+    StageWorker,
     StreamPace,
     encode_empty_caption,
     send_to_workers,
@@ -114,10 +113,8 @@ def stream(options: StreamOptions) -> "Feed":
             task = ray.remote(num_cpus=0 if gpus else 1, num_gpus=gpus)(encode_empty_caption)
             try:
                 empty = ray.get(task.remote(sent))
-            except RayTaskError as error:
-                if refusal := worker_versions.find_refusal(str(error)):
-                    raise WorkError(refusal) from error
-                raise
+            except RayError as error:
+                raise worker_error(error) from error
         feed = [
             Trainer(
                 replace(pieces, plan=replace(loader.plan, rank=rank)),
@@ -180,15 +177,11 @@ def _check_room(gpus: float) -> None:
     Ray waits without end for what a cluster does not have.
     """
     cores = 1 if gpus else 2
-    if _total("CPU") < cores:
+    if _total("CPU") < cores or _total("GPU") < gpus:
         raise UsageError(
-            f"a stream needs {cores} CPUs or more, one for each decoder and each encoder without "
-            f"a GPU, and the Ray cluster has {_total('CPU'):g}: start it with more"
-        )
-    if _total("GPU") < gpus:
-        raise UsageError(
-            f"an encoder needs {gpus:g} GPUs, and the Ray cluster has {_total('GPU'):g}: add one, "
-            'or encode with device="cpu"'
+            f"a stream needs {cores} CPUs and {gpus:g} GPUs or more, and the Ray cluster has "
+            f"{_total('CPU'):g} and {_total('GPU'):g}: start it with more, or encode with "
+            'device="cpu" on 2 CPUs'
         )
 
 
@@ -209,11 +202,18 @@ def _run_stages(numbers: Numbers, sent: Any, decoders: Pool, encoders: Pool, *, 
     The stages need different resources, so Ray Data does not fuse them.
     """
     logging.getLogger("ray.data").setLevel(logging.WARNING)
-    how = {"fn_constructor_args": (sent,), "batch_size": 1, "batch_format": "numpy"}
+    how = {"batch_size": 1, "batch_format": "numpy"}
     read = read_datasource(numbers, override_num_blocks=1, num_cpus=0)
-    decoded = read.map_batches(DecodeWorker, compute=_make_pool(decoders), num_cpus=1, **how)
+    decoded = read.map_batches(
+        StageWorker,
+        fn_constructor_args=(sent, "make_decoder"),
+        compute=_make_pool(decoders),
+        num_cpus=1,
+        **how,
+    )
     encoded = decoded.map_batches(
-        EncodeWorker,
+        StageWorker,
+        fn_constructor_args=(sent, "make_encoder"),
         compute=_make_pool(encoders, calls=2),
         num_gpus=gpus,
         num_cpus=0 if gpus else 1,

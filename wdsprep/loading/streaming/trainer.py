@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any, cast
 
 import ray
@@ -23,7 +22,6 @@ from wdsprep import errors
 from wdsprep.encoding.on_the_fly.latent_writer import LatentWriter
 from wdsprep.encoding.progress import Stats
 from wdsprep.errors import WdsprepError, WorkError
-from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.encoded_batches import BatchBuilder, open_tee, with_empty_caption
 from wdsprep.loading.streaming.stages import PackedPiece, Piece, Pieces, unpack_piece
 from wdsprep.loading.streaming.workers import THEN, new_trainer
@@ -92,15 +90,6 @@ class Trainer:
         """Return how many batches are left."""
         return self._end - self.step
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batch."""
-        return self.plan.order.epoch(self.step)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.plan.order.steps_per_epoch
-
     def __repr__(self) -> str:
         return f"<Trainer {self.plan.describe(self.step)}>"
 
@@ -133,13 +122,8 @@ class Trainer:
             numbers = self._pieces.numbers(self.step, self.plan.rank)
             pieces = [self._take_piece(number) for number in numbers]
             batches = [piece.batch for piece in pieces]
-            stream, shard, index = (
-                [*chain.from_iterable(parts)]
-                for parts in zip(*((b.stream, b.shard, b.index) for b in batches), strict=True)
-            )
-            whole = Batch(batches[0].step, batches[0].first, stream, shard, index)
             rows = [row for piece in pieces for row in piece.rows]
-            out = self._builder.build(whole, rows, [piece.arrays for piece in pieces]).out
+            out = self._builder.build(batches, rows, [piece.arrays for piece in pieces]).out
             if (tee := self._tee) is not None:
                 for piece in pieces:
                     for number, (encoded, row_shard, row_index) in enumerate(piece.rows):

@@ -52,21 +52,15 @@ def unpack_pieces(sent: Any) -> tuple[Any, "Pieces"]:
     return stages, pieces
 
 
-class DecodeWorker:
-    """A worker of the decode stage; Ray Data shows this name."""
+class StageWorker:
+    """A worker of a stage, whose function another function of the stages' module makes."""
 
-    make_stage = "make_decoder"
-
-    def __init__(self, sent: Any) -> None:
+    def __init__(self, sent: Any, make_stage: str) -> None:
         stages, pieces = unpack_pieces(sent)
-        self._stage = getattr(stages, self.make_stage)(pieces)
+        self._stage = getattr(stages, make_stage)(pieces)
 
     def __call__(self, packed: "PackedPiece") -> Any:
         return self._stage(packed)
-
-
-class EncodeWorker(DecodeWorker):
-    make_stage = "make_encoder"
 
 
 def encode_empty_caption(sent: Any) -> Any:
