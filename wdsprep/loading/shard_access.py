@@ -212,7 +212,7 @@ class RowReads:
     slot: int
     arrays: WantedArrays
     layout: SampleLayout | None = None
-    headers: Bytes = NOTHING
+    headers: Bytes = field(default_factory=lambda: NOTHING)
     padded: PaddedRows | None = None
 
     @property
