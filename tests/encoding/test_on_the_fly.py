@@ -131,7 +131,7 @@ def test_a_shard_that_another_trainer_has_kept_is_not_written_again(
     finish_draft = Draft.finish
     with patch.object(Draft, "finish", finish):
         loaders = [online(images, tee=str(kept), epochs=2) for _ in range(2)]
-        assert all(loader._session for loader in loaders), "opened before anything is kept"
+        assert all(loader._serve_encoded for loader in loaders), "opened before anything is kept"
         for loader in loaders:
             list(loader)
     assert len(units) == len(set(units)) > 0

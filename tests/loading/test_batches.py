@@ -24,12 +24,13 @@ from wdsprep.dataset.tar.write import header
 from wdsprep.errors import UsageError
 from wdsprep.loading.batch_memory import BlockPool
 from wdsprep.loading.loader import Loader, load
-from wdsprep.loading.loader import load as load_any
 from wdsprep.loading.sample_layout import SampleLayout, layout_for
 
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
-def load_batches(url: Any, global_batch: int, **options: Any) -> Loader:
-    return load_any(url, global_batch=global_batch, **({"rank": 0, "world_size": 1} | options))
+
+def load_batches(url: Any, global_batch: int = 4, **options: Any) -> Loader:
+    return load(url, global_batch=global_batch, **({"rank": 0, "world_size": 1} | options))
 
 
 @pytest.fixture
@@ -116,37 +117,29 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_latents(str(tmp_path_factory.mktemp("latents")), (16,))
 
 
-def loader(data: str, **options: Any) -> Loader:
-    return load(data, **({"global_batch": 4, "rank": 0, "world_size": 1} | options))
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 2, "num_workers": 1}])
 def test_batches_of_batches_are_refused(data: str, kind: Any, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="batch_size=None"):
-        next(iter(kind(loader(data), **options)))
+        next(iter(kind(load_batches(data), **options)))
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_whole_batches_go_through_as_they_are(data: str, kind: Any, workers: int) -> None:
-    wanted = list(loader(data))
-    found = list(kind(loader(data), batch_size=None, num_workers=workers))
+    wanted = list(load_batches(data))
+    found = list(kind(load_batches(data), batch_size=None, num_workers=workers))
     assert [batch["key"] for batch in found] == [batch["key"] for batch in wanted]
     assert all(torch.equal(a["latent"], b["latent"]) for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_a_collate_of_ones_own_decides_itself(data: str) -> None:
-    (both,) = list(DataLoader(loader(data), batch_size=4, collate_fn=list))
+    (both,) = list(DataLoader(load_batches(data), batch_size=4, collate_fn=list))
     assert len(both) == 4
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_a_batch_is_a_dict_to_whatever_looks_into_it(data: str) -> None:
-    batch = next(iter(loader(data)))
+    batch = next(iter(load_batches(data)))
     assert isinstance(batch, dict)
     doubled = _pytree.tree_map(lambda value: value * 2, batch)
     assert torch.equal(doubled["latent"], batch["latent"] * 2)
@@ -154,10 +147,9 @@ def test_a_batch_is_a_dict_to_whatever_looks_into_it(data: str) -> None:
     assert copy.copy(batch).keys() == batch.keys()  # as torch begins where it pins memory
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_raw_samples_may_be_put_together_by_torch(tmp_path: Path) -> None:
     data = write_latents(str(tmp_path), (8,))
-    (batch,) = list(DataLoader(loader(data, raw=True, global_batch=8), batch_size=8))
+    (batch,) = list(DataLoader(load_batches(data, 8, raw=True), batch_size=8))
     assert len(batch["__key__"]) == 8
 
 
@@ -169,13 +161,8 @@ Make = Callable[[str, int], bytes]
 def others(name: str, nbytes: int) -> bytes:
     """What Python's tarfile writes of a member that has an owner and a time."""
     made = tarfile.TarInfo(name)
-    made.size, made.mtime, made.uid, made.uname, made.mode = (
-        nbytes,
-        1_700_000_000,
-        1000,
-        "me",
-        0o600,
-    )
+    made.size, made.mtime, made.uid, made.uname = nbytes, 1_700_000_000, 1000, "me"
+    made.mode = 0o600
     return made.tobuf(tarfile.USTAR_FORMAT)
 
 

@@ -4,7 +4,6 @@ import io
 import shutil
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.kit.encodes import encode_here
 from tests.kit.latent_sets import array_of, field, flat, keys
 from tests.kit.packs import jpeg, packing_here
 from tests.kit.role_sets import (
-    CELLS,
     LATENT,
     LATENT_FLIPPED,
     MASK,
@@ -33,7 +31,7 @@ from tests.kit.role_sets import (
     random_samples,
     write_roles,
 )
-from tests.kit.shape_sets import CELL, RESOLUTION
+from tests.kit.shape_sets import RESOLUTION
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.shapes import fields_in_shape
 from wdsprep.errors import FingerprintError, UsageError
@@ -153,26 +151,6 @@ def test_sources_that_were_encoded_alone_are_joined_to_targets(
     others = write_roles(str(tmp_path / "others"), SAMPLES, (field("latent", LATENT.shape), MASK))
     found = next(iter(load(url, join=others, fields=("source", "mask", "key"))))
     assert_same([found], [next(iter(load(url, fields=("source", "mask", "key"))))])
-
-
-def test_sixteen_shapes_of_sixteen_shapes_each_come_in_their_turn(tmp_path: Path) -> None:
-    shapes = [(CELL * (n + 1), CELL * (16 - n)) for n in range(16)]
-    samples = random_samples(2, 320, shapes=shapes)
-    for shard in samples:
-        for number, sample in enumerate(shard):
-            shard[number] = RoleSample(
-                target=sample.target, images={"source": sample.images["source"]}
-            )
-    small = (LATENT, replace(SOURCE, shape=(1, CELLS, CELLS)))
-    made = write_roles(str(tmp_path / "many"), samples, small, shapes=shapes)
-    loader = load(made, global_batch=2)
-    assert len(loader.plan.datasets) > 220
-    known, came = keys_of(samples), Counter[str]()
-    for batch in loader:
-        (sample,) = {repr(known[key]) for key in batch["key"]}
-        assert sample
-        came.update(batch["key"])
-    assert len(came) > 480
 
 
 def test_all_images_of_a_sample_are_mirrored_or_none(url: str, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.samples import facts_bytes, value_at_path
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, StoreError, UsageError
-from wdsprep.packing.options import Filter
 from wdsprep.reporting.inspect import MatchingSamples
 
 SIZES = (60, 0, 45, 3)
@@ -60,8 +59,7 @@ def write_with_facts(url: str, sizes: tuple[int, ...] = SIZES, **options: Any) -
 def write_facts(url: str, each: Sequence[Facts]) -> str:
     """A dataset whose samples have these json, by their keys."""
 
-    whole = [json.dumps({"key": f"{number:012d}"} | one) for number, one in enumerate(each)]
-    lines = [line.replace("Infinity", "1e999").encode() for line in whole]
+    lines = [facts_bytes({"key": f"{number:012d}"} | one) for number, one in enumerate(each)]
 
     def members(key: str, fields: Any) -> Any:
         made = [(item.name, npy(np.zeros(item.shape, "<f2"))) for item in fields]
@@ -123,47 +121,19 @@ assert loaded(where={FINE!r}) == {{"duckdb", "pyarrow"}}
     assert len(list(cache_home.glob("*.arrays"))) == 1
 
 
-KINDS: list[Facts] = [
-    *({"id": 2**53 + n, "text": str(2**63 + n), "list": [2**53 + n]} for n in range(4)),
-    *({"id": 10**30}, {"id": 10**400}, {"id": -(10**400)}, {"id": float("inf")}, {"id": True}),
-    *({"id": 1.5}, {"id": "5"}, {"id": None}, {}, {"id": [1]}, {"meta": {"id": 2**53 + 1}}),
-    {"meta": {"tags": ["car", "red"], "id": float("nan")}},
-    {"tags": ["red", "car"], "meta": {"tags": ["car"]}},
-]
+IDS: list[Facts] = [{"id": 2**53 + number} for number in range(4)]
 
 
 @pytest.fixture(scope="module")
-def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_facts(str(tmp_path_factory.mktemp("kinds")), KINDS)
+def ids(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_facts(str(tmp_path_factory.mktemp("ids")), IDS)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("id == 9007199254740993", "id != 9007199254740993", "id in (9007199254740993, 1)"),
-        *("id - 1 == 9007199254740992", "text == 9223372036854775809", "9007199254740993 in list"),
-        *("id > 1e300", "id >= 0 or id < 0", "not id > 1", "-id < -1 and id * 1 == id"),
-        *("tags[0] == 'car'", "'car' in tags", "tags[0] in ['car', 'red'] != tags"),
-        *("meta.tags[0] > ''", "id in (1, 5) in list or id", "True and key"),
-    ],
-)
-def test_where_serves_what_a_filter_keeps(text: str, kinds: str) -> None:
-    """Beside any neighbours; what JSON cannot hold is lacking."""
-    known = [
-        {n: v for n, v in one.items() if v != float("inf")} | {"key": f"{number:012d}"}
-        for number, one in enumerate(KINDS)
-    ]
-    known[15] = {"key": f"{15:012d}", "meta": {"tags": ["car", "red"]}}
-    right = [facts["key"] for facts in known if Filter(text)(facts)]
-    assert right
-    assert sorted(served(kinds, where=text)) == right
-
-
-def test_what_another_evaluator_has_kept_is_not_used(kinds: str, cache_home: Path) -> None:
+def test_what_another_evaluator_has_kept_is_not_used(ids: str, cache_home: Path) -> None:
     text = "id == 9007199254740992"
     with taking_wholes_for_floats():
-        assert len(served(kinds, where=text)) == 3
-    assert served(kinds, where=text) == ["000000000000"]
+        assert len(served(ids, where=text)) == 2
+    assert served(ids, where=text) == ["000000000000"]
     assert len([*cache_home.glob("*.arrays")]) == 2
 
 
@@ -180,22 +150,20 @@ def taking_wholes_for_floats() -> ExitStack:
     return stack
 
 
-def test_a_state_of_another_selection_is_refused_in_words(kinds: str) -> None:
+def test_a_state_of_another_selection_is_refused(ids: str) -> None:
     """That of the same selection goes on, whatever has evaluated it."""
-    data = kinds
     texts = ("id > 9007199254740992", "id > 1")
     with taking_wholes_for_floats():
-        loaders = [load(data, where=text, global_batch=1, step=2, epochs=3) for text in texts]
+        loaders = [load(ids, where=text, global_batch=1, step=2, epochs=3) for text in texts]
         other, same = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
         right = keys(loaders[1])
-    with pytest.raises(FingerprintError, match=r"^the state belongs .*\n  stream 0") as caught:
-        load(data, where=texts[0], global_batch=1).load_state_dict(other)
-    assert "begin another order at its step 2" in str(caught.value)
-    again = load(data, where=texts[1], global_batch=1, epochs=3)
+    with pytest.raises(
+        FingerprintError, match=r"(?s)stream 0 .* begin another order at its step 2"
+    ):
+        load(ids, where=texts[0], global_batch=1).load_state_dict(other)
+    again = load(ids, where=texts[1], global_batch=1, epochs=3)
     again.load_state_dict(same)
     assert keys(again) == right
-    with pytest.raises(FingerprintError, match=r"^the state belongs to another order"):
-        load(data, where=texts[1], global_batch=1, seed=5).load_state_dict(same)
 
 
 def test_the_pass_is_made_once_and_kept_until_the_dataset_changes(
