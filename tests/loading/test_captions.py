@@ -145,7 +145,7 @@ def test_empty_captions_of_samples_stand_beside_one_for_all(
     of_images: tuple[str, str], parts: tuple[str, str, str]
 ) -> None:
     own, empty = of_images
-    with pytest.raises(NotFoundError, match="images of each sample: join the text dataset that"):
+    with pytest.raises(NotFoundError, match="images of each sample, join the text dataset that"):
         load(own, drop_text=0.5)
     assert {*tags(load(empty, fields="txt"))} <= {"empty", ""}  # alone it is a dataset as others
     assert {*tags(load(own, join=empty, captions={"empty": 1}, fields="txt"))} <= {"empty", ""}

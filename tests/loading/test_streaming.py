@@ -113,9 +113,9 @@ def test_a_program_may_end_in_the_middle_of_everything(images: Path) -> None:
     what = f"{COUNT} samples, {COUNT // 4} steps of 4 an epoch"
     assert done.stdout.splitlines() == [
         *["8"] * 3,
-        f"<Loader '{images.parent}/latents': {what}; at step 2, epoch 0>",
+        f"<Loader '{images.parent}/latents': {what}; at step 2>",
         f"<Feed '{images}': {what}; 1 trainer>",
-        f"<Trainer '{images}': {what}; at step 2, epoch 0>",
+        f"<Trainer '{images}': {what}; at step 2>",
     ]
 
 

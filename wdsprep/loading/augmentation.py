@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from wdsprep.dataset.file_names import IMPORTER, empty_name
-from wdsprep.dataset.npy_arrays import LATENT, Field, is_imported, normalise, text_fields
+from wdsprep.dataset.npy_arrays import LATENT, Field, normalise, text_fields
 from wdsprep.encoding.captions.options import EMPTY, PER_SAMPLE
 from wdsprep.encoding.models.base import read_tensor
 from wdsprep.encoding.models.noise import noise_keys, normal
@@ -67,8 +67,7 @@ def _sample(plan: LoadPlan, batch: Batch, moments: torch.Tensor, rows: range) ->
 
 def _drop(plan: LoadPlan, batch: Batch, rows: range) -> None:
     for row in plan.pick_rows("drop_text", batch, rows):
-        choice = batch.choice[row] if len(plan.choices) > 1 else 0
-        empty = plan.empty[batch.stream[row]][choice] if plan.empty else {}
+        empty = plan.empty[batch.stream[row]][plan.choice_of(batch, row)] if plan.empty else {}
         for name, array in empty.items():
             batch.put(name, row, array[None])
         for name in TEXTS:
@@ -135,16 +134,12 @@ def read_empty_caption(dataset: Dataset) -> Empty:
         try:
             data = dataset.store.read(what)
         except NotFoundError as error:
-            need = "drop_text needs the empty caption's array"
-            if is_imported(dataset.settings):
-                need += f': the same "{IMPORTER}" with --empty and --overwrite writes it'
-            if "text_roles" in dataset.settings:
-                need = (
-                    "its text depends on the images of each sample: join the text dataset that "
-                    f'"wdsprep encode --latents none --empty {PER_SAMPLE}" makes, or leave out '
-                    "drop_text"
-                )
-            raise NotFoundError(f"{error}: {need}") from None
+            raise NotFoundError(
+                f"{error}: drop_text needs the empty caption's array; the same "
+                f'"{IMPORTER}" with --empty and --overwrite writes it, and for text that depends '
+                "on the images of each sample, join the text dataset that "
+                f'"wdsprep encode --latents none --empty {PER_SAMPLE}" makes'
+            ) from None
         if (values := tensor_of(item, data)) is None:
             raise FormatError(
                 f"{dataset.store.url}/{what} has another shape than the arrays of captions"

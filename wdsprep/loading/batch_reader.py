@@ -273,14 +273,10 @@ class Reader:
             return
         by_arrays: dict[WantedArrays, list[int]] = {}
         for row in run:
-            arrays = self.wanted[batch.stream[row]][slot][self._choice(batch, row)]
+            arrays = self.wanted[batch.stream[row]][slot][self.plan.choice_of(batch, row)]
             if arrays is not None:
                 by_arrays.setdefault(arrays, []).append(row)
         yield from by_arrays.items()
-
-    def _choice(self, batch: Batch, row: int) -> int:
-        """Return the number of the text dataset that was picked for a row."""
-        return batch.choice[row] if len(self.plan.choices) > 1 else 0
 
     def _replace(
         self, batch: Batch, faults: dict[int, Fault], instead: PutSubstitute | None = None
@@ -295,7 +291,7 @@ class Reader:
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
             for row, fault in faults.items():
-                choice = batch.stream[row], self._choice(batch, row)
+                choice = batch.stream[row], self.plan.choice_of(batch, row)
                 self.substitutes.warn(choice, batch.shard[row], fault)
                 damaged[row] += fault[0] != MISSING
                 if damaged[row] == ATTEMPTS:

@@ -90,11 +90,6 @@ class LoadPlan:
         steps = plural(self.order.steps_per_epoch, "step")
         return f"{places}: {samples}, {steps} of {self.order.global_batch:,} an epoch"
 
-    def describe(self, step: int) -> str:
-        """Return the summary of this plan, followed by the rank, the step and the epoch."""
-        rank = f"rank {self.rank} of {self.world}, " if self.world > 1 else ""
-        return f"{self.summary}; {rank}at step {step:,}, epoch {self.order.epoch(step):,}"
-
     @cached_property
     def choices(self) -> tuple[str, ...]:
         """The names of the text datasets from which one is picked for each sample.
@@ -130,6 +125,10 @@ class LoadPlan:
     @property
     def has_text_arrays(self) -> bool:
         return any(text_fields(dataset.served.values()) for dataset in self.datasets)
+
+    def choice_of(self, batch: Batch, row: int) -> int:
+        """Return the number of the text dataset that was picked for a row."""
+        return batch.choice[row] if len(self.choices) > 1 else 0
 
     def pick_captions(self, step: int, first: int, count: int) -> Ints:
         """Return the number of the caption that is picked at random for each row.

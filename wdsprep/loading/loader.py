@@ -262,7 +262,7 @@ class Loader(IterableDataset[dict[str, Any]]):
         self._moves = 0  # of the place, but for that of the newest iteration
 
     def __repr__(self) -> str:
-        return f"<Loader {self.plan.describe(self.step)}>"
+        return f"<Loader {self.plan.summary}; at step {self.step:,}>"
 
     @property
     def step(self) -> int:
@@ -303,7 +303,8 @@ class Loader(IterableDataset[dict[str, Any]]):
     def urls(self) -> list[str]:
         """Return the URLs of the shards, as `webdataset.WebDataset` takes them."""
         wholes = dict.fromkeys(dataset.whole for dataset in self.plan.datasets)
-        return [url for whole in wholes for url in whole.urls()]
+        places = {whole: whole.store.root or whole.store.url for whole in wholes}
+        return [f"{place}/{name}" for whole, place in places.items() for name in whole.names]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to resume from: under 1 KB of JSON, the same on every rank."""
@@ -351,19 +352,19 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
-        if info is not None and self.encoding is not None:
-            raise UsageError("encode= has threads of its own: give the DataLoader num_workers=0")
-        if info is not None and (self.plan.device or self.plan.options.pin):
+        if info is not None and (self.encoding or self.plan.pinned or self.plan.device):
             raise UsageError(
-                "device= and pin= do not work in a DataLoader's workers: leave them out, and give "
-                "DataLoader(pin_memory=True)"
+                "encode=, device= and pin= do not work in a DataLoader's workers: give it "
+                "num_workers=0, or leave them out and give it pin_memory=True"
             )
-        if info is None and self._worker is not None:
+        number, stride = (0, 1) if info is None else (info.id, info.num_workers)
+        if self._worker and (info is None or self._worker[:2] != (number, stride)):
             raise FingerprintError(
-                "the state was saved in a DataLoader's worker: only a DataLoader can resume it"
+                f"the state was saved in worker {self._worker[0]} of {self._worker[1]} of a "
+                "DataLoader: resume in one with as many workers, or count steps in the trainer and "
+                "set loader.step"
             )
-        stride = 1 if info is None else info.num_workers
-        end = self._unit * (self.end if info is None else self._enter(info.id, stride))
+        end = self._unit * (self.end if info is None else self._enter(number, stride))
         self._moves += 1
         moves = self._moves
         for place, item in self._serve(range(self._place, max(self._place, end), stride)):
@@ -410,10 +411,5 @@ class Loader(IterableDataset[dict[str, Any]]):
         if self._worker is None:
             self._worker = (number, workers, self.end)
             self._place += number
-        elif self._worker[:2] != (number, workers):
-            raise FingerprintError(
-                f"the state was saved in worker {self._worker[0]} of {self._worker[1]}: resume "
-                "with as many workers, or count steps in the trainer and set loader.step"
-            )
         self._is_entered = True
         return self._worker[2]

@@ -64,7 +64,10 @@ def open_sources(plan: LoadPlan) -> Sources:
     return tuple(tuple(opened[part.whole] for part in d.with_joined) for d in plan.datasets)
 
 
-def close_sources(sources: Sources) -> None:
+def close_sources(sources: Sources, pool: ThreadPoolExecutor | None = None) -> None:
+    """Close shards, after the pool of threads that read them."""
+    if pool is not None:
+        pool.shutdown(wait=False, cancel_futures=True)
     for shards in dict.fromkeys(chain.from_iterable(sources)):
         shards.close()
 
@@ -81,7 +84,7 @@ def fill_batches(
     reader = reader or open_reader(plan)
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
     # At the latest when the program ends:
-    close = weakref.finalize(reader, _close, pool, reader.sources)
+    close = weakref.finalize(reader, close_sources, reader.sources, pool)
     most = ROWS_AT_ONCE
     if "made" in plan.names:
         most = CROPS_AT_ONCE
@@ -105,11 +108,6 @@ def fill_batches(
             yield _finish(*queue.popleft(), plan.options.pad)
     finally:
         close()
-
-
-def _close(pool: ThreadPoolExecutor, sources: Sources) -> None:
-    pool.shutdown(wait=False, cancel_futures=True)
-    close_sources(sources)
 
 
 def _finish(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:

@@ -266,11 +266,6 @@ class Dataset:
         """The side of the square of cells that latents keep as channels."""
         return int(self.latents.settings.get("patch", 1))
 
-    def urls(self) -> list[str]:
-        """Return the paths or URLs of the shards; paths are absolute."""
-        place = self.store.root or self.store.url
-        return [f"{place}/{name}" for name in self.names]
-
 
 def served_text_fields(parts: Sequence[Dataset], choice: str = "") -> list[tuple[Field, ...]]:
     """Return the text arrays that each dataset contributes to a batch.

@@ -91,7 +91,7 @@ class Trainer:
         return self._end - self.step
 
     def __repr__(self) -> str:
-        return f"<Trainer {self.plan.describe(self.step)}>"
+        return f"<Trainer {self.plan.summary}; at step {self.step:,}>"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to resume from, the same on every trainer.
