@@ -41,8 +41,9 @@ class Data:
         """The bytes that were not in the cache; what comes must be right."""
         fetched = []
 
-        def fetch(low: int, high: int, buffer: memoryview) -> int:
-            fetched.append(self.part(shard, low, high))
+        def fetch(low: int, buffer: memoryview) -> int:
+            start = self.offsets[shard][low]
+            fetched.append(self.bytes[shard][start : start + len(buffer)])
             buffer[:] = fetched[-1]
             return len(buffer)
 

@@ -32,8 +32,6 @@ from wdsprep.errors import UsageError
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.sources.patterns import is_table
 from wdsprep.sources.tables.parquet import OpenParquet
-from wdsprep.store.base import RemoteStore
-from wdsprep.store.schemes import ANY_PLACE
 from wdsprep.tables.column_conditions import Mask, mask_of, whole_numbers
 from wdsprep.tables.join_columns import JoinedSamples, lay_out_scores, lay_out_table
 from wdsprep.tables.joined_columns import LaidOut
@@ -75,8 +73,6 @@ class TablesBeside:
 def open_tables(dataset: Dataset) -> ShardTables:
     """Return the tables of the shards of an opened dataset."""
     store = dataset.store
-    if not (store.root or isinstance(store, RemoteStore)):
-        raise UsageError(f"{store.url} cannot be loaded: give {ANY_PLACE}")
     if dataset.kind == "tars":
         sizes = zip(dataset.names, dataset.sizes.tolist(), strict=True)
         return ForeignTables(store, [Shard(name, count) for name, count in sizes])

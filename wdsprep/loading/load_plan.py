@@ -340,8 +340,7 @@ def check_plan(plan: LoadPlan) -> None:
 def _check_captions(plan: LoadPlan) -> None:
     """Raise UsageError if captions cannot be dropped or picked, or if a batch needs two masks."""
     names, first = plan.names, plan.datasets[0]
-    has_texts = not {*TEXTS, "json"}.isdisjoint(names)
-    has_texts = has_texts or plan.has_text_arrays
+    has_texts = plan.has_text_arrays or not {*TEXTS, "json"}.isdisjoint(names)
     if plan.options.drop_text and first.kind == "latents" and not has_texts:
         raise UsageError(
             f"{first.store.url} was made with --text none: leave out drop_text, or ask for "

@@ -139,7 +139,6 @@ def load(options: LoadOptions) -> "Loader":
         also_places={name: d.store.url for name, d in _joined_datasets(datasets).items()},
     )
     names = choose_fields(datasets, options)
-    names = () if options.raw else names
     rank, world = find_rank(options)
     order.check(options.step, rank=rank, world=world)
     threads, ahead = prefetch_depth(options, encoding, options.global_batch // world)
@@ -149,7 +148,7 @@ def load(options: LoadOptions) -> "Loader":
         order=order,
         rank=rank,
         world=world,
-        names=names,
+        names=() if options.raw else names,
         captions=captions,
         threads=threads,
         ahead=ahead,

@@ -13,7 +13,6 @@ from itertools import chain
 import numpy as np
 
 from wdsprep.dataset.random_numbers import Ints
-from wdsprep.errors import UsageError
 from wdsprep.loading.batch_memory import Batch, NumberedBatches
 from wdsprep.loading.batch_reader import Reader, Sources
 from wdsprep.loading.load_plan import LoadPlan
@@ -22,7 +21,6 @@ from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.shard_access import RemoteShards, Shards, WantedRows
 from wdsprep.store.base import RemoteStore
-from wdsprep.store.schemes import ANY_PLACE
 
 ROWS_AT_ONCE = 64  # rows that a thread reads at a time
 SMALL_AT_ONCE = 256  # rows of small latents, which together take no more than the next line
@@ -55,12 +53,10 @@ def open_sources(plan: LoadPlan) -> Sources:
     for whole in (part.whole for dataset in plan.datasets for part in dataset.with_joined):
         if whole in opened:
             continue
-        if whole.store.root:
-            opened[whole] = Shards(whole)
-        elif isinstance(whole.store, RemoteStore):
+        if isinstance(whole.store, RemoteStore):
             opened[whole] = RemoteShards(whole, whole.store, plan.cache)
         else:
-            raise UsageError(f"{whole.store.url} cannot be loaded: give {ANY_PLACE}")
+            opened[whole] = Shards(whole)
     return tuple(tuple(opened[part.whole] for part in d.with_joined) for d in plan.datasets)
 
 

@@ -56,8 +56,8 @@ PAGE, WORD = 4096, 8
 NAME = re.compile(r"[0-9a-f]{32}\.samples")
 CacheDir = tuple[Path, int]
 """A cache folder on a local disk, and the bytes that it may hold."""
-Fetch = Callable[[int, int, memoryview], int]
-"""A function that puts samples [first, stop) into memory and returns how many bytes came."""
+Fetch = Callable[[int, memoryview], int]
+"""A function that fills memory with samples from one on, and returns how many bytes came."""
 _log = logging.getLogger("wdsprep")
 
 
@@ -137,7 +137,7 @@ class Cache:
             return len(data)
         low, high = missing[0], missing[-1] + 1
         start, end = (offsets[number] - offsets[first] for number in (low, high))
-        count = fetch(low, high, data[start:end])
+        count = fetch(low, data[start:end])
         with self._warn_of_failure(), _opened(path, os.O_RDWR | os.O_CREAT) as fd:
             came = bisect_right(offsets, offsets[low] + count, low, high + 1) - 1
             known_words = enumerate(_read_words(fd, low, came), low)

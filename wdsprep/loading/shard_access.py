@@ -393,7 +393,7 @@ class RemoteShards(Shards):
         opened, name = self.get(shard), self._dataset.names[shard]
         offsets = opened.offsets
 
-        def fetch(first: int, _stop: int, buffer: memoryview) -> int:
+        def fetch(first: int, buffer: memoryview) -> int:
             with self._large if len(buffer) > LARGE_NBYTES else nullcontext():
                 return self._store.read_into(name, buffer, start=offsets[first])
 
@@ -403,7 +403,7 @@ class RemoteShards(Shards):
         data = self._blocks.take(nbytes).data
         try:
             if self._cache is None:
-                count = fetch(first, stop, data)
+                count = fetch(first, data)
             else:
                 count = self._cache.read(
                     shard, offsets, first, stop, data, fetch, stamp=opened.stamp

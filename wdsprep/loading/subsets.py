@@ -294,32 +294,26 @@ def _read_combinations(dataset: Dataset, slots: Sequence[int]) -> Iterator[list[
 
 
 def _sizes_in(columns: Mapping[str, Sequence[Any]], roles: Sequence[str]) -> list[ImageSizes]:
-    """Return the images of each row of a table: those in its columns, and others in its `rest`."""
-    sides = (columns[f"{role}_{side}"] for role in roles for side in SIDES)
-    first = lru_cache(1 << 12)(
-        lambda *sides: tuple(
-            (role, size)
-            for role, size in zip(roles, zip(sides[::2], sides[1::2], strict=True), strict=True)
-            if None not in size
-        )
-    )
-    rows: list[ImageSizes] = [*map(first, *sides)]
-    for row, text in enumerate(columns[REST]):
-        facts = parse_object(text) if text else None
-        if facts:
-            rows[row] = tuple(chain.from_iterable(_with_next(image, facts) for image in rows[row]))
-    return rows
+    """Return the images of each row of a table.
 
+    The sizes of the first image of each role are in columns, and those of the next ones in `rest`.
+    """
+    names = [f"{role}_{side}" for role in roles for side in SIDES]
 
-def _with_next(image: tuple[str, Size], facts: Mapping[str, Any]) -> Iterator[tuple[str, Size]]:
-    """Yield the first image of a role, and the next ones, whose sizes these facts state."""
-    yield image
-    for number in count(1):
-        name = image_name(image[0], number)
-        width, height = (facts.get(f"{name}_{side}") for side in SIDES)
-        if type(width) is not int or type(height) is not int:
-            return
-        yield name, (width, height)
+    @lru_cache(1 << 8)
+    def images_of(rest: str | None, *sides: int | None) -> ImageSizes:
+        facts = (parse_object(rest) if rest else None) or {}
+        facts |= dict(zip(names, sides, strict=True))
+        images = []
+        for role in roles:
+            for name in (image_name(role, number) for number in count()):
+                width, height = (facts.get(f"{name}_{side}") for side in SIDES)
+                if type(width) is not int or type(height) is not int:
+                    break
+                images.append((name, (width, height)))
+        return tuple(images)
+
+    return [*map(images_of, columns[REST], *(columns[name] for name in names))]
 
 
 def _without_repeats(images: ImageSizes) -> ImageSizes:

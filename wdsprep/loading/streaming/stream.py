@@ -40,7 +40,6 @@ from wdsprep.runners import worker_versions
 from wdsprep.runners.options import ray_in_use
 from wdsprep.runners.ray.cluster import connect_to_ray
 from wdsprep.store.base import absolute
-from wdsprep.text import plural
 
 LEAST = 2  # cores of a Ray that is started here: one for a worker of each stage
 
@@ -143,10 +142,6 @@ class Feed:
     def __init__(self, trainers: "list[Trainer]", stack: ExitStack) -> None:
         self.trainers, self._stack = trainers, stack
         atexit.register(stack.close)
-
-    def __repr__(self) -> str:
-        trainers = plural(len(self.trainers), "trainer")
-        return f"<Feed {self.trainers[0].plan.summary}; {trainers}>"
 
     def __enter__(self) -> "Feed":
         return self
