@@ -247,9 +247,7 @@ def _plain(given: Any) -> Any:
 def flag(name: str, given: Any) -> bool:
     if isinstance(given, int) and given in (0, 1):
         return bool(given)
-    raise UsageError(
-        f"{name} {brief(given)}: give True or False; on the command line it takes no value"
-    )
+    raise UsageError(f"{name} {brief(given)}: give True or False")
 
 
 def _text(name: str, given: Any) -> str:

@@ -15,7 +15,6 @@ from wdsprep.runners.make_runner import HERE_NBYTES, InProcessRunner, runner_for
 from wdsprep.runners.options import (
     THIS_RAY,
     WorkerOptions,
-    WorkerRangeOptions,
     choose_runner,
     ray_in_use,
     ray_line,
@@ -64,8 +63,8 @@ def test_a_run_on_ray_says_so_and_one_without_says_nothing() -> None:
 
 def test_a_span_of_workers_is_for_a_cluster_whoever_chose_that() -> None:
     with pytest.raises(UsageError, match="give it with --ray-address"):
-        WorkerRangeOptions(workers="2:4")
-    wide = WorkerRangeOptions(ray_address="head:6379", workers="2:4")
+        WorkerOptions(workers="2:4")
+    wide = WorkerOptions(ray_address="head:6379", workers="2:4")
     assert (wide.least, wide.most) == (2, 4)
 
 

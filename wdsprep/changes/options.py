@@ -17,15 +17,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.options import role_image
 from wdsprep.options import Place, about, as_places, option_field
 from wdsprep.packing.options import ShardSizes
-from wdsprep.runners.options import (
-    JOIN,
-    OUTPUT,
-    TRACK,
-    ListenedOptions,
-    WorkerOptions,
-    WorkerRangeOptions,
-    overwrite,
-)
+from wdsprep.runners.options import JOIN, OUTPUT, TRACK, ListenedOptions, WorkerOptions, overwrite
 from wdsprep.store import did_you_mean_place, split_url
 from wdsprep.store.base import local_path
 from wdsprep.text import brief, check_texts
@@ -143,7 +135,7 @@ class RemoveOptions(ListenedOptions):
 
 
 @dataclass(frozen=True)
-class SelectOptions(WorkerRangeOptions, ShardSizes):
+class SelectOptions(WorkerOptions, ShardSizes):
     """The options of `select`."""
 
     datasets: Place | Sequence[Place] = field(

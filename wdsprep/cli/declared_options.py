@@ -165,11 +165,6 @@ class DeclaredCommand(Command):
         return parser
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flags = {option.dashed: option for option in self.declared if option.is_flag}
-        for word in args[: args.index("--") if "--" in args else None]:
-            name, has_value, value = word.partition("=")
-            if has_value and (flag := flags.get(name.replace("_", "-"))):
-                flag.read(value)  # raises
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:

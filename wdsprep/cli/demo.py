@@ -14,12 +14,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from random import Random
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageColor, ImageDraw
 
 from wdsprep.errors import UsageError, WorkError
 
@@ -31,18 +31,7 @@ SIDES = (260, 280, 300, 340, 384, 440, 480, 520, 640)
 SHAPES = (1.0, 1.0, 1.33, 1.5, 0.75, 0.67, 1.78)
 SMALL: PictureSize = (160, 120)
 LONG: PictureSize = (1600, 90)
-COLOURS = {
-    "black": (25, 25, 30),
-    "blue": (45, 90, 200),
-    "green": (60, 150, 70),
-    "grey": (135, 135, 140),
-    "orange": (235, 140, 45),
-    "pink": (240, 150, 180),
-    "purple": (125, 65, 160),
-    "red": (205, 50, 45),
-    "white": (240, 240, 235),
-    "yellow": (245, 215, 70),
-}
+COLOURS = ["black", "blue", "green", "grey", "orange", "pink", "purple", "red", "white", "yellow"]
 CORNERS = {"disc": 60, "triangle": 3, "square": 4, "hexagon": 6}
 PLACES = ((0.25, 0.3), (0.75, 0.3), (0.3, 0.7), (0.7, 0.75), (0.5, 0.5))
 
@@ -50,19 +39,17 @@ PLACES = ((0.25, 0.3), (0.75, 0.3), (0.3, 0.7), (0.7, 0.75), (0.5, 0.5))
 def draw(seed: object, size: PictureSize) -> tuple[Image.Image, str]:
     """Draw some shapes on clouds, as seed and size decide; return them with a caption."""
     random = Random(f"{seed}")  # noqa: S311 (a picture, no secret)
-    ground, *colours = random.sample(list(COLOURS), random.randint(2, 4))
+    ground, *colours = random.sample(COLOURS, random.randint(2, 4))
     clouds = Image.frombytes("L", (5, 4), random.randbytes(20)).resize(size)
-    shade = tuple(value * 2 // 3 for value in COLOURS[ground])
-    image = Image.composite(
-        Image.new("RGB", size, COLOURS[ground]), Image.new("RGB", size, shade), clouds
-    )
+    shade = tuple(value * 2 // 3 for value in ImageColor.getrgb(ground))
+    image = Image.composite(Image.new("RGB", size, ground), Image.new("RGB", size, shade), clouds)
     shapes = []
     for colour, (x, y) in zip(colours, random.sample(PLACES, len(colours)), strict=True):
         name = random.choice(list(CORNERS))
         radius = random.uniform(0.1, 0.25) * min(size)
         around = (x * size[0], y * size[1], radius)
         ImageDraw.Draw(image).regular_polygon(
-            around, CORNERS[name], random.randrange(360), fill=COLOURS[colour]
+            around, CORNERS[name], random.randrange(360), fill=colour
         )
         shapes.append(f"{_article(colour)} {name}")
     return image, f"{' and '.join(shapes)} on {_article(ground)} background"
@@ -87,7 +74,7 @@ def write_pictures(
         side, shape = random.choice(sides), random.choice(SHAPES)
         size = (round(side * shape), side) if shape >= 1 else (side, round(side / shape))
         image, caption = draw(f"demo {number}", size)
-        kind = list(KINDS)[number % len(KINDS)] if number % 2 else "jpg"
+        kind = list(KINDS)[number // 2 % len(KINDS)] if number % 2 else "jpg"
         stem = folder / FOLDERS[number % len(FOLDERS)] / f"{number:04}-{kind}"
         suffix, encode = KINDS[kind]
         stem.with_suffix(suffix).write_bytes(encode(image))
@@ -107,42 +94,12 @@ def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
     return out.getvalue()
 
 
-def _encode_turned(image: Image.Image) -> bytes:
-    """Encode an image as a phone that is held upright does: lying, with a note to turn it."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return _encode(image.transpose(Image.Transpose.ROTATE_90), "JPEG", quality=90, exif=exif)
-
-
-def _encode_transparent(image: Image.Image) -> bytes:
-    alpha = Image.radial_gradient("L").resize(image.size).point([255] * 180 + [0] * 76)
-    image = image.copy()
-    image.putalpha(alpha)
-    return _encode(image, "PNG")
-
-
-def _encode_16_bits(image: Image.Image) -> bytes:
-    """Encode an image as grey in 16 bits, as scanners and microscopes do."""
-    grey = image.convert("L").tobytes()
-    deep = bytearray(2 * len(grey))
-    deep[0::2] = deep[1::2] = grey
-    return _encode(Image.frombytes("I;16", image.size, bytes(deep)), "PNG")
-
-
-def _encode_animation(image: Image.Image) -> bytes:
-    frames = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)]
-    return _encode(image, "GIF", save_all=True, append_images=frames, duration=500)
-
-
 KINDS: dict[str, tuple[str, Callable[[Image.Image], bytes]]] = {
     "jpg": (".jpg", lambda image: _encode(image, "JPEG", quality=90)),
     "png": (".png", lambda image: _encode(image, "PNG")),
     "webp": (".webp", lambda image: _encode(image, "WEBP", quality=90, method=2)),
-    "turned": (".jpg", _encode_turned),
     "cmyk": (".jpg", lambda image: _encode(image.convert("CMYK"), "JPEG", quality=90)),
-    "alpha": (".png", _encode_transparent),
-    "deep": (".png", _encode_16_bits),
-    "gif": (".gif", _encode_animation),
+    "gif": (".gif", lambda image: _encode(image, "GIF")),
     "grey": (".jpg", lambda image: _encode(image.convert("L"), "JPEG", quality=90)),
     "tiff": (".tif", lambda image: _encode(image, "TIFF", compression="tiff_lzw")),
     "progressive": (".jpg", lambda image: _encode(image, "JPEG", quality=80, progressive=True)),
@@ -204,6 +161,29 @@ a folder of images, each with its caption in a .txt beside it
   wdsprep encode --resolution 256       # with a real model, for training: on GPUs"""
 
 
+STEPS = (
+    (
+        "Check the pictures and pack them into tar shards, by resolution",
+        "wdsprep pack {0}/downloads {0}/images",
+    ),
+    (
+        "Encode them in one pass: those large enough for 256 pixels, and for 512",
+        "wdsprep encode {0}/images {0}/latents-{{resolution}} --resolution 256,512 --model tiny",
+    ),
+    (
+        "Check every byte, and that images and latents match",
+        "wdsprep verify {0}/images {0}/latents-256 {0}/latents-512",
+    ),
+    ("Load batches, as a trainer does", "python {0}/load.py"),
+    (
+        "Put all of it on one page: what came in, what was rejected, what latents look like",
+        "wdsprep report {0}/images {0}/latents-256 {0}/latents-512 -o {0}/report.html",
+    ),
+)
+"""The title and the command of each step. A command of wdsprep runs in this process."""
+OVERWRITING = ("pack", "encode")
+
+
 def demo(
     folder: str,
     *,
@@ -224,9 +204,10 @@ def demo(
         raise WorkError(
             f"{home} cannot hold the pictures ({error}): give another folder"
         ) from error
-    for title, words in steps(folder, overwrite=overwrite):
-        say(f"\n# {title}\n$ {shlex.join(words)}")
-        program, *arguments = words
+    for title, command in STEPS:
+        program, *arguments = (word.format(folder) for word in command.split())
+        arguments += ["--overwrite"] * (overwrite and arguments[0] in OVERWRITING)
+        say(f"\n# {title}\n$ {shlex.join([program, *arguments])}")
         if program == "wdsprep":
             code = run(arguments)
         else:
@@ -236,33 +217,6 @@ def demo(
             return code
     say("\n" + AFTERWARDS.format(folder=folder))
     return 0
-
-
-def steps(folder: str, *, overwrite: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """Yield the title and the words of each step, in their order.
-
-    A command whose first word is `wdsprep` runs in this process.
-    """
-    anew = ["--overwrite"] if overwrite else []
-    images, latents = f"{folder}/images", [f"{folder}/latents-{side}" for side in (256, 512)]
-    yield (
-        "Check the pictures and pack them into tar shards, by resolution",
-        ["wdsprep", "pack", f"{folder}/downloads", images, *anew],
-    )
-    words = ["wdsprep", "encode", images, f"{folder}/latents-{{resolution}}"]
-    yield (
-        "Encode them in one pass: those large enough for 256 pixels, and for 512",
-        [*words, "--resolution", "256,512", "--model", "tiny", *anew],
-    )
-    yield (
-        "Check every byte, and that images and latents match",
-        ["wdsprep", "verify", images, *latents],
-    )
-    yield "Load batches, as a trainer does", ["python", f"{folder}/load.py"]
-    yield (
-        "Put all of it on one page: what came in, what was rejected, what latents look like",
-        ["wdsprep", "report", images, *latents, "-o", f"{folder}/report.html"],
-    )
 
 
 def _draw(

@@ -29,7 +29,7 @@ from wdsprep.runners.options import (
     OUTPUT,
     TRACK,
     WORKERS,
-    WorkerRangeOptions,
+    WorkerOptions,
     limit,
     overwrite,
     parse_workers,
@@ -109,7 +109,7 @@ class Encode(Recipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodeWorkerOptions(WorkerRangeOptions):
+class EncodeWorkerOptions(WorkerOptions):
     """The options of workers and their devices; `auto` and 0 leave the choice to wdsprep."""
 
     device: str = option_field(

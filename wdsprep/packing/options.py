@@ -21,7 +21,7 @@ from wdsprep.images.options import HEADING, ImageOptions, Limits, jpeg_quality
 from wdsprep.limits import MAX_DOWNLOAD_NBYTES, MAX_NBYTES
 from wdsprep.options import Options, option_field, options_in_settings
 from wdsprep.packing import HASHES
-from wdsprep.runners.options import OUTPUT, TRACK, WorkerRangeOptions, limit, overwrite
+from wdsprep.runners.options import OUTPUT, TRACK, WorkerOptions, limit, overwrite
 from wdsprep.sources.captions import CAPTIONS
 from wdsprep.text import brief, parse_names, parse_size
 
@@ -359,7 +359,7 @@ class PackRules(ShardSizes, ImageOptions):
 
 
 @dataclass(frozen=True)
-class PackOptions(WorkerRangeOptions, FetchOptions, PackRules):
+class PackOptions(WorkerOptions, FetchOptions, PackRules):
     """The options of `pack`."""
 
     unit_noun: ClassVar[str] = "slice"

@@ -24,7 +24,7 @@ from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
-from wdsprep.reporting.datasets import ReportDataset, open_each, pick, read_output, read_samples
+from wdsprep.reporting.datasets import ReportDataset, check_output, open_each, pick, read_samples
 from wdsprep.reporting.options import REPO, CardOptions
 from wdsprep.reporting.overview import overview_lines
 from wdsprep.store import split_url
@@ -75,8 +75,7 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
     captions of `samples` of each dataset, picked by `seed`. An earlier card is replaced if nobody
     changed it; `yes` replaces any other file too.
     """
-    output, listener = os.fspath(options.output), options.listener_or_mute
-    repo, license = options.repo, options.license
+    output, repo, license = os.fspath(options.output), options.repo, options.license
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"--repo {repo}: give the owner and the name, such as {REPO}")
     opened = open_each([os.fspath(dataset) for dataset in datasets])
@@ -87,12 +86,7 @@ def card(datasets: Sequence[Place], options: CardOptions) -> Card:
         repo = (repos.pop() if len(repos) == 1 else "") or repo
     placed = _place_datasets(opened, repo)
     if output:
-        there = read_output(output, opened, "card", endings=(".md",), besides=(CARD,))
-        if there and not _is_ours(there) and not (options.yes or listener.confirm(output)):
-            raise UsageError(
-                f"{output} exists already, and is not a card or was changed since: give another "
-                "-o, or --yes to replace it"
-            )
+        check_output(options, opened, "card", is_ours=_is_ours, endings=(".md",), besides=(CARD,))
     text = "".join(_card_parts(placed, repo, license, options.samples, options.seed))
     text += MARK.format(_digest(text))
     if output:

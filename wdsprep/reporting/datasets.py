@@ -1,6 +1,6 @@
 """The datasets of a report or a card: at most one of images, and latents, text or scores of them.
 
-`open_all` opens them and refuses what does not belong together, and `read_output` says where a
+`open_all` opens them and refuses what does not belong together, and `check_output` says where a
 report may be written.
 
 Samples are picked by chance, and each is read where it is, so that no shard is read whole. The pick
@@ -11,9 +11,11 @@ The latent sample of an image sample is found without a search, by its position 
 (`wdsprep.dataset.image_positions`).
 """
 
+import os
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
@@ -38,6 +40,7 @@ from wdsprep.errors import (
     TarError,
     UsageError,
 )
+from wdsprep.reporting.options import CardOptions, ReportOptions
 from wdsprep.reporting.overview import overview, shards_by_bucket
 from wdsprep.store import open_store, split_url
 from wdsprep.store.base import Store, absolute, is_web
@@ -171,20 +174,23 @@ def open_each(urls: Sequence[str]) -> tuple[ReportDataset, ...]:
     )
 
 
-def read_output(
-    output: str,
+def check_output(
+    options: ReportOptions | CardOptions,
     datasets: Sequence[ReportDataset],
     what: str,
     *,
+    is_ours: Callable[[bytes], bool],
     endings: tuple[str, ...],
     besides: Sequence[str] = (),
-) -> bytes:
-    """Return the start of the file at `output`, b"" if there is none.
+) -> None:
+    """Raise UsageError if nothing must be written to the output of the options.
 
-    Raise UsageError if nothing must be written there: the name has to have one of the endings, and
-    the place must be neither a web address nor within a dataset, where `verify` would find the file
-    foreign. Names in `besides` are allowed inside. `what` is the noun for the output in messages.
+    The name has to have one of the endings, and the place must be neither a web address nor within
+    a dataset, where `verify` would find the file foreign. Names in `besides` are allowed inside.
+    `what` is the noun for the output in messages. If there is a file whose start `is_ours` denies,
+    the options or the listener have to agree to its replacement.
     """
+    output = os.fspath(options.output)
     if not output.lower().endswith(endings):
         such = "".join(f", as {name}" for name in besides)
         raise UsageError(f"-o {output}: give the {what} a name that ends in {endings[0]}{such}")
@@ -198,10 +204,15 @@ def read_output(
                 f"{output} is inside the dataset {dataset.shown}: write the {what} somewhere else"
             )
     store, name = split_url(output)
-    try:
-        return store.read(name, nbytes=START_NBYTES)
-    except NotFoundError:
-        return b""
+    start = b""
+    with suppress(NotFoundError):
+        start = store.read(name, nbytes=START_NBYTES)
+    is_free = not start or is_ours(start) or options.yes
+    if not (is_free or options.listener_or_mute.confirm(output)):
+        raise UsageError(
+            f"{output} exists already, and is not a {what} or was changed since: give another -o, "
+            "or --yes to replace it"
+        )
 
 
 def _folder(url: str) -> str:

@@ -108,41 +108,25 @@ def _coarse_bars(counts: Mapping[str, int], what: str) -> list[Bar]:
     least, last = (min(heights)[0], max(heights)[0]) if heights else (0, -1)
     while least <= last:
         step = max(1, (1 << max(0, least.bit_length() - 1)) // 2)
-        bars.append(_range_bar(least, least + step - 1, heights.get((least, least + step - 1), 0)))
+        most = least + step - 1
+        label = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        bars.append(_bar(f"{least:,}", label, heights.get((least, most), 0)))
         least += step
     return bars
 
 
-def _range_bar(least: int, most: int, height: int) -> Bar:
-    """Return the bar of a range of whole numbers, both ends included."""
-    return _bar(f"{least:,}", f"{least:,}" if least == most else f"{least:,} to {most:,}", height)
-
-
 def column_bars(name: str, samples: Sequence[ReadSample]) -> list[Bar]:
-    """Return the bars of a column: equal ranges of numbers, or its most frequent texts."""
+    """Return the bars of a column: equal ranges of numbers, or its most frequent values."""
     values = [sample.facts.get(name) for sample in samples]
     numbers = [n for n in values if isinstance(n, int | float) and abs(n) < LARGEST]
-    if numbers:
-        return _equal_bars(numbers)
-    texts = Counter(value for value in values if isinstance(value, str))
-    return [_bar(text, text, height) for text, height in texts.most_common(STEPS)]
-
-
-def _equal_bars(numbers: Sequence[float]) -> list[Bar]:
-    """Return at most 12 bars of equal ranges; each has whole ends if all numbers are whole."""
-    least, most = min(numbers), max(numbers)
-    is_whole = all(isinstance(number, int) for number in numbers)
-    width = -(-(most - least + 1) // STEPS) if is_whole else (most - least) / STEPS
-    last = (most - least) // width if is_whole else STEPS - 1 if width else 0
-    steps = [min(int(last), int((number - least) // (width or 1))) for number in numbers]
-    heights = enumerate(np.bincount(steps, minlength=int(last) + 1).tolist())
-    starts = ((least + step * width, height) for step, height in heights)
-    if is_whole:
-        return [_range_bar(int(at), int(at + width) - 1, height) for at, height in starts]
-    return [
-        _bar(f"{at:.3g}", f"{at:.4g} to {at + width:.4g}" if width else f"{at:.4g}", height)
-        for at, height in starts
-    ]
+    frequent = Counter(numbers or (value for value in values if isinstance(value, str)))
+    if not numbers or len(frequent) <= STEPS:
+        shown = sorted(frequent.items()) if numbers else frequent.most_common(STEPS)
+        texts = [(f"{value:.4g}" if numbers else str(value), count) for value, count in shown]
+        return [_bar(text, text, count) for text, count in texts]
+    heights, edges = np.histogram(numbers, STEPS)
+    ranges = zip(edges.tolist(), edges[1:].tolist(), heights.tolist(), strict=False)
+    return [_bar(f"{at:.3g}", f"{at:.4g} to {end:.4g}", height) for at, end, height in ranges]
 
 
 SIDES = 5.0  # the end of the histogram: larger values count into its last bin

@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any, ParamSpec, cast
 
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.file_names import SELECTION, latent_unit
+from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.manifest import Manifest, Shard
 from wdsprep.dataset.npy_arrays import BFLOAT16, field_of, values_of
 from wdsprep.dataset.rejects import Reject, rejects_in
 from wdsprep.dataset.samples import parse_object
-from wdsprep.dataset.shapes import shape_ranges, shapes_of
+from wdsprep.dataset.shapes import cut_size, shape_name, shapes_of
 from wdsprep.dataset.shard_reader import open_shard
 from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.dataset.thread_map import map_ahead
@@ -29,7 +29,7 @@ from wdsprep.reporting.overview import Overview
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, write_bytes
 from wdsprep.tables.stored_tables import read_keys
-from wdsprep.text import command, plural
+from wdsprep.text import plural
 
 SHOWN = ("key", "width", "height", "caption")
 
@@ -265,16 +265,8 @@ def _read_sample(
         sample = reader.sample(number)
     if sample.key != key:
         raise DamageError(reader.place, "its table or its index leads to others", key)
-    shape = ""
-    if shapes_of(manifest.settings):
-        unit = latent_unit(shard.name)
-        lines = [line for name, line in manifest.ledger.named_lines() if name == unit]
-        if not lines:
-            lost = FormatError(f"the manifest of {store.url} lacks the unit of {shard.name}")
-            raise lost.with_next_step(f"run {command('rebuild', store.url)}")
-        counts = next(iter(manifest.ledger.with_lines(lines))).counts
-        ranges = shape_ranges(manifest.settings, counts).items()
-        shape = next((name for name, numbers in ranges if number in numbers), "")
+    size = cut_size(parse_object(sample.fields.get("json", b"")) or {})
+    shape = shape_name(size) if size in shapes_of(manifest.settings) else ""
     return FoundSample(
         key=key,
         shard=shard.name,

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
 from wdsprep.reporting.options import ReportOptions
 from wdsprep.store import split_url
@@ -36,16 +35,18 @@ def report(datasets: Sequence[Place], options: ReportOptions) -> WrittenReport:
     file too. The same datasets, table, seed and model give the same bytes,
     where pictures are decoded on the same device.
     """
-    from wdsprep.reporting.datasets import open_all, read_output
+    from wdsprep.reporting.datasets import check_output, open_all
     from wdsprep.reporting.page import MARK, gather, page_of, plan_of
 
     output, listener = os.fspath(options.output), options.listener_or_mute
     opened = open_all([os.fspath(dataset) for dataset in datasets])
-    start = read_output(output, opened.every, "report", endings=(".html", ".htm"))
-    if start and MARK not in start and not (options.yes or listener.confirm(output)):
-        raise UsageError(
-            f"{output} exists already and is not a report: give another -o, or --yes to replace it"
-        )
+    check_output(
+        options,
+        opened.every,
+        "report",
+        is_ours=lambda start: MARK in start,
+        endings=(".html", ".htm"),
+    )
     store, name = split_url(output)
     with store.write(name) as sink:  # fails before the work if the place cannot be written to
         listener.on_message(plan_of(opened, options.samples, options.model))

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from wdsprep.errors import UsageError
@@ -156,12 +156,13 @@ class WorkerOptions(ListenedOptions):
     """Options for the workers of a command. `auto` leaves the choice to wdsprep."""
 
     workers: int | str | tuple[int, int] = option_field(
-        "Work in so many processes.",
+        "Work in so many processes; MIN:MAX on a cluster that grows.",
         WORKERS,
         default="auto",
-        read=parse_auto,
+        read=parse_workers,
         usual="one a core",
-        metavar="N",
+        metavar="AUTO|N|MIN:MAX",
+        page="how many; `auto` takes every core, or what room the cluster's machines have",
     )
     runner: str = option_field(
         "Work in processes of this machine, or on Ray; auto takes Ray where --ray-address or "
@@ -211,23 +212,6 @@ class WorkerOptions(ListenedOptions):
     def most(self) -> int:
         """Return the most workers that a cluster may grow to, or 0 if it does not grow."""
         return parse_workers(self.workers)[1]
-
-
-SPAN = about(
-    "Work in so many processes; MIN:MAX on a cluster that grows.",
-    WORKERS,
-    read=parse_workers,
-    usual="one a core",
-    metavar="AUTO|N|MIN:MAX",
-    page="how many; `auto` takes every core, or what room the cluster's machines have",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerRangeOptions(WorkerOptions):
-    """Options for the workers of a command whose cluster may grow."""
-
-    workers: int | str | tuple[int, int] = field(default="auto", metadata=SPAN)
 
 
 WorkerOptionsT = TypeVar("WorkerOptionsT", bound=WorkerOptions)

@@ -18,7 +18,7 @@ from wdsprep.text import command_line, examples, human_bytes, human_time, join_l
 class SelectOutput(CommandOutput[Selected]):
     """The output of `select`: a progress line, and the result of each place."""
 
-    done, spared = "copied", "--max-shard-size"
+    done = "copied"
 
     def facts(self, selected: Selected) -> Iterator[dict[str, Any]]:
         for place, outcome in selected.outcomes.items():
@@ -87,16 +87,12 @@ def _planned_lines(removal: Removal) -> Iterator[str]:
 
 
 def _place_line(place: RemovalPlace) -> str:
-    parts = []
-    if place.samples or place.rejects:
-        parts.append(plural(place.samples, "sample"))
-        parts += [f"the readable part of {plural(place.rejects, 'reject')}"] * bool(place.rejects)
+    parts = [plural(place.samples, "sample")]
+    if place.rejects:
+        parts.append(f"the readable part of {plural(place.rejects, 'reject')}")
+    if place.shards:
         of = f"{place.shards:,} of {plural(place.shards_of, 'shard')}"
         parts.append(f"{human_bytes(place.nbytes)} in {of} to write again")
-    elif place.shards:
-        parts.append(f"none of the samples, but {plural(place.shards, 'receipt')} to write again")
-    else:
-        parts.append("none of the samples")
     parts += ["a longer list of what stays away"] if place.is_listed else []
     return ", ".join(parts)
 

@@ -42,8 +42,7 @@ CaptionReport = tuple[str, CaptionRecord] | None
 class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
     """The output of `encode`: model and images, a progress line, and the result of each dataset."""
 
-    touched, done = "touched tar", "encoded"
-    counted, spared = "image", "--batch-size or --max-area"
+    touched, done, counted = "touched tar", "encoded", "image"
     first, waiting, place_name = "computing the first batch", LOADS_TORCH, "latents"
 
     def __init__(self, options: Mapping[str, Any], *, as_json: bool) -> None:
@@ -194,11 +193,9 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
                 }
             yield {
                 **self.outcome_facts(outcome, place),
-                "broken_tars": outcome.broken_tars,
                 "captions": captions,
                 "busy": round(speeds.busy, 4),
                 "cut": manifest.counts.get("cut", 0),
-                "has_captions": outcome.has_captions,
                 "images_per_s": round(sum(rates.values()), 2),
                 "launching": round(speeds.launching, 4),
                 "left_out": left_out_among(manifest.counts),

@@ -52,7 +52,5 @@ class ImportOutput(CommandOutput[Outcome]):
         manifest = outcome.manifest
         yield {
             **self.outcome_facts(outcome, self.options["latents"]),
-            "broken_tars": outcome.broken_tars,
-            "has_captions": outcome.has_captions,
             "shapes": shape_counts(manifest.settings, manifest.counts),
         }

@@ -59,7 +59,7 @@ class PackOutput(CommandOutput[Outcome]):
     """The output of `pack`: the source, a progress line, and the result."""
 
     unit, touched, done = "slice", "touched input", "packed"
-    counted, spared, place_name = "image", "--max-area", "images"
+    counted, place_name = "image", "images"
     _fetches = False
 
     def on_begin(self, survey: SourceSurvey) -> None:
@@ -77,10 +77,8 @@ class PackOutput(CommandOutput[Outcome]):
         manifest = packed.manifest
         yield {
             **self.outcome_facts(packed, self.options["images"]),
-            "broken_tars": packed.broken_tars,
             "captionless": packed.captionless,
             "failed_hosts": packed.failed_hosts,
-            "has_captions": packed.has_captions,
             "left_out": _left_out(manifest),
             "phases": {
                 str(resolution): {"samples": samples, "shards": shards}

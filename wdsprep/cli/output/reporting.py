@@ -19,7 +19,7 @@ class ReportOutput(CommandOutput[WrittenReport]):
     """The output of `report`: the plan, a progress line, and where the page is."""
 
     waits = False
-    question = "{} exists already and is not a report: replace it?"
+    question = "{} exists already, and is not a report: replace it?"
 
     def facts(self, written: WrittenReport) -> Iterator[dict[str, Any]]:
         yield {"nbytes": written.nbytes, "report": written.output, "samples": written.samples}
@@ -33,7 +33,7 @@ class CardOutput(CommandOutput[Card]):
     """The output of `card`: the file and the next steps, or the card itself."""
 
     waits = False
-    question = "{} exists already and is not a card, or was changed since: replace it?"
+    question = "{} exists already, and is not a card or was changed since: replace it?"
 
     def facts(self, card: Card) -> Iterator[dict[str, Any]]:
         yield {"card": card.output, "text": card.text, "uploads": card.uploads}
@@ -106,25 +106,13 @@ def _sample(sample: FoundSample) -> Iterator[str]:
 def _matching(found: MatchingSamples) -> Iterator[str]:
     of = plural(found.samples, "sample")
     yield f"{found.matching:,} of {of} of {found.dataset} meet {found.where!r}"
-    rows = found.first
-    columns = {
-        "key": [row["key"] for row in rows],
-        "shard": [row["shard"] for row in rows],
-        "sample": [f"{row['number']:,}" for row in rows],
-    }
-    if any(row["width"] for row in rows):  # scores and text alone have no sizes
-        columns["size"] = [f"{row['width'] or '?'}x{row['height'] or '?'}" for row in rows]
-    cells = []
-    for head, column in columns.items():
-        width = max(map(len, [head, *column]))
-        cells.append([cell.rjust(width) for cell in [head, *column]])
-    if any(row["caption"] for row in rows):
-        captions = [json.dumps(row["caption"] or "", ensure_ascii=False) for row in rows]
-        short = (text if len(text) <= CAPTION else f"{text[:CAPTION]}..." for text in captions)
-        cells.append(["caption", *short])
-    yield from map("  ".join, zip(*cells, strict=True) if rows else ())
-    if 0 < len(rows) < found.matching:
-        yield f"and {found.matching - len(rows):,} more: --limit shows more of them"
+    for row in found.first:
+        size = f"  {row['width']}x{row['height']}" if row["width"] else ""
+        caption = json.dumps(row["caption"] or "", ensure_ascii=False)
+        short = caption if len(caption) <= CAPTION else f"{caption[:CAPTION]}..."
+        yield f"{row['key']}  {row['number']:,} of {row['shard']}{size}  {short}"
+    if 0 < len(found.first) < found.matching:
+        yield f"and {found.matching - len(found.first):,} more: --limit shows more of them"
 
 
 def _statistics(member: Mapping[str, Any]) -> str:

@@ -76,13 +76,11 @@ T = TypeVar("T")
 class CommandOutput(ABC, JobProgress, Generic[T]):
     """The output of a command: notes that stay, a progress line, and the result at the end."""
 
-    spared = ""
-    """The option whose smaller values take less memory."""
     place_name = "dataset"
     """The name in --json of the place that a run has filled."""
 
     question = "do this?"
-    """The question that a command asks; {} stands for what it asks about."""
+    """The question that a command asks; {} stands for the file that it asks about."""
     waits = True
     """Whether to print at once that the command gets ready; not if it asks a question."""
 
@@ -125,7 +123,9 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
         """Return what --json says of every run that has filled a dataset."""
         manifest = outcome.manifest
         return {
+            "broken_tars": outcome.broken_tars,
             "complete": manifest.complete,
+            "has_captions": outcome.has_captions,
             self.done: outcome.samples,
             f"{self.done}_bytes": outcome.nbytes,
             self.place_name: place,
@@ -188,13 +188,9 @@ class CommandOutput(ABC, JobProgress, Generic[T]):
             yield KeptLine(f"{self.unit} {failed.unit.name} is left out: {failed.reason}{times}")
 
     def retry_lines(self, outcomes: "Iterable[Outcome]") -> list[str]:
-        """Return the lines on what to do about failed units; none if none failed."""
-        failed = [unit for outcome in outcomes for unit in outcome.quarantined]
-        less = f"give fewer --workers or a smaller {self.spared}"
-        is_short = bool(self.spared) and any("memory" in unit.reason for unit in failed)
-        lines = [f"if memory is short, {less}"] if is_short else []
-        retried = KeptLine("run the same command again to retry what is left out")
-        return [*lines, retried] if failed else []
+        """Return the line on what to do about failed units; none if none failed."""
+        has_failed = any(outcome.quarantined for outcome in outcomes)
+        return [KeptLine("run the same command again to retry what is left out")] * has_failed
 
 
 def captionless_lines(outcome: "Outcome", noun: str = "image") -> list[str]:
