@@ -1,7 +1,6 @@
 """The demo, and the table of img2dataset's options."""
 
 import ast
-import hashlib
 import importlib.util
 import re
 import shlex
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kit.command_lines import CommandLine
-from tests.kit.packs import jpeg, outcome
+from tests.kit.packs import jpeg, outcome, tree
 from tests.kit.paths import ROOT
 from wdsprep.cli import cli, main
 from wdsprep.cli import demo as steps
@@ -41,11 +40,6 @@ def test_every_kind_of_picture_is_packed_and_every_broken_one_is_a_reject(home: 
     assert {code for code in found.values() if code != "packed"} == codes
 
 
-def digest(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 @pytest.mark.system
 def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
     home: Path, capfd: pytest.CaptureFixture[str]
@@ -68,11 +62,11 @@ def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
     assert "wdsprep.load torch.Size([4, 4, 32, 32])" in out
     assert "webdataset (4, 32, 32)" in out
     assert (home / "report.html").stat().st_size > 10_000
-    before = digest(home)
+    before = tree(home)
     assert steps.demo("demo", run=run, say=said.append, draw=few) == 0
     assert "drawn before" in said[-len(shown) - 3]
     assert capfd.readouterr().out.count("nothing left to do") == 2
-    assert digest(home) == before
+    assert tree(home) == before
 
 
 def test_a_folder_with_other_things_is_left_alone(home: Path, command: CommandLine) -> None:

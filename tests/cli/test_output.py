@@ -1,14 +1,8 @@
 """Long commands show how far they are: on a terminal in one row that goes, else now and then."""
 
 import contextlib
-import fcntl
 import io
 import logging
-import os
-import pty
-import re
-import struct
-import termios
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -91,78 +85,35 @@ def test_in_a_pipe_there_is_a_line_every_half_minute(clock: Clock) -> None:
     assert out.getvalue() == "at 30.0\nat 60.0\nat 90.0\n"
 
 
-class Window:
-    """A terminal as far as it matters here: it wraps long lines, and breaks them anew when its
-    width changes, as tmux and most others do; the cursor stays at its character."""
-
-    def __init__(self, width: int) -> None:
-        self._ours, theirs = pty.openpty()
-        self.out = os.fdopen(theirs, "w")
-        self.lines, self._at = [""], 0
-        self.resize(width)
-
-    def resize(self, width: int) -> None:
-        self.look()
-        self.width = width
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-
-    def rows(self) -> list[str]:
-        self.look()
-        return [
-            line[start : start + self.width]
-            for line in self.lines
-            for start in range(0, max(1, len(line)), self.width)
-        ]
-
-    def look(self) -> None:
-        """Take in what was written."""
-        self.out.write("\0")
-        self.out.flush()
-        said = b""
-        while b"\0" not in said:
-            said += os.read(self._ours, 1 << 16)
-        for piece in re.findall(r"\x1b\[J|\r|\n|[^\x1b\r\n]+", said.decode().replace("\0", "")):
-            line = self.lines[-1]
-            if piece == "\x1b[J":
-                self.lines[-1] = line[: self._at]
-            elif piece == "\r":
-                self._at -= self._at % self.width
-            elif piece == "\n":
-                self.lines.append("")
-                self._at = 0
-            else:
-                self.lines[-1] = line[: self._at] + piece + line[self._at + len(piece) :]
-                self._at += len(piece)
-
-    def close(self) -> None:
-        self.out.close()
-        os.close(self._ours)
-
-
 @pytest.fixture
-def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[Window]:
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    """A terminal on which all progress is drawn."""
     draw_at_once(monkeypatch)
-    window = Window(130)
-    yield window
+    screen = Screen()
+    with contextlib.redirect_stderr(screen):
+        yield screen
     TERMINAL.stop_ticking()
     TERMINAL.clear()
-    window.close()
 
 
 @pytest.mark.parametrize("width", [60, 80, 130])
-def test_progress_takes_one_row_whatever_the_width(window: Window, width: int) -> None:
-    window.resize(width)
-    line = ProgressLine(window.out)
+def test_progress_takes_one_row_whatever_the_width(
+    screen: Screen, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cursor goes back to its start, so a window made narrower leaves nothing above it."""
+    monkeypatch.setattr("wdsprep.terminal.columns", lambda _out: width)
+    line = ProgressLine()
     for left in (2, 1):
         line.show([*PARTS[:2], f"{left} min left", *PARTS[3:]])
-        (row,) = window.rows()
+        row = screen.getvalue().rpartition(CLEAR)[2]
         assert row.startswith(f"12,345 images, 1,234 images/s, {left} min left")
+        assert row.index("\r") == len(row) - 1 < width
     assert ("98% fetched" in row) is (width == 130)
     line.clear()
-    assert window.rows() == [""]
+    assert screen.getvalue().endswith(f"\r{CLEAR}")
 
 
-@pytest.mark.usefixtures("window")
+@pytest.mark.usefixtures("screen")
 @pytest.mark.parametrize(
     ("kind", "first", "unit", "more"),
     [
@@ -189,34 +140,35 @@ def test_every_job_tells_the_same_in_the_same_order(
     assert left.endswith(" left")
 
 
-def test_whatever_else_is_said_takes_the_line_away_first(window: Window) -> None:
-    line = ProgressLine(window.out)
+def test_whatever_else_is_said_takes_the_line_away_first(screen: Screen) -> None:
+    line = ProgressLine()
     said = ["a note", "a log record", "a result", "wdsprep: an error"]
     record = logging.LogRecord("x", logging.WARNING, "", 0, said[1], (), None)
-    for say in (
-        lambda: line.say(said[0]),
-        lambda: LogLines(logging.INFO).handle(record),
-        lambda: echo(said[2], err=True),
-        lambda: complain("an error", traced=False),
+    for number, say in enumerate(
+        (
+            lambda: line.say(said[0]),
+            lambda: LogLines(logging.INFO).handle(record),
+            lambda: echo(said[2], err=True),
+            lambda: complain("an error", traced=False),
+        )
     ):
         line.show(PARTS)
-        with contextlib.redirect_stderr(window.out):
-            say()
-    assert window.rows() == [*said, ""]
+        say()
+        assert screen.getvalue().rpartition(CLEAR)[2].lstrip("\r") == f"{said[number]}\n"
 
 
 def test_an_interrupt_takes_the_line_away_with_what_the_terminal_echoes(
-    window: Window, monkeypatch: pytest.MonkeyPatch
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_folder: str, counting: Counting, _told: object) -> None:
         counting(1, 2)
-        window.out.write("^C")
+        screen.write("^C")
         raise KeyboardInterrupt
 
     monkeypatch.setattr("wdsprep.dataset.reindex.index", interrupted)
-    with contextlib.redirect_stderr(window.out):
-        assert main(["index", "somewhere"]) == 130
-    assert window.rows() == ["wdsprep: interrupted: run the same command to go on from here", ""]
+    assert main(["index", "somewhere"]) == 130
+    last = "\rwdsprep: interrupted: run the same command to go on from here\n"
+    assert screen.getvalue().endswith(f"^C{CLEAR}{last}")
 
 
 @pytest.fixture(scope="module")
