@@ -31,7 +31,7 @@ from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import NotFoundError, StoreError, UsageError
-from wdsprep.reporting.contact_sheet import facts_of_image
+from wdsprep.reporting.contact_sheet import fact_pairs
 from wdsprep.reporting.datasets import ReadSample, SamplePlace, open_all, pick
 from wdsprep.reporting.distributions import latent_of, spectrum_of
 from wdsprep.reporting.funnel import pace_of
@@ -100,8 +100,8 @@ def test_each_image_is_shown_with_what_was_made_of_it(made: Made, page: Page) ->
             continue
         assert list(pictures) == ["original", "crop", "latent", "decoded"]
         assert samples[key]["txt"][:200].replace("\u202e", "") in card.text.replace("\u202e", "")
-        left, top, *_ = latents[key]["json"]["crop"]
-        assert f"cut from {left}, {top}; {latents[key]['json']['tokens']} tokens" in card.text
+        facts = latents[key]["json"]
+        assert f"latents 64 crop{facts['crop']}latents 64 tokens{facts['tokens']}" in card.text
         for name, figure in pictures.items():
             image = opened(figure.one("img").attributes["src"])
             size = {"latent": (8, 8), "crop": (64, 64), "decoded": (64, 64)}.get(name)
@@ -408,7 +408,7 @@ def test_signed_urls_end_at_their_paths_on_the_page(made: Made, tmp_path: Path) 
     reject = Reject(key="0", source="t#0", code=Code.NOT_AN_IMAGE, detail="HTTP 404", url=signed)
     images = copytree(made.images, tmp_path / "images")
     (images / "rejects/000003.jsonl").write_text(reject.to_json())
-    page = repr(facts_of_image(facts)) + made.report(images, name="signed", samples=0).text
+    page = repr(fact_pairs(facts)) + made.report(images, name="signed", samples=0).text
     assert page.count("https://host/a.jpg") == 3
     assert "SECRET" not in page
 

@@ -43,7 +43,7 @@ from wdsprep.reporting.pictures import (
 )
 from wdsprep.text import plural
 
-META_LENGTH = 400
+LONGEST_FACT = 400
 FactPairs = list[tuple[str, str]]
 
 
@@ -120,9 +120,8 @@ class Sheet(NamedTuple):
                 yield unread_item(sample)
                 continue
             image, pictures = None, []
-            facts = [("source", str(sample.facts.get("source", "")))]
+            facts = fact_pairs(sample.facts) if base.is_of_images else []
             if base.is_of_images:
-                facts = facts_of_image(sample.facts)
                 roles = (member.partition(".")[0] for member in sample.members if "." in member)
                 opened = [
                     open_picture(sample, self.options.max_area, name=name) for name in ("", *roles)
@@ -132,7 +131,7 @@ class Sheet(NamedTuple):
                 if latent.problem:
                     facts.append((dataset.label, latent.problem))
                     continue
-                facts += _facts_of_latent(dataset, latent.facts)
+                facts += fact_pairs(latent.facts, dataset.label)
                 if dataset.has_latents:
                     pictures += self._latent_pictures(dataset, latent, image)
                     pictures += self._role_pictures(dataset, latent)
@@ -216,44 +215,25 @@ def unread_item(sample: ReadSample) -> SheetItem:
     return {"key": f"sample {place.number:,} of {place.shard.name}", "problem": sample.problem}
 
 
-def facts_of_image(facts: Mapping[str, Any]) -> FactPairs:
-    """Return the facts that the sheet shows of an image, as pairs of texts."""
-    pairs = [("source", str(facts.get("source", "")))]
-    if "url" in facts:
-        pairs.append(("url", without_secrets(str(facts["url"]))))
-    size, came = ((facts.get(f"{of}width"), facts.get(f"{of}height")) for of in ("", "original_"))
-    pairs.append(("size", format_sides(*size)))
-    if came != size:
-        pairs.append(("came as", format_sides(*came)))
-    if isinstance(changes := facts.get("changes"), list) and changes:
-        pairs.append(("converted", ", ".join(map(str, changes))))
-    meta, shown = facts.get("meta"), (facts.get("caption"), facts.get("url"))
-    if isinstance(meta, dict):
-        meta = {name: value for name, value in meta.items() if value not in shown}
-    if meta:
-        text = without_secrets(json.dumps(meta, ensure_ascii=False))
-        pairs.append(("meta", text if len(text) <= META_LENGTH else f"{text[:META_LENGTH]}…"))
+def fact_pairs(facts: Mapping[str, Any], of: str = "") -> FactPairs:
+    """Return the json of a sample, but for its key and caption, as pairs of texts.
+
+    `of` is put before the names. Long texts are cut, and URLs lose their secrets.
+    """
+    pairs = []
+    for name, value in facts.items():
+        if name not in ("key", "caption"):
+            text = without_secrets(_shown_value(value))
+            short = text if len(text) <= LONGEST_FACT else f"{text[:LONGEST_FACT]}…"
+            pairs.append((f"{of} {name.replace('_', ' ')}".strip(), short))
     return pairs
 
 
-def _facts_of_latent(latents: ReportDataset, facts: Mapping[str, Any]) -> FactPairs:
-    if latents.columns:
-        return [(name, _shown_value(facts.get(name))) for name in latents.columns]
-    parts = []
-    if latents.has_latents:
-        scaled = f"scaled to {format_sides(facts.get('scaled_width'), facts.get('scaled_height'))}"
-        crop = facts.get("crop")
-        if isinstance(crop, list) and len(crop) == 4:
-            scaled += f", cut from {crop[0]}, {crop[1]}"
-        parts.append(scaled)
-    if tokens := facts.get("tokens"):
-        parts.append(f"{tokens} tokens" + (", caption cut" if facts.get("cut") else ""))
-    return [(latents.label, "; ".join(parts))]
-
-
 def _shown_value(value: Any) -> str:
-    """Return the value of a column as text, with four digits of a float."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Return a value as text, with four digits of a float."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 EACH = 4
@@ -282,7 +262,7 @@ def column_ends(
         if image.problem:
             return {**shown, "problem": image.problem}
         pictures = [open_picture(image, max_area)[1]]
-        return sheet_item(image, _facts_of_latent(scores, sample.facts), pictures) | shown
+        return sheet_item(image, fact_pairs(sample.facts), pictures) | shown
 
     numeric = [name for name, holds in scores.columns.items() if holds != TEXT]
     for column in numeric[:MOST_COLUMNS]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from wdsprep.errors import FormatError, UsageError
-from wdsprep.reporting.contact_sheet import SheetItem, facts_of_image, sheet_item, unread_item
+from wdsprep.reporting.contact_sheet import SheetItem, fact_pairs, sheet_item, unread_item
 from wdsprep.reporting.datasets import Datasets, places_of, read_samples
 from wdsprep.reporting.pictures import open_picture
 from wdsprep.store import split_url
@@ -79,7 +79,7 @@ def choose_copies(
         text = "equal to the byte" if duplicate[row] == 2 else f"{distance[row]} of 64 bits differ"
         title = text if is_copy[row] else "it stays"
         picture = open_picture(sample, max_area)[1] | {"title": title}
-        return sheet_item(sample, facts_of_image(sample.facts), [picture])
+        return sheet_item(sample, fact_pairs(sample.facts), [picture])
 
     shown_groups = [
         {"shown": [item(row) for row in rows[: 1 + COPIES].tolist()], "copies": len(rows) - 1}

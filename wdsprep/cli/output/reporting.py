@@ -97,10 +97,8 @@ def _sample(sample: FoundSample) -> Iterator[str]:
     yield ""
     width = max(map(len, facts["json"]), default=0)
     for name, value in facts["json"].items():
-        if name not in ("caption", "key"):
+        if name != "key":
             yield f"{name:>{width}}: {json.dumps(value, ensure_ascii=False)}"
-    caption = json.dumps(str(facts["json"].get("caption", "")), ensure_ascii=False)
-    yield f"{'caption':>{width}}: {caption}"
 
 
 def _matching(found: MatchingSamples) -> Iterator[str]:
@@ -110,7 +108,8 @@ def _matching(found: MatchingSamples) -> Iterator[str]:
         size = f"  {row['width']}x{row['height']}" if row["width"] else ""
         caption = json.dumps(row["caption"] or "", ensure_ascii=False)
         short = caption if len(caption) <= CAPTION else f"{caption[:CAPTION]}..."
-        yield f"{row['key']}  {row['number']:,} of {row['shard']}{size}  {short}"
+        said = f"{size}  {short}" if row["caption"] else size  # scores have no captions
+        yield f"{row['key']}  {row['number']:,} of {row['shard']}{said}"
     if 0 < len(found.first) < found.matching:
         yield f"and {found.matching - len(found.first):,} more: --limit shows more of them"
 
