@@ -131,7 +131,6 @@ def test_whatever_an_option_is_given_is_taken_or_refused_in_one_short_line(name:
     ("name", "options"),
     [
         ("pack", {"min_size": True}),
-        ("pack", {"limit": 1 << 64}),
         ("pack", {"save_additional_columns": [1]}),
         ("pack", {"buckets": b"ab"}),
         ("pack", {"workers": ()}),

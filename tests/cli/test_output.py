@@ -89,9 +89,7 @@ def test_in_a_pipe_there_is_a_line_every_half_minute(clock: Clock) -> None:
 def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     """A terminal on which all progress is drawn."""
     draw_at_once(monkeypatch)
-    screen = Screen()
-    with contextlib.redirect_stderr(screen):
-        yield screen
+    yield Screen()
     TERMINAL.stop_ticking()
     TERMINAL.clear()
 
@@ -102,7 +100,7 @@ def test_progress_takes_one_row_whatever_the_width(
 ) -> None:
     """The cursor goes back to its start, so a window made narrower leaves nothing above it."""
     monkeypatch.setattr("wdsprep.terminal.columns", lambda _out: width)
-    line = ProgressLine()
+    line = ProgressLine(screen)
     for left in (2, 1):
         line.show([*PARTS[:2], f"{left} min left", *PARTS[3:]])
         row = screen.getvalue().rpartition(CLEAR)[2]
@@ -141,7 +139,7 @@ def test_every_job_tells_the_same_in_the_same_order(
 
 
 def test_whatever_else_is_said_takes_the_line_away_first(screen: Screen) -> None:
-    line = ProgressLine()
+    line = ProgressLine(screen)
     said = ["a note", "a log record", "a result", "wdsprep: an error"]
     record = logging.LogRecord("x", logging.WARNING, "", 0, said[1], (), None)
     for number, say in enumerate(
@@ -153,7 +151,8 @@ def test_whatever_else_is_said_takes_the_line_away_first(screen: Screen) -> None
         )
     ):
         line.show(PARTS)
-        say()
+        with contextlib.redirect_stderr(screen):
+            say()
         assert screen.getvalue().rpartition(CLEAR)[2].lstrip("\r") == f"{said[number]}\n"
 
 
@@ -166,7 +165,8 @@ def test_an_interrupt_takes_the_line_away_with_what_the_terminal_echoes(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("wdsprep.dataset.reindex.index", interrupted)
-    assert main(["index", "somewhere"]) == 130
+    with contextlib.redirect_stderr(screen):
+        assert main(["index", "somewhere"]) == 130
     last = "\rwdsprep: interrupted: run the same command to go on from here\n"
     assert screen.getvalue().endswith(f"^C{CLEAR}{last}")
 

@@ -168,22 +168,3 @@ def test_each_model_can_be_planned_at_any_size(model: str, command: CommandLine)
     assert [phase["resolution"] for phase in phases] == [256, 512, 1024]
     written = [phase["nbytes_written"] for phase in phases]
     assert written == sorted(written)
-
-
-@pytest.mark.parametrize(
-    ("model", "full", "at_60"),
-    [
-        *[("sdxl", 0.32, 0.32), ("sd3", 2.73, 2.73), ("flux", 4.20, 4.20)],
-        *[("flux2-klein", 7.9, 7.9), ("pixart-sigma", 2.46, 0.49), ("sana", 1.38, 0.28)],
-        *[("lumina2", 1.18, 0.28), ("qwen-image", 3.67, 0.43), ("z-image", 2.62, 0.31)],
-        *[("auraflow", 1.05, 0.25), ("chroma", 4.19, 0.50), ("kolors", 2.11, 2.11)],
-        *[("hidream", 34.6, 34.6)],
-    ],
-)
-def test_text_takes_what_its_shapes_say(model: str, full: float, at_60: float) -> None:
-    """In MB; headers and padding are a few kB."""
-    for tokens, wanted in ((10**6, full), (60, at_60)):
-        each, none = (
-            sample_nbytes(512, model, text=text, tokens=tokens) for text in ("emb", "none")
-        )
-        assert (each - none) / 1e6 == pytest.approx(wanted, rel=0.02)

@@ -101,7 +101,8 @@ def test_each_image_is_shown_with_what_was_made_of_it(made: Made, page: Page) ->
         assert list(pictures) == ["original", "crop", "latent", "decoded"]
         assert samples[key]["txt"][:200].replace("\u202e", "") in card.text.replace("\u202e", "")
         facts = latents[key]["json"]
-        assert f"latents 64 crop{facts['crop']}latents 64 tokens{facts['tokens']}" in card.text
+        shown = [f"latents 64 {name}{facts[name]}\n" for name in ("crop", "tokens")]
+        assert all(fact in card.text for fact in shown)
         for name, figure in pictures.items():
             image = opened(figure.one("img").attributes["src"])
             size = {"latent": (8, 8), "crop": (64, 64), "decoded": (64, 64)}.get(name)

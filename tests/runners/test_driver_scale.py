@@ -58,7 +58,7 @@ def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_
 @pytest.mark.parametrize("workers", [10, 1_000])
 def test_the_driver_takes_as_many_steps_for_each_unit_however_many_there_are(workers: int) -> None:
     def steps(count: int) -> int:
-        crew = Pretenders(lambda _unit: None)
+        crew = Pretenders()
         events = drive(crew, units(count), RunnerSettings(units_per_worker=3), workers=workers)
         assert sum(isinstance(event, Finished) for event in events) == count
         return crew.calls

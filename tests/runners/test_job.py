@@ -75,16 +75,6 @@ def test_the_largest_goes_first_and_each_event_is_told_with_where_the_job_stands
     assert [told[0].share_done, told[-1].share_done] == [20 / 70, 1]
 
 
-def test_what_failed_is_set_aside_and_counts_as_passed() -> None:
-    work = Halves({20: [OSError("the disk is gone")] * 3})
-    job = job_of(work)
-    assert [unit.nbytes for unit, _ in job.results()] == [40, 10]
-    (failed,) = job.quarantined
-    assert (failed.unit, failed.attempts) == (Piece(20), 3)
-    assert failed.reason == "OSError: the disk is gone"
-    assert job.status() == JobStatus(nbytes=70, nbytes_of=70, units_done=3, units=3, share_done=1.0)
-
-
 def test_closing_a_job_ends_what_is_under_way() -> None:
     def interrupt(_status: object) -> None:
         raise KeyboardInterrupt
@@ -116,6 +106,7 @@ def test_a_unit_is_tried_as_often_here_as_among_workers(
     failed = [(attempts, reason)] * bool(attempts)
     assert [(unit.attempts, unit.reason) for unit in job.quarantined] == failed
     assert work.log.count("begun 20") == (attempts or 3)
+    assert job.status() == JobStatus(nbytes=70, nbytes_of=70, units_done=3, units=3, share_done=1.0)
 
 
 def test_what_ends_the_run_among_workers_ends_it_here() -> None:

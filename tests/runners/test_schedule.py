@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.pretend import Pretenders
 from wdsprep.runners.base import (
     Failure,
     Finished,
@@ -25,46 +25,14 @@ from wdsprep.runners.base import (
 from wdsprep.runners.schedule import MOST_IN_A_ROW, TRIED_AGAIN, Schedule, drive
 
 
-class FakeCrew:
-    """Answers every order at once; `how` says what becomes of a unit."""
-
-    def __init__(self, how: Callable[[int, Any], list[Message]] | None = None) -> None:
-        self.how = how or (lambda _slot, _unit: [("done", None)])
-        self.messages: deque[SlotMessage] = deque()
-        self.started: list[int] = []
-        self.ended: list[int] = []
-        self.stopped = False
-
-    def start(self, slot: int) -> None:
-        self.started.append(slot)
-        self.messages.append((slot, 0, ("ready", 0)))
-
-    def give(self, slot: int, order: int, unit: Any) -> None:
-        self.messages.extend((slot, order, message) for message in self.how(slot, unit))
-
-    def end(self, slot: int, *, is_stuck: bool = False) -> str:
-        assert not is_stuck
-        self.ended.append(slot)
-        self.messages = deque(message for message in self.messages if message[0] != slot)
-        return ""
-
-    def hear(self) -> list[SlotMessage]:
-        messages = list(self.messages)
-        self.messages.clear()
-        return messages
-
-    def stop(self) -> None:
-        self.stopped = True
-
-
 @pytest.mark.parametrize("units", [20_000, pytest.param(100_000, marks=pytest.mark.system)])
 def test_the_queue_bears_many_units_and_a_tenth_as_many_workers(units: int) -> None:
     def cost(workers: int) -> float:
-        crew = FakeCrew()
+        crew = Pretenders()
         started = time.process_time()
         settings = RunnerSettings(units_per_worker=3)
         assert sum(1 for _ in drive(crew, range(units), settings, workers=workers)) == units
-        assert crew.stopped
+        assert crew.is_stopped
         return time.process_time() - started
 
     gc.disable()  # it goes through all that this process holds, the more often the more workers
@@ -75,7 +43,7 @@ def test_the_queue_bears_many_units_and_a_tenth_as_many_workers(units: int) -> N
         gc.enable()
 
 
-class Desks(FakeCrew):
+class Desks(Pretenders):
     """Answers nothing by itself: the test says what happens, and sees who holds what."""
 
     def __init__(self) -> None:
@@ -91,7 +59,6 @@ class Desks(FakeCrew):
 
     def end(self, slot: int, *, is_stuck: bool = False) -> str:
         assert not is_stuck
-        self.ended.append(slot)
         del self.held[slot]
         return ""
 
@@ -239,15 +206,14 @@ def test_without_a_number_workers_follow_the_room_of_the_cluster(
     assert crew.started == [0, 1, 2, 3]
 
 
-def dying_at(slots: Collection[int], units: Collection[int]) -> FakeCrew:
+def dying_at(slots: Collection[int], units: Collection[int]) -> Pretenders:
     """Of some units, or of any at some places."""
 
-    def how(slot: int, unit: int) -> list[Message]:
-        if slot in slots or unit in units:
-            return [("lost", Failure(reason="died"))]
-        return [("done", None)]
+    def how(slot: int, unit: int) -> Message:
+        is_fatal = slot in slots or unit in units
+        return ("lost", Failure(reason="died")) if is_fatal else ("done", None)
 
-    return FakeCrew(how)
+    return Pretenders(how)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
@@ -288,7 +254,10 @@ class Chaos(Desks):
         assert len(held) <= self.count
         assert len(held) == 1 or not self.alone & set(held)
 
-    def hear(self) -> list[SlotMessage]:
+    def hear(self) -> Iterator[SlotMessage]:
+        yield from self._heard()
+
+    def _heard(self) -> list[SlotMessage]:
         slot = self.chance.choice(list(self.held))
         if slot in self.opening:
             self.opening.remove(slot)

@@ -373,21 +373,18 @@ def index_command(folder: str, as_json: bool) -> None:
 
     Write the table of its samples (.parquet) too, where that is missing or old.
     """
-    from wdsprep.dataset.file_names import is_table, tar_of
+    from wdsprep.dataset.file_names import tar_of
     from wdsprep.dataset.reindex import index as index_tars
 
     line = ProgressLine()
     untold: list[str] = []
     done = index_tars(folder, line.counting("tar"), untold.append)
     line.clear()
-    text = f"each tar in {folder} has its index"
-    text = text if untold else f"nothing left to do: {text}"
+    text = f"{'' if untold else 'nothing left to do: '}each tar in {folder} has its index"
     if done:
-        tables = sum(map(is_table, done))
-        counts = (len(done) - tables, "index", "indexes"), (tables, "table", "tables")
-        parts = [plural(count, what, several) for count, what, several in counts if count]
         samples = sum({tar_of(name): samples for name, samples in done.items()}.values())
-        text = f"{' and '.join(parts)} written, of {plural(samples, 'sample')}"
+        files = plural(len(done), "index or table", "indexes and tables")
+        text = f"{files} written, of {plural(samples, 'sample')}"
     for warning in untold:
         echo(f"warning: {warning}", err=True)
     tell([KeptLine(json.dumps(done)) if as_json else text])

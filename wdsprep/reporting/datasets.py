@@ -299,35 +299,34 @@ def find_latent(latents: ReportDataset, image: ReadSample) -> ReadSample:
     A damaged file is such a problem, and raises nothing.
     """
     try:
-        sample = _find_latent(latents, image)
+        return _find_latent(latents, image)
     except (*DAMAGE, UsageError, ValueError) as error:
-        sample = str(error)
-    return sample if isinstance(sample, ReadSample) else ReadSample(image.place, problem=sample)
+        return ReadSample(image.place, problem=str(error))
 
 
-def _find_latent(latents: ReportDataset, image: ReadSample) -> ReadSample | str:
-    """Return the latent sample of an image, or why there is none."""
+def _find_latent(latents: ReportDataset, image: ReadSample) -> ReadSample:
+    """Return the latent sample of an image. Raise ValueError if there is none."""
     number = image.place.number
     receipt = latents.units.get(latent_unit(image.place.shard.name))
     if receipt is None:
-        return "its shard has not been encoded"
+        raise ValueError("its shard has not been encoded")
     made_of, _, taken = receipt.input.partition(":")
     if made_of != image.place.shard.digest:
-        return "these latents were made of another shard of that name"
+        raise ValueError("these latents were made of another shard of that name")
     if taken and number >= int(taken):
-        return "left out by --limit"
+        raise ValueError("left out by --limit")
     if receipt.rejects:
         rejects = latents.rejects(receipt.unit)
         if codes := [reject.code for reject in rejects if reject.key == image.key]:
-            return f"rejected: {codes[0]}"
+            raise ValueError(f"rejected: {codes[0]}")
     rows = latents.positions(receipt.unit) if receipt.shards else ()
     at = np.flatnonzero(np.asarray(rows) == number)
     if not len(at):
-        return "its latent shard has no such sample"
+        raise ValueError("its latent shard has no such sample")
     (shard,) = receipt.shards
     sample = read_sample(latents, SamplePlace(shard, int(at[0])))
-    if sample.problem or sample.key != image.key:
-        return sample.problem or f"{shard.name} has {sample.key} in its place"
+    if not sample.problem and sample.key != image.key:
+        raise ValueError(f"{shard.name} has {sample.key} in its place")
     return sample
 
 
