@@ -187,12 +187,12 @@ def test_a_place_that_is_given_twice_is_one_line(name: str) -> None:
         (
             "encode",
             {"caption_name": "a", "caption_fields": "b,c"},
-            "--caption-fields names the captions after",
+            "--empty and --caption-fields name their",
         ),
         ("encode", {"latents": "none", "text": "none"}, "--latents none and --text none leave"),
         ("encode", {"latents": "none", "flip": True}, "--flip is for images"),
         ("encode", {"latents": "none", "text_out": "c"}, "--text-out is for text beside latents"),
-        ("encode", {"captions_by": "key", "resolution": 64}, "--captions-by is for a table"),
+        ("encode", {"captions_by": "key", "resolution": 64}, "--captions-by and --caption-column"),
         ("import_", {"shapes": "sdxl"}, "--shapes is a list for one resolution"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_sample_takes_what_encode_stores_of_its_images_in_roles(
     (phase,) = command(*words, "--json").facts["phases"]
     assert phase["nbytes_written"] == sample_nbytes(64, roles=roles, flip=flip, text="none")
     assert f"--roles {','.join(roles)} --limit" in command(*words).lines[-1]
-    told = "has no images in the role control: its roles are target, source, mask"
+    told = "has no images in the role control, only in target, source, mask"
     assert told in command("plan", images, "--roles", "target,control", code=2).err
 
 

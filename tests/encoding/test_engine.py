@@ -23,11 +23,10 @@ from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.models.base import Encoded, Part, Tokens, fitting_batch_size, is_out_of_memory
 from wdsprep.encoding.models.device import Device, ImageBatch
-from wdsprep.encoding.role_images import RoleCuts
+from wdsprep.encoding.role_images import DatasetCuts
 from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample
 from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
-from wdsprep.runners.base import BrokenWorkerError
 
 Engines = Callable[..., Engine]
 
@@ -102,12 +101,6 @@ class Cramped(Means):
         return made
 
 
-class Library(Cramped):
-    """The same, in words of the libraries below torch."""
-
-    error = RuntimeError("GET was unable to find an engine to execute this computation")
-
-
 class Overflowing(Means):
     """Images over 100 overflow, those over 200 in fp32 too."""
 
@@ -149,20 +142,6 @@ def test_a_batch_that_does_not_fit_is_halved_with_the_same_result(engine: Engine
     assert made.stats.samples == 21
     assert encoder.sizes[:3] == [8, 4, 2]
     assert set(encoder.sizes[3:]) <= {2, 8}  # those that were filled before
-
-
-def test_what_may_be_lack_of_memory_halves_a_batch_only_where_little_is_free(
-    engine: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = [0]
-    monkeypatch.setattr("wdsprep.encoding.models.device.free_nbytes", lambda _device: free[0])
-    made = engine(Library(), batch_size=8)
-    assert not refusals(fed(made, range(8)))
-    assert made.stats.batch_size == 2
-    free[0] = 10**12
-    made = engine(Library(), batch_size=8)
-    with pytest.raises(BrokenWorkerError, match="unable to find an engine"):
-        fed(made, range(100))
 
 
 @pytest.mark.parametrize(
@@ -309,25 +288,28 @@ def test_all_is_computed_on_one_core_each_so_that_their_count_never_shows(engine
     assert set(encoder.cores) == {1}
 
 
+SHAPES, SQUARE = Shapes.from_sizes([(16, 16), (8, 32)]), Shapes.square(8)
+CUTS = DatasetCuts(target=SHAPES), DatasetCuts(target=SQUARE)
 ROLES = (
-    RoleCuts(
+    DatasetCuts(
+        target=SHAPES,
         sizes={"source": "shapes", "more": "aligned", "style": "pipeline"},
         shapes={"source": Shapes.from_sizes([(24, 8)])},
     ),
-    RoleCuts(has_target=False, sizes={"mask": "latent"}),
+    DatasetCuts(target=SQUARE, has_target=False, sizes={"mask": "latent"}),
 )
 
 
 @pytest.mark.parametrize(
-    ("is_compiled", "roles", "wanted"),
+    ("is_compiled", "cuts", "wanted"),
     [
-        (True, (), {(4, 16, 16), (4, 32, 8), (4, 8, 8)}),
+        (True, CUTS, {(4, 16, 16), (4, 32, 8), (4, 8, 8)}),
         (True, ROLES, {(4, 16, 16), (4, 32, 8), (4, 8, 24)}),
         (False, ROLES, set()),
     ],
 )
 def test_networks_are_compiled_for_all_known_shapes_before_samples_come(
-    engine: Engines, is_compiled: bool, roles: Sequence[RoleCuts], wanted: set[tuple[int, ...]]
+    engine: Engines, is_compiled: bool, cuts: Sequence[DatasetCuts], wanted: set[tuple[int, ...]]
 ) -> None:
     class Compiled(Means):
         def encode_images(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
@@ -337,8 +319,7 @@ def test_networks_are_compiled_for_all_known_shapes_before_samples_come(
     shapes: list[tuple[int, ...]] = []
     encoder = Compiled()
     encoder.is_compiled = is_compiled
-    cuts = [Shapes.from_sizes([(16, 16), (8, 32)]), Shapes.square(8)]
-    engine(encoder, cuts=cuts, roles=roles)
+    engine(encoder, cuts=cuts)
     assert {*shapes} == wanted
 
 
@@ -521,7 +502,7 @@ def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
 
     monkeypatch.setattr(formats, "load", counted)
     encoder = Shaped()
-    made = engine(encoder, cuts=[Shapes.square(16), Shapes.square(8)])
+    made = engine(encoder, cuts=[DatasetCuts(target=Shapes.square(side)) for side in (16, 8)])
     sizes = {10: (16, 16), 20: (20, 30), 30: (9, 9), 40: (16, 8), 50: (7, 50)}
     with made.feeding(), made.turn():
         blocks = {n: put(made, n, grey(n, size), "x" * n, 2) for n, size in sizes.items()}
@@ -568,7 +549,7 @@ def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever
     encoder = Shaped()
     shapes = Shapes.from_sizes([(16, 16), (8, 32), (32, 8)])
     monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", waiting)
-    made = engine(encoder, cuts=[shapes])
+    made = engine(encoder, cuts=[DatasetCuts(target=shapes)])
     results: dict[int, Block] = {}
     behind = waiting + 8
     with made.feeding(), made.turn():

@@ -9,7 +9,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 from PIL import Image
 
@@ -270,49 +269,26 @@ def test_an_s3_shard_that_is_replaced_while_it_is_read_is_refused_and_the_others
     rerun(source, out, undisturbed, BAD_SHARD)
 
 
-FEW_SHARDS, SAMPLES = 4, 50
 FAILED = "CUDA error: an illegal memory access was encountered"
 
 
-@pytest.fixture(scope="module")
-def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("images")
-    (root / "in").mkdir()
-    pixels = numpy.random.default_rng(0).integers(0, 255, (64, 64, 3), numpy.uint8)
-    for number in range(FEW_SHARDS * SAMPLES):
-        colours = numpy.roll(pixels, number, 1)[:, :, :: (-1) ** number]
-        Image.fromarray(colours).save(root / f"in/{number:04d}.jpg", quality=50)
-    return pack(root / "in", root / "out", "--buckets", "64", "--samples-per-shard", str(SAMPLES))
-
-
-@pytest.fixture(scope="module")
-def undisturbed_few(few_images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    out = tmp_path_factory.mktemp("undisturbed") / "out"
-    outcome = encode_on(few_images, out, Making(), gpus="01")
-    assert (outcome.samples, outcome.quarantined) == (FEW_SHARDS * SAMPLES, ())
-    return tree(out)
-
-
-def encode_on(few_images: Path, out: Path, making: Making, *, gpus: str, **wish: Any) -> Outcome:
+def encode_on(images: Path, out: Path, making: Making, *, gpus: str) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wdsprep.encoding.encode.make_encoder", making)
         machine = Machine(cpus=len(gpus), gpus=tuple(gpus))
         patch.setattr(worker_plan, "this_machine", lambda _device: machine)
-        wanted = {"resolution": 64, "model": "tiny", "batch_size": 1, "dtype": "fp32", **wish}
-        return wdsprep.encode(str(few_images), str(out), runner="local", text="none", **wanted)
+        wanted = {"device": "auto", "workers": "auto", "dtype": "fp32", "text": "none"}
+        return encode(images, out, making, **wanted)
 
 
 def test_shards_of_a_gpu_that_soon_fails_are_done_by_others(
-    few_images: Path,
-    undisturbed_few: dict[str, bytes],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    encode_on(images, tmp_path / "undisturbed", Making(), gpus="01")
     making = Making(fails_at=3, bad_places=("1",), pause_s=0.01)  # so that both get some
-    outcome = encode_on(few_images, tmp_path / "out", making, gpus="01")
-    assert outcome.samples == FEW_SHARDS * SAMPLES
+    outcome = encode_on(images, tmp_path / "out", making, gpus="01")
+    assert outcome.samples == SHARDS * 20
     assert not outcome.is_damaged
-    made = {name: data for name, data in tree(tmp_path / "out").items() if name != "wdsprep.json"}
-    assert made == {name: undisturbed_few[name] for name in made}
-    assert outcome.samples == sum(shard.samples for shard in outcome.manifest.shards)
+    made, wanted = (tree(tmp_path / name) for name in ("out", "undisturbed"))
+    assert made.keys() == wanted.keys()
+    assert all(data == wanted[name] for name, data in made.items() if name != "wdsprep.json")
     assert FAILED in caplog.text

@@ -112,25 +112,6 @@ def test_every_image_sample_is_there_under_its_key_and_in_its_place(
     assert not rejected(latents)
 
 
-def test_plain_webdataset_decodes_it(latents: Path) -> None:
-    import gc
-    import warnings
-
-    import webdataset as wds
-
-    urls = [str(latents / shard.name) for shard in manifest_of(latents).shards]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files open
-        found = list(wds.WebDataset(urls, shardshuffle=False).decode())
-        gc.collect()
-    assert len(found) == COUNT
-    for sample in found:
-        assert (sample["latent.npy"].shape, sample["latent.npy"].dtype) == ((4, 8, 8), "float16")
-        assert sample["emb.npy"].shape[0] == 77
-        assert sample["json"]["caption"] == sample["txt"]
-        assert sample["json"]["key"] == sample["__key__"]
-
-
 def test_the_layout_finds_every_array_by_one_positioned_read(latents: Path) -> None:
     manifest = manifest_of(latents)
     record = manifest.settings["layout"]

@@ -110,14 +110,6 @@ def test_seed_and_key_both_count_and_are_told_apart():
     assert len({noise_keys(seed, [key]).item() for seed, key in pairs}) == len(pairs)
 
 
-def test_moments_are_those_of_a_normal(million: np.ndarray):
-    numbers, count = million.ravel(), million.size
-    assert abs(numbers.mean()) < 4 / count**0.5
-    assert abs(numbers.var() - 1) < 4 * (2 / count) ** 0.5
-    assert abs((numbers**3).mean()) < 4 * (15 / count) ** 0.5
-    assert abs((numbers**4).mean() - 3) < 4 * (96 / count) ** 0.5
-
-
 def test_distribution_is_normal_by_kolmogorov_and_smirnov(million: np.ndarray):
     """The largest distance of the two distribution functions; over 1.95 / sqrt(n): 1 in 1,000."""
     numbers = torch.from_numpy(np.sort(million.ravel()))

@@ -216,19 +216,6 @@ def test_datasets_say_how_they_were_decoded_by_default_fast(
     assert tree(full)["128/000000.tar"] != tree(fast)["128/000000.tar"]
 
 
-def test_another_decoding_is_refused_and_overwrite_takes_it(
-    large_images: Path, by_decoding: dict[str, Path], tmp_path: Path
-) -> None:
-    out = tmp_path / "latents"
-    encode_here(large_images, out, decode="full", limit=3)
-    with pytest.raises(FingerprintError, match="decode: full, now fast"):
-        encode_here(large_images, out, decode="fast")
-    encode_here(large_images, out, overwrite=True)
-    assert tree(out)["128/000000.tar"] == tree(by_decoding["fast"])["128/000000.tar"]
-    with pytest.raises(FingerprintError, match="decode: fast, now full"):
-        encode_here(large_images, out, decode="full")
-
-
 @pytest.mark.parametrize("kind", ["full", "fast"])
 def test_a_trainer_gets_what_is_stored_and_adds_to_what_is_there(
     kind: str, large_images: Path, by_decoding: dict[str, Path], tmp_path: Path

@@ -30,7 +30,6 @@ from tests.kit.encodes import (
 from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
 from tests.kit.stores import Far
-from wdsprep.dataset.file_names import is_table
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.members import decode_index
 from wdsprep.encoding import image_shards
@@ -140,8 +139,6 @@ def test_a_resolution_chooses_images_and_its_absence_takes_all(
         ({"shapes": "nearest:32,2"}, "--shapes is for images"),
         ({"max_crop": 0.2}, "--max-crop is for images"),
         ({"upscale": 1.5}, "--upscale is for images"),
-        ({"flip": True}, "--flip is for images"),
-        ({"text": "none"}, "--latents none and --text none leave nothing"),
         ({"resolution": (64, 128)}, "--latents none makes one dataset"),
         ({"latents": "auto"}, "--resolution is missing: give pixels"),
     ],
@@ -184,27 +181,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = packed(write_files(root / "photos", files), root / "images")
     encode_here(images, root / "latents", **HOW)
     return images
-
-
-def tables_in(root: Path) -> list[str]:
-    return sorted(name for name in tree(root) if is_table(name))
-
-
-def test_what_is_taken_back_takes_its_rows_along(mixed: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    shutil.copytree(mixed.parent, own)
-    out = own / "latents"
-    encode_here(own / "images", out, overwrite=True, **HOW)
-    assert tables_in(out) == tables_in(mixed.parent / "latents")
-    write_files(own / "photos", {"999.jpg": jpeg(7, (90, 90)), "999.txt": "one more"})
-    shutil.rmtree(own / "images")
-    photos = own / "photos"
-    for number in range(12, 18):
-        (photos / f"{number:03d}.jpg").unlink()
-        (photos / f"{number:03d}.txt").unlink()
-    packed(photos, own / "images")
-    encode_here(own / "images", out, redo_changed=True, **HOW)
-    assert not findings(own / "images", out)
 
 
 def test_rows_of_other_tars_cannot_be_told_from_keys(tmp_path: Path) -> None:
@@ -299,10 +275,9 @@ def test_what_shows_a_dataset_shows_one_of_text(
     (key, sample), *_ = latents_of(made).items()
     assert wdsprep.inspect(str(made), key).facts["json"] == sample["json"]
     page = tmp_path / "report.html"
-    for datasets in ((images, made, latents), (made,)):
-        wdsprep.report(*map(str, datasets), output=str(page), samples=2, model="none", yes=True)
-        text = page.read_text()
-        assert f"{made}, text (emb)" in text
-        assert "This dataset holds text alone" in text
-        assert "encoded as text" in text
-        assert "scaled to ?" not in text
+    datasets = map(str, (images, made, latents))
+    wdsprep.report(*datasets, output=str(page), samples=2, model="none", yes=True)
+    text = page.read_text()
+    assert f"{made}, text (emb)" in text
+    assert "This dataset holds text alone" in text
+    assert "scaled to ?" not in text

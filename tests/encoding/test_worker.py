@@ -34,9 +34,6 @@ def worker(
 ) -> EncodeWorker:
     """`also` are further datasets, with the resolution of each."""
     options: dict[str, Any] = {"batch_size": 8, **changes}
-    workers = EncodeWorkerPlan(
-        device="cpu", workers=1, cpus_per_worker=1, gpus_per_worker=0, gpus=()
-    )
     settings = {"layout": layout(encoder.fields), "seed": 0}
     places = {out: encoder.resolution, **(also or {})}
     job = EncodeJob(
@@ -46,7 +43,7 @@ def worker(
             for place, resolution in places.items()
         ],
         make_encoder=partial(_same, encoder),
-        worker_plan=workers,
+        worker_plan=EncodeWorkerPlan(device="cpu", runner="local", workers=1),
         max_area=10**8,
         **options,
     )

@@ -128,8 +128,8 @@ def test_which_runner_is_chosen_and_why_is_one_line(
     monkeypatch.setattr(worker_plan, "cluster_machines", lambda _address: None)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     said: list[str] = []
-    chosen, _ = settle_workers(EncodeWorkerOptions(**options), said.append)  # type: ignore[arg-type]
-    assert chosen.runner == runner
+    plan = settle_workers(EncodeWorkerOptions(**options), said.append)  # type: ignore[arg-type]
+    assert plan.runner == runner
     assert len(said) == bool(line)
     assert "".join(said).startswith(line)
 
@@ -159,8 +159,8 @@ def shard(turns: Turns, parts: Iterable[Part], nbytes: int, held: Counter[str]) 
     with closing(TextPass()) as texts:
         for part in parts:
             texts.nbytes = nbytes if part is Part.TEXT else texts.nbytes
-            with turns.visit(part, texts if part is Part.TEXT else None) as visit:
-                while not turns.enter(visit, 0):
+            with turns.visit(part, texts):
+                while not turns.enter(texts, 0):
                     yield
                 held["waiting"] += texts.nbytes if part is Part.TEXT else 0
                 held["most"] = max(held["most"], held["waiting"])
@@ -205,16 +205,18 @@ def test_shards_of_one_part_never_load_the_other(part: Part) -> None:
 def test_a_shard_comes_to_its_turn_however_many_want_the_other(many: Part) -> None:
     device = Device()
     turns = turns_of(device)
-    with turns.visit(many) as first:
+    first, waits = TextPass(), TextPass()
+    with turns.visit(many, first):
         assert turns.enter(first, 0)
     other = next(part for part in BOTH if part is not many)
-    with turns.visit(other) as waits, ExitStack() as inside:
+    with turns.visit(other, waits), ExitStack() as inside:
         ahead = 0
         while True:
             with ExitStack() as stack:
-                visit = stack.enter_context(turns.visit(many))
+                texts = TextPass()
+                stack.enter_context(turns.visit(many, texts))
                 inside.close()
-                if not turns.enter(visit, 0):
+                if not turns.enter(texts, 0):
                     break
                 inside.enter_context(stack.pop_all())
                 ahead += 1
@@ -244,7 +246,7 @@ def test_captions_that_wait_take_no_more_than_a_share_of_the_disk(
 def in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the toy's networks take turns on the device, in this process."""
     monkeypatch.setattr(encoders, "is_split", lambda *_: True)
-    monkeypatch.setattr("wdsprep.encoding.encode.runner_of", lambda *_args, **_how: Here())
+    monkeypatch.setattr("wdsprep.encoding.encode.make_runner", lambda *_args, **_how: Here())
 
 
 @pytest.mark.system

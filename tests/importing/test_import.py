@@ -267,7 +267,7 @@ def test_what_cannot_be_taken_is_one_line(foreign_sets: Path, tmp_path: Path) ->
         (wide_cache, {"resolution": 16}, "are not squares"),
         (moments, {"resolution": 33}, "resolution 33 is not a multiple of 2"),
         (shaped, {"shapes": "sdxl", "resolution": 0}, "give --resolution too"),
-        (shaped, {"shapes": "sdxl"}, "sdxl is for --resolution 1024"),
+        (shaped, {"shapes": "sdxl"}, "sdxl lacks "),
         (shaped, {"shapes": [(50, 50), (30, 70)], "resolution": 50}, no_size),
         (shaped, {}, "are not squares: give the sizes of its images"),
         (text, {"shapes": "nearest:8,2"}, "leave out --shapes"),

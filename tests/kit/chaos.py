@@ -282,7 +282,7 @@ class Job:
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
             enter(patch.object(encoding, "make_encoder", Making(pause_s=self.pause_s)))
-            enter(patch.object(encoding, "runner_of", wrapped(encoding.runner_of)))
+            enter(patch.object(encoding, "make_runner", wrapped(encoding.make_runner)))
             enter(patch.object(pack, "make_runner", wrapped(pack.make_runner)))
             log = enter(logged())
             code = main([*self.command(out, workers, cpus)])

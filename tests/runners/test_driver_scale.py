@@ -22,7 +22,7 @@ from tests.kit.pretend import (
 )
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.dataset_plan import PackedShards, largest_first, pending_shards
+from wdsprep.encoding.dataset_plan import largest_first, pending_shards
 from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
@@ -31,11 +31,10 @@ from wdsprep.runners.schedule import drive
 
 def whole_run(count: int, workers: int, **options: int) -> tuple[Outcome, Shelf]:
     """`encode` with nobody at work."""
-    pending, store = largest_first(units(count)), Shelf(count)
+    store = Shelf(count)
     manifest = replace(manifest_of(1), receipts=())
     run = Run(Edition(store=store), manifest, count=count, **options)
-    shards = PackedShards.take_from(pending).hand_out()
-    (outcome,) = do_runs([run], PretendRunner(workers), None, shards)
+    (outcome,) = do_runs([run], PretendRunner(workers), None, largest_first(units(count)))
     return outcome, store
 
 

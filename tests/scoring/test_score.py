@@ -133,7 +133,7 @@ def test_a_resume_with_other_weights_or_images_is_refused_in_words(
     with pytest.raises(FingerprintError, match=r"scores\.columns\.neutral: number, now none;"):
         score_here(images, out, model=str(models / "clip"))
     other = packed(pictures(tmp_path / "others", range(30, 45)), tmp_path / "other-images")
-    again = r"changed or gone since .* was scored .*wdsprep score --redo"
+    again = r"changed or gone since .* was made .* the same command with --redo-changed"
     with pytest.raises(FingerprintError, match=again):
         score_here(other, out, model=vit)
 
@@ -179,7 +179,7 @@ def test_the_command_says_what_it_gives_and_a_condition_that_half_of_the_samples
 ) -> None:
     words = ["score", str(images), str(tmp_path / "s"), "--model", str(models / "clip")]
     words += ["--head", f"aesthetic={models}/head.safetensors", "--device", "cpu"]
-    with patch("wdsprep.encoding.encode.runner_of", lambda *_args, **_options: Here()):
+    with patch("wdsprep.encoding.encode.make_runner", lambda *_args, **_options: Here()):
         assert main(words) == 0
         out, err = capsys.readouterr()
         assert main([*words, "--json"]) == 0

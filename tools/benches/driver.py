@@ -20,7 +20,8 @@ from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.dataset_plan import PackedShards, largest_first, pending_shards
+from wdsprep.encoding.dataset_plan import largest_first, pack_shards, pending_shards
+from wdsprep.encoding.image_shards import ImageShard
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
@@ -114,7 +115,8 @@ def schedule(count: str, workers: str) -> None:
     run = Run(Edition(store=store), manifest, count=len(pending))
     store.count = len(pending)
     started = time.perf_counter()
-    do_runs([run], PretendRunner(int(workers)), None, PackedShards.take_from(pending).hand_out())
+    shards = map(ImageShard.from_bytes, pack_shards(pending))
+    do_runs([run], PretendRunner(int(workers)), None, shards)
     took(time.perf_counter() - started)
 
 

@@ -19,7 +19,7 @@ from wdsprep.dataset.stored_dataset import open_dataset
 from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import DC, PRESETS, TOKENS
 from wdsprep.encoding.options import check_resolutions, parse_resolutions, resolutions_of
-from wdsprep.encoding.recipe_options import check_roles, check_roles_option
+from wdsprep.encoding.recipe_options import check_roles_option
 from wdsprep.encoding.sample_sizes import sample_nbytes
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, option_field, takes_options
@@ -177,6 +177,8 @@ def read_trial(url: str) -> tuple[int, Trial]:
 
 def open_images(options: PlanOptions) -> Manifest:
     """Return the manifest of the images. Raise UsageError if they are not images in these roles."""
+    from wdsprep.encoding.image_shards import check_roles  # numpy
+
     place = os.fspath(options.images)
     _, manifest = open_dataset(place)
     if manifest.dataset != "images":

@@ -8,6 +8,7 @@ finished. `encode` and `score` plan so (`plan_dataset`), for several datasets at
 """
 
 import gc
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.manifest import Manifest, image_shard_digest
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.settings import SCORER, Settings
+from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, refresh_manifest
 from wdsprep.encoding.image_shards import ImageShard, ImageShards
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError
@@ -34,36 +35,17 @@ MANY = 10_000
 process that has imported torch and diffusers."""
 
 
-class PackedShards:
-    """A queue of image shards, pickled, so that they take a third of the memory.
+def pack_shards(shards: list[ImageShard]) -> deque[bytes]:
+    """Move all shards out of a list into a queue, pickled, so that they take a third of the memory.
 
     A million shards lie scattered over half a GB, and none of it is freed before the last of them
     is dropped. Pickled, each is freed when it is handed out.
     """
-
-    def __init__(self, shards: Iterable[ImageShard] = ()) -> None:
-        self._packed = [shard.to_bytes() for shard in shards]
-        self._packed.reverse()
-
-    @classmethod
-    def take_from(cls, shards: list[ImageShard]) -> "PackedShards":
-        """Move all shards out of a list into a new queue."""
-        made = cls(shards)
-        shards.clear()
-        if len(made) >= MANY:
-            gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
-        return made
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-    def __iter__(self) -> Iterator[ImageShard]:
-        return map(ImageShard.from_bytes, reversed(self._packed))
-
-    def hand_out(self) -> Iterator[ImageShard]:
-        """Yield each shard in order, and drop it from the queue."""
-        while self._packed:
-            yield ImageShard.from_bytes(self._packed.pop())
+    packed = deque(shard.to_bytes() for shard in shards)
+    shards.clear()
+    if len(packed) >= MANY:
+        gc.collect()  # tuples that Python keeps for reuse hold on to all the memory around them
+    return packed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +60,8 @@ class DatasetPlan:
     """The number of image shards that the dataset is made from."""
     samples: int
     """The number of images in these shards; 0 if nobody has counted them."""
-    pending: PackedShards
-    """The image shards that are missing, the largest first."""
-    missing: int
-    """The number of shards that are missing before the run."""
+    packed: deque[bytes]
+    """The image shards that are missing, pickled, the largest first."""
     stale: Mapping[str, str]
     """The units that are removed first, each with the input that it was made from."""
     removals: tuple[str, ...]
@@ -91,6 +71,16 @@ class DatasetPlan:
     is_limited: bool
     """True if --limit leaves some images out."""
 
+    @property
+    def pending(self) -> Iterator[ImageShard]:
+        """Yield the image shards that are missing, the largest first."""
+        return map(ImageShard.from_bytes, self.packed)
+
+    def hand_out(self) -> Iterator[ImageShard]:
+        """Yield each shard that is missing, and drop it from the plan."""
+        while self.packed:
+            yield ImageShard.from_bytes(self.packed.popleft())
+
 
 def plan_dataset(
     place: str,
@@ -98,17 +88,16 @@ def plan_dataset(
     wanted: Sequence[ImageShard],
     settings: Settings,
     *,
-    tars: TarsSource,
     overwrite: bool,
     redo_changed: bool,
     compared: Callable[[int, int], object],
 ) -> DatasetPlan:
     """Return the plan of one dataset: what lies at its place, and which image shards it lacks.
 
-    It is made of the `wanted` image shards of a source, which `tars` reads. Raise DamageError if
-    stored arrays of the empty caption differ from the digests in receipts. Raise FingerprintError
-    if the place holds a dataset of other settings, or if image shards have changed or are gone:
-    `overwrite` and `redo_changed` allow these.
+    It is made of the `wanted` image shards of a source. Raise DamageError if stored arrays of the
+    empty caption differ from the digests in receipts. Raise FingerprintError if the place holds a
+    dataset of other settings, or if image shards have changed or are gone: `overwrite` and
+    `redo_changed` allow these.
     """
     store = open_store(place)
     claim = find_claim(store, "latents", settings, overwrite=overwrite)
@@ -123,7 +112,7 @@ def plan_dataset(
         wanted,
         redo_changed=redo_changed,
         is_whole=source.is_whole,
-        tars=tars,
+        tars=source.tars,
         compared=compared,
     )
     return DatasetPlan(
@@ -132,9 +121,8 @@ def plan_dataset(
         settings=settings,
         shards=len(wanted),
         samples=count_samples(wanted),
-        missing=len(pending.shards),
         missing_samples=count_samples(pending.shards),
-        pending=PackedShards.take_from(pending.shards),
+        packed=pack_shards(pending.shards),
         stale=pending.stale,
         removals=pending.removals,
         is_limited=wanted != source.shards,
@@ -208,15 +196,13 @@ def pending_shards(
         unchanged = _find_unchanged_tars(manifest, source_shards, stale, tars, compared)
     stale -= unchanged.keys()
     refreshed = done | unchanged
-    kind, did = ("scores", "scored") if manifest.is_scored else ("latents", "encoded")
     if stale and not redo_changed:
-        command, does = (SCORER, "scores") if manifest.is_scored else ("wdsprep encode", "encodes")
         changed = plural(len(stale), "image shard has", "image shards have")
         raise FingerprintError(
-            f"{changed} changed or gone since {store.url} was {did} "
-            f"({examples(sorted(stale))}): give another place for the new {kind}; or, if these are "
-            f"the same images packed again, {command} --redo-changed {does} again what has "
-            "changed, and removes what has no image now"
+            f"{changed} changed or gone since {store.url} was made ({examples(sorted(stale))}): "
+            "give another place for a new dataset; or, if these are the same images packed again, "
+            "the same command with --redo-changed does again what has changed, and removes what "
+            "has no image now"
         )
     if not is_whole:
         stale &= inputs_now.keys()
@@ -228,11 +214,10 @@ def pending_shards(
     ]
     removals = []
     if cut := {shard.name for shard in pending if shard.name in done} - stale:
-        what = plural(len(cut), "shard that --limit had cut is", "shards that --limit had cut are")
-        removals.append(f"the trial goes on: {what} {did} anew")
+        removals.append(f"{plural(len(cut), 'shard')} done anew, with what --limit had cut off")
     if stale:
-        gone = f"{plural(len(stale), 'shard')} of {kind} removed"
-        removals.append(f"{gone}: their images have changed or are gone")
+        gone = plural(len(stale), "shard")
+        removals.append(f"{gone} removed: their images have changed or are gone")
     stale |= cut
     kept = [line for unit, line in ledger.named_lines() if unit not in stale]
     return PendingShards(
@@ -281,33 +266,13 @@ def _size_key(shard: ImageShard) -> tuple[int, str]:
     return -(shard.item.take or shard.item.samples), shard.item.name
 
 
-def joint_units(pending: Sequence[PackedShards]) -> Iterator[JointUnit]:
+def joint_units(pending: Iterable[Iterable[ImageShard]]) -> Iterator[JointUnit]:
     """Yield units of work, each an image shard for all the datasets that lack it.
 
-    The shards are removed from `pending`. If datasets need different numbers of a shard's samples,
-    each number makes a unit.
-    """
-    for same in _group_by_shard(shards.hand_out() for shards in pending):
-        yield JointUnit(parts=dict(same))
-
-
-def count_units(pending: Sequence[PackedShards]) -> int:
-    """Return the number of units of work that `joint_units` would yield."""
-    if len(pending) == 1:
-        return len(pending[0])
-    return sum(1 for _ in _group_by_shard(pending))
-
-
-def _group_by_shard(
-    pending: Iterable[Iterable[ImageShard]],
-) -> Iterator[Iterator[tuple[int, ImageShard]]]:
-    """Yield for each image shard a group: the number of each dataset that lacks it, and the shard.
-
-    A group has to be used before the next one is asked for, which empties it.
     `pending` has the shards that each dataset lacks, the largest first. If datasets need different
-    numbers of a shard's samples, each number makes a group.
+    numbers of a shard's samples, each number makes a unit.
     """
     numbered = (zip(repeat(number), shards) for number, shards in enumerate(pending))
     in_order = merge(*numbered, key=lambda pair: _size_key(pair[1]))
     for _, same in groupby(in_order, key=lambda pair: (pair[1].item, pair[1].digest)):
-        yield same
+        yield JointUnit(parts=dict(same))

@@ -13,10 +13,10 @@ carried out.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
-from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.stored_dataset import take_claim
 from wdsprep.encoding.dataset_plan import DatasetPlan, joint_units
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
@@ -25,10 +25,11 @@ from wdsprep.encoding.options import EncodeOne, EncodeOptions
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.run_plan import RunPlan, make_plan
-from wdsprep.encoding.worker_plan import EncodeJob, runner_of
+from wdsprep.encoding.worker_plan import EncodeJob
 from wdsprep.options import OverloadedFunction, takes_options
 from wdsprep.runners.base import Call
 from wdsprep.runners.job import JobListener
+from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, remove_units, sweep_to_begin
 
 if TYPE_CHECKING:
@@ -87,14 +88,16 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     After an interruption, the same call continues the run.
     """
     listener = options.listener_or_mute
-    plan = make_plan(options, told=listener.on_message, compared=listener.on_comparison)
-    recipe, speeds = plan.recipe, Speeds()
-    # Of several in one pass nobody can tell how fast each would be alone.
-    trial = speeds if len(plan.datasets) == 1 else Speeds()
+    plan = make_plan(options, listener)
+    recipe = plan.recipe
 
-    def extra_entries(dataset: DatasetPlan) -> dict[str, Any]:
-        known = dataset.claim.manifest.extra.get("trial")
-        return {"model": plan.model.name, **(trial.trial(known) if options.limit else {})}
+    def extra_entries(dataset: DatasetPlan, speeds: Speeds) -> dict[str, Any]:
+        entries = {"model": plan.model.name}
+        if not options.limit:
+            return entries
+        # Of several in one pass nobody can tell how fast each would be alone.
+        trial = speeds if len(plan.datasets) == 1 else Speeds()
+        return entries | trial.trial(dataset.claim.manifest.extra.get("trial"))
 
     outcomes = do_plan(
         plan,
@@ -110,14 +113,7 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
         limit=options.limit,
         track=options.track,
         extra=extra_entries,
-        speeds=speeds,
     )
-    for dataset, outcome in zip(plan.datasets, outcomes, strict=True):
-        is_whole = SELECTION not in outcome.manifest.extra  # else it is not told
-        if is_whole and not dataset.settings.keys().isdisjoint(("caption_field", "captions")):
-            record = plan.captions and plan.captions.records[dataset.place]
-            report = (plan.captions.table.url, record) if plan.captions and record else None
-            listener.on_captions(outcome, report)
     is_several = isinstance(options.resolution, Sequence) or options.paths or options.text_out
     return outcomes if is_several else outcomes[0]
 
@@ -130,21 +126,20 @@ def do_plan(
     listener: JobListener,
     limit: int,
     track: str,
-    extra: Callable[[DatasetPlan], Mapping[str, Any]],
+    extra: Callable[[DatasetPlan, Speeds], Mapping[str, Any]],
     name: str = "encode",
-    speeds: Speeds | None = None,
 ) -> list[Outcome]:
     """Do what a plan says, and return the outcome of each dataset.
 
     `make_job` gets what follows from the plan: the images, the datasets and the workers. These
     begin by `open_worker`. `extra` returns further entries of the manifest of a dataset, once it is
-    published. `speeds` takes the progress of workers, and so does the listener then.
+    published, which may say how fast the workers were.
     """
+    speeds = Speeds()
 
     def on_step(progress: RunProgress) -> None:
-        if speeds:
-            speeds.take(progress)
-            listener.on_step(progress)
+        speeds.take(progress)
+        listener.on_step(progress)
 
     # No earlier step of a run writes to the datasets.
     with closing(plan.captions) if plan.captions else nullcontext():
@@ -161,18 +156,30 @@ def do_plan(
     listener.on_begin(plan)
     places = ",".join(dataset.place for dataset in plan.datasets)
     runner = None
-    if plan.units:
-        by = plan.worker_options
-        runner = runner_of(by, plan.worker_plan, units=plan.units, phase=places, name=name)
+    count = len(plan.datasets[0].packed)
+    if len(plan.datasets) > 1:
+        count = sum(1 for _ in joint_units(dataset.pending for dataset in plan.datasets))
+    units = joint_units(dataset.hand_out() for dataset in plan.datasets)
+    if count:
+        workers = plan.worker_plan
+        settings = replace(
+            workers,
+            workers=min(workers.workers, count),
+            max_workers=min(workers.max_workers, count),
+            name=name,
+            phase=places,
+            units=count,
+        )
+        runner = make_runner(workers.runner, settings)
     runs = [
         Run(
             edition,
             dataset.claim.manifest,
-            count=dataset.missing,
+            count=len(dataset.packed),
             samples=dataset.missing_samples,
             limit=limit if dataset.is_limited else 0,
             whole=plan.source.is_whole,
-            extra=partial(extra, dataset),
+            extra=partial(extra, dataset, speeds),
         )
         for dataset, edition in planned
     ]
@@ -185,10 +192,10 @@ def do_plan(
         runs,
         runner,
         partial(open_worker, job),
-        joint_units([dataset.pending for dataset in plan.datasets]),
+        units,
         listener=listener,
         track=track,
-        figures=speeds.figures if speeds else dict,
+        figures=speeds.figures,
         on_step=on_step,
     )
 

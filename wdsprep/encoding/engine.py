@@ -35,14 +35,13 @@ from functools import partial
 
 import torch
 
-from wdsprep.dataset.npy_arrays import is_of_text
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches, Rows
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import Arrays, DeviceBatch, Encoder, TextBatch
 from wdsprep.encoding.progress import Stats
-from wdsprep.encoding.role_images import RoleCuts
+from wdsprep.encoding.role_images import DatasetCuts
 from wdsprep.encoding.sample_chain import Block, EncodingSample, Row
 from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
@@ -120,26 +119,19 @@ class Engine:
         max_area: int,
         decoders: int,
         threads: int,
-        cuts: Sequence[Shapes] = (),
-        roles: Sequence[RoleCuts] = (),
-        parts: Sequence[Part] = (),
+        cuts: Sequence[DatasetCuts] = (),
     ) -> None:
         """Load the networks and start the threads.
 
         With `batch_size` 0 the engine chooses the size; `threads` is the number of batches that a
-        CPU computes at once. `cuts` are the shapes for the crops of an image, by the number of the
-        dataset, by default one square of the encoder's resolution; `roles` are the rules for images
-        in roles, if samples have any, and `parts` the parts of a sample that each dataset gets, by
-        default both.
+        CPU computes at once. `cuts` are the rules by which each dataset cuts images, by default one
+        that takes the square of the encoder's resolution.
         """
         self._encoder, self._seed = encoder, seed
-        self._cuts = tuple(cuts) or (Shapes.square(encoder.resolution),)
-        self._roles = tuple(roles)
-        self._parts = tuple(parts) or (Part.BOTH,) * len(self._cuts)
+        square = DatasetCuts(target=Shapes.square(encoder.resolution))
+        self._cuts = tuple(cuts) or (square,)
         self.max_area = max_area
-        self._part = Part.BOTH if encoder.has_text else Part.IMAGE
-        if is_of_text(encoder.fields):
-            self._part = Part.TEXT
+        self._part = Part.of(encoder.fields)
         encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
         self.batches = DeviceBatches(encoder, batch_size, lanes=threads)
         self._batcher = self._make_batcher()
@@ -163,7 +155,7 @@ class Engine:
 
     def _make_batcher(self) -> Batcher:
         encoder = self._encoder
-        is_various = any(rules.has_various_sizes for rules in self._roles)
+        is_various = any(rules.has_various_sizes for rules in self._cuts)
         return Batcher(
             encoder,
             self.batches,
@@ -176,10 +168,7 @@ class Engine:
     @property
     def _image_shapes(self) -> set[Size]:
         """Return all known shapes of images for the VAE."""
-        roles = self._roles or (RoleCuts(),) * len(self._cuts)
-        datasets = zip(self._cuts, self._parts, roles, strict=True)
-        known = (rules.vae_sizes(cut.sizes) for cut, part, rules in datasets if Part.IMAGE in part)
-        return set[Size]().union(*known)
+        return set[Size]().union(*(cut.vae_sizes for cut in self._cuts if Part.IMAGE in cut.part))
 
     @property
     def block_size(self) -> int:
@@ -316,7 +305,7 @@ class Engine:
     def _prepare(self, samples: Sequence[EncodingSample]) -> None:
         """Give samples what batches are made of: the crops of their images."""
         for sample in samples:
-            sample.crop_image(self._cuts, self.max_area, self._roles, self._encoder.references)
+            sample.crop_image(self._cuts, self.max_area, self._encoder.references)
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

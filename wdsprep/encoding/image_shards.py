@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from wdsprep.dataset.damage import repair_step
 from wdsprep.dataset.file_names import RECEIPTS, index_name, latent_unit
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
-from wdsprep.dataset.samples import Sample, roles_of
+from wdsprep.dataset.samples import TARGET, Sample, roles_of
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import Size, buckets_encoded, least_side_of
 from wdsprep.dataset.shard_reader import LARGE_NBYTES, ShardReader
@@ -35,7 +34,6 @@ from wdsprep.dataset.stored_dataset import (
     dated_manifest,
     refresh_manifest,
 )
-from wdsprep.encoding.recipe_options import MOST_UPSCALE
 from wdsprep.errors import (
     DamageError,
     FingerprintError,
@@ -44,6 +42,7 @@ from wdsprep.errors import (
     SourceError,
     UsageError,
 )
+from wdsprep.limits import MAX_NBYTES
 from wdsprep.runners.base import HopelessError
 from wdsprep.sources.base import Columns, Content, Item, Role, count_left_out, ignore_left_out
 from wdsprep.sources.patterns import tar_stem
@@ -104,7 +103,8 @@ class ImageShard:
 
 def tars_of(url: str, max_nbytes: int, roles: Iterable[str] = ()) -> TarsSource:
     """Return the source that reads the image shards in a store, with images in these roles."""
-    columns = Columns(roles=tuple(Role(name=name, where=f".{name}") for name in roles))
+    further = (role for role in roles if role != TARGET)
+    columns = Columns(roles=tuple(Role(name=name, where=f".{name}") for name in further))
     return TarsSource(url=url, pattern="*", columns=columns, max_nbytes=max_nbytes)
 
 
@@ -119,14 +119,12 @@ class ImageShards:
     resolution: int
     """The resolution to encode; if none was asked for, that of the lowest bucket."""
     shards: tuple[ImageShard, ...]
+    tars: TarsSource
+    """The source that reads these shards."""
     count: Callable[[Item], int]
     is_whole: bool = True
-    max_area: int = 0
-    """The `--max-area` that the images were packed with; 0 if it is not known."""
     text_resolution: int = 0
     """The resolution of a text dataset with the captions of all these images, of any shape."""
-    hashed_by: str | None = None
-    """The digest that pack gave each image, if any; None if it is not known."""
     roles: tuple[str, ...] = ()
     """The roles in which samples have further images."""
 
@@ -135,33 +133,53 @@ class ImageShards:
         """Return whether the shards are tars that pack did not make."""
         return any(shard.is_foreign for shard in self.shards[:1])
 
-    def first(self, limit: int) -> tuple[ImageShard, ...]:
-        """Return the shards that have the first `limit` samples (0: all).
 
-        The last of them is cut to the samples that are left.
-        """
-        if not limit:
-            return self.shards
-        first = []
-        for shard in self.shards:
-            count = self.count(shard.item)
-            item = shard.item._replace(take=limit) if count > limit else shard.item
-            first.append(replace(shard, item=item))
-            limit -= count
-            if limit <= 0:
-                break
-        return tuple(first)
+def first_shards(
+    shards: tuple[ImageShard, ...], limit: int, count: Callable[[Item], int]
+) -> tuple[ImageShard, ...]:
+    """Return the shards that have the first `limit` samples (0: all).
+
+    `count` returns how many samples a shard has. The last one is cut to those that are left.
+    """
+    first = list[ImageShard]()
+    for shard in shards if limit else ():
+        there = count(shard.item)
+        item = shard.item._replace(take=limit) if there > limit else shard.item
+        first.append(replace(shard, item=item))
+        limit -= there
+        if limit <= 0:
+            break
+    return tuple(first) or shards
+
+
+def check_roles(images: str, wanted: Sequence[str], there: Sequence[str]) -> None:
+    """Raise UsageError if images of these roles are to be encoded, and no sample has one of them.
+
+    `images` is the place of a dataset, and `there` has the roles of its images.
+    """
+    if lacking := [role for role in wanted if role not in (TARGET, *there)]:
+        raise UsageError(
+            f"{images} has no images in the role {lacking[0]}, only in "
+            f"{', '.join((TARGET, *there))}: give --roles of these, or pack it with --role"
+        )
 
 
 def find_image_shards(
-    url: str, resolution: int, *, shapes: Sequence[Size] = (), upscale: float = 1.0
+    url: str,
+    resolution: int,
+    *,
+    shapes: Sequence[Size] = (),
+    upscale: float = 1.0,
+    roles: Sequence[str] = (),
+    max_nbytes: int = MAX_NBYTES,
 ) -> ImageShards:
     """Return the image shards that may have images large enough for a resolution.
 
     The resolution 0 stands for the lowest bucket of a dataset, and so for all shards. Tars that
     pack did not make are all returned; for them, raise UsageError if the resolution is 0. Raise
     SourceError if no shards are found. `shapes` are the shapes of the latents, if they are not
-    square, and `upscale` is how much images may be scaled up.
+    square, and `upscale` is how much images may be scaled up. Images in `roles` are read too; raise
+    UsageError if no sample of a dataset has one of them.
     """
     is_pattern = bool(set(url) & set("*?[{")) and not Path(url).is_dir()
     store = None if is_pattern else open_store(url)
@@ -169,9 +187,11 @@ def find_image_shards(
     if store is not None and manifest is None:
         check_place(url, [entry.name for entry in islice(store.list(RECEIPTS), 1)])
     if store is None or manifest is None:
-        return _find_tars(url, resolution)
+        return _find_tars(url, resolution, roles, max_nbytes)
     check_kind(store, manifest.dataset, "images")
     manifest = refresh_manifest(store, manifest)
+    there, tars = roles_of(manifest.settings), tars_of(store.url, max_nbytes, roles)
+    check_roles(url, roles, there)
     resolution = resolution or min(manifest.settings["buckets"])
     encoded: dict[str, Any] = {"resolution": resolution, "upscale": upscale}
     encoded |= {"shapes": shapes} if shapes else {}
@@ -198,10 +218,9 @@ def find_image_shards(
         )
     sides, least = histogram(manifest.counts, "side"), least_side_of(encoded)
     if not shards or (sides and sides[-1][0][1] < least):
-        factor = ceil(10 * least_side_of({**encoded, "upscale": 1}) / sides[-1][0][0]) / 10
-        other = f", or --upscale {factor:g}" if factor <= MOST_UPSCALE else ""
         raise SourceError(
-            f"{url} holds no image of {least} pixels or more: choose a lower --resolution{other}"
+            f"{url} holds no image of {least} pixels or more: choose a lower --resolution, or a "
+            "larger --upscale"
         )
     lowest = min(int(shard.name.partition("/")[0]) for shard in shards)
     return ImageShards(
@@ -209,15 +228,14 @@ def find_image_shards(
         resolution=resolution,
         text_resolution=min(resolution, lowest) if shapes or upscale > 1 else resolution,
         shards=shards,
+        tars=tars,
         is_whole=manifest.complete,
-        max_area=manifest.settings["max_area"],
         count=lambda item: item.samples,
-        hashed_by=manifest.settings.get("compute_hash", ""),
-        roles=roles_of(manifest.settings),
+        roles=there,
     )
 
 
-def _find_tars(url: str, resolution: int) -> ImageShards:
+def _find_tars(url: str, resolution: int, roles: Sequence[str], max_nbytes: int) -> ImageShards:
     """Return the tars that another program packed, as image shards.
 
     Their latents lie in the folder of the resolution, under the name of the tar without its suffix.
@@ -225,15 +243,14 @@ def _find_tars(url: str, resolution: int) -> ImageShards:
     UsageError if the resolution is 0.
     """
     try:
-        source = recognise(url, columns=Columns(), rows_per_item=1)
+        source, what = recognise(url, columns=Columns(), rows_per_item=1), f"{url} holds no shards"
     except UnclearSourceError as error:
-        pattern = shlex.quote(f"{url.rstrip('/')}/*.tar")
-        first = 'run "wdsprep pack SOURCE IMAGES" first, and encode IMAGES'
-        raise SourceError(f"{error.what}: {first}; or give tars, such as {pattern}") from error
+        source, what = None, error.what
     if not isinstance(source, TarsSource):
+        pattern = shlex.quote(f"{url.rstrip('/')}/*.tar")
         raise SourceError(
-            f"{url} holds images, but no shards: run {command('pack', url, 'IMAGES')} first, and "
-            "encode IMAGES"
+            f"{what}: run {command('pack', url, 'IMAGES')} first, and encode IMAGES; or give tars, "
+            f"such as {pattern}"
         )
     if not resolution:
         raise UsageError(
@@ -257,6 +274,7 @@ def _find_tars(url: str, resolution: int) -> ImageShards:
         resolution=resolution,
         text_resolution=resolution,
         shards=tuple(shards.values()),
+        tars=tars_of(source.url, max_nbytes, roles),
         count=source.count,
     )
 

@@ -28,7 +28,7 @@ from wdsprep.dataset.sample_table import ROW, table_columns
 from wdsprep.dataset.samples import facts_bytes, parse_json
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, counted_as
-from wdsprep.dataset.shapes import fields_by_shape, fields_in_shape, shape_name
+from wdsprep.dataset.shapes import fields_in_shape, shape_name, shapes_of
 from wdsprep.dataset.tar.write import Data, nbytes_of, pieces_of
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard
@@ -63,10 +63,10 @@ class LatentShard:
         """Begin a latent shard for an image shard, in a dataset of these settings."""
         self._draft, self.shard, self.settings = draft, shard, settings
         self.fields = fields_of(settings["layout"])
-        self._shapes = fields_by_shape(settings)
-        self._has_roles = any(field.is_of_role for field in self.fields)
-        self._in_roles: dict[tuple[Any, ...], tuple[Field, ...]] = {}
-        self._waiting: dict[str, list[tuple[int, Place]]] = {n: [] for n in self._shapes}
+        self._in_sizes: dict[tuple[Any, ...], tuple[Field, ...]] = {}
+        """The arrays of a sample, by the sizes of its crops."""
+        names = map(shape_name, shapes_of(settings))
+        self._waiting: dict[str, list[tuple[int, Place]]] = {name: [] for name in names}
         """The samples of each shape, with their positions in the image shard."""
         self._spool = Spool()
         self._tar: DraftShard | None = None
@@ -93,15 +93,13 @@ class LatentShard:
         encoded = self.texts.join(encoded) if self.texts else encoded
         describe = text_facts_of if is_of_text(self.fields) else facts_of
         facts = describe(encoded, is_packed=not self.shard.is_foreign)
-        shape = shape_of(encoded) if self._shapes else ""
-        fields = self._shapes.get(shape, self.fields)
-        if self._has_roles:  # so the sizes of its images decide too
-            size = encoded.crop.size if shape else None
-            sizes = (size, *encoded.role_sizes.items())
-            if sizes not in self._in_roles:
-                self._in_roles[sizes] = fields_in_shape(self.settings, size, encoded.role_sizes)
-            fields = self._in_roles[sizes]
-        self.add_members(encoded.key, members_of(fields, facts, encoded), facts, shape=shape)
+        size = encoded.crop.size if self._waiting else None
+        sizes = (size, *encoded.role_sizes.items())
+        if not (fields := self._in_sizes.get(sizes)):
+            fields = fields_in_shape(self.settings, size, encoded.role_sizes)
+            self._in_sizes[sizes] = fields
+        members = members_of(fields, facts, encoded)
+        self.add_members(encoded.key, members, facts, shape=shape_name(size) if size else "")
 
     def add_members(
         self, key: str, members: Members, facts: Mapping[str, Any], *, shape: str = ""
@@ -167,11 +165,6 @@ class LatentShard:
         self._spool.close()
 
 
-def shape_of(encoded: EncodedSample) -> str:
-    """Return the name of the shape to which the image was cropped."""
-    return shape_name(encoded.crop.size)
-
-
 def members_of(
     fields: Sequence[Field], facts: Mapping[str, Any], encoded: EncodedSample
 ) -> list[tuple[str, Data]]:
@@ -229,15 +222,14 @@ def facts_of(encoded: EncodedSample, *, is_packed: bool) -> dict[str, Any]:
         **text_facts_of(encoded, is_packed=is_packed),
         "crop": [fit.left, fit.top, fit.left + fit.width, fit.top + fit.height],
         "height": crop.height,
-        "original_height": crop.height,
-        "original_width": crop.width,
+        "original_height": known.get("original_height", crop.height),
+        "original_width": known.get("original_width", crop.width),
         "scaled_height": fit.scaled_height,
         "scaled_width": fit.scaled_width,
         "width": crop.width,
         **({"upscaled": round(crop.scale, 4)} if crop.width and crop.scale > 1 else {}),
         **{f"{name}_width": width for name, (width, _) in encoded.role_sizes.items()},
         **{f"{name}_height": height for name, (_, height) in encoded.role_sizes.items()},
-        **_copy_facts(known, "original_height", "original_width"),
     }
 
 
@@ -247,39 +239,24 @@ def text_facts_of(encoded: EncodedSample, *, is_packed: bool) -> dict[str, Any]:
     If `is_packed`, pack made the image sample, and the source is taken from its json.
     """
     sample, tokens = encoded.sample, encoded.tokens
+    known = sample.facts if is_packed else {}
     return {
         "caption": sample.caption,
         "cut": tokens.cut,
         "key": encoded.key,
-        "source": sample.source,
+        "source": known.get("source", sample.source),
         "tokens": tokens.count,
-        **_copy_facts(sample.facts if is_packed else {}, "source", "repeats"),
+        **({"repeats": known["repeats"]} if "repeats" in known else {}),
     }
 
 
-def _copy_facts(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the named facts that an image sample has, such as where the image came from."""
-    return {name: facts[name] for name in names if name in facts}
-
-
 def write_empty(
-    edition: Edition, fields: Sequence[Field], empty: Callable[[], Mapping[str, Any]]
+    edition: Edition, fields: Sequence[Field], made: Callable[[Field], bytes]
 ) -> dict[str, str]:
     """Write the arrays of the empty caption, for classifier-free guidance, where they are missing.
 
-    `empty` computes them, and is called only if a file is missing. Return the digest of each stored
-    file by its name.
-    """
-    made = lambda field: b"".join(npy_of(field, empty()[field.name]))  # noqa: E731
-    return put_empty(edition, fields, made)
-
-
-def put_empty(
-    edition: Edition, fields: Sequence[Field], made: Callable[[Field], bytes]
-) -> dict[str, str]:
-    """Write the files of the empty caption, unless another worker has written them.
-
-    `made` makes the bytes of a field's file. Return the digest of each stored file by its name.
+    `made` makes the bytes of a field's file, and is called only if that is missing. Return the
+    digest of each stored file by its name.
     """
     digests, store = {}, edition.store
     for field in text_fields(fields):

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.encoding import DTYPES
-from wdsprep.encoding.captions.options import CAPTION, OWN, CaptionOptions, OneCaption
+from wdsprep.encoding.captions.options import CAPTION, CAPTIONS, OWN, OneCaption, check_paths
 from wdsprep.encoding.models.presets import TRAINING_SIZES
 from wdsprep.encoding.recipe_options import (
     IMAGES,
@@ -22,7 +21,6 @@ from wdsprep.encoding.recipe_options import (
     RecipeOptions,
     check_compiled_shapes,
 )
-from wdsprep.encoding.shape_lists import check_one_resolution
 from wdsprep.errors import UsageError
 from wdsprep.options import about, option_field, refuse_unknown_options
 from wdsprep.runners.options import (
@@ -37,7 +35,7 @@ from wdsprep.runners.options import (
 from wdsprep.sources.patterns import is_glob, is_tar
 from wdsprep.store.base import lies_in
 from wdsprep.store.schemes import is_keyed, place_scheme, root_and_name
-from wdsprep.text import brief, check_one_of, whole_number
+from wdsprep.text import brief, check_one_of, parse_names, whole_number
 
 DEVICES = ("auto", "cuda", "cpu")
 RESOLUTION = "{resolution}"
@@ -56,18 +54,13 @@ def resolutions_of(given: int | Sequence[int]) -> tuple[int, ...]:
 
 def check_resolutions(given: int | Sequence[int]) -> int | tuple[int, ...]:
     """Check a value of --resolution, and return it as a number or a tuple of numbers."""
-    if isinstance(given, str):
-        raise UsageError(
-            f"--resolution {brief(given)}: give whole numbers of pixels, such as 256 or 256,512"
-        )
     if not isinstance(given, Sequence):
         return whole_number("--resolution", given)
-    numbers = tuple(whole_number("--resolution", number) for number in given)
-    if not numbers:
-        raise UsageError("no --resolution is given: give one, such as 256")
-    if twice := [number for number in numbers if numbers.count(number) > 1]:
-        raise UsageError(f"--resolution {twice[0]} is given twice: give each once")
-    return numbers
+    if isinstance(given, str) or not given or any(given.count(number) > 1 for number in given):
+        raise UsageError(
+            f"--resolution {brief(given)}: give each number of pixels once, such as 256 or 256,512"
+        )
+    return tuple(whole_number("--resolution", number) for number in given)
 
 
 def parse_resolutions(text: str) -> tuple[int, ...]:
@@ -155,8 +148,8 @@ class EncodeWorkerOptions(WorkerOptions):
 
 
 @dataclass(frozen=True)
-class EncodeCall(EncodeWorkerOptions, OneCaption, RecipeOptions):
-    """The options of `encode` that calls for one dataset and for several have in common."""
+class EncodeOne(EncodeWorkerOptions, OneCaption, RecipeOptions):
+    """The options of a call of `encode` for one dataset."""
 
     images: "str | os.PathLike[str]" = option_field(
         "The images to encode.", default="shards/images", is_place=True
@@ -165,6 +158,7 @@ class EncodeCall(EncodeWorkerOptions, OneCaption, RecipeOptions):
         "The place for latents.", default="", is_place=True, metavar="[LATENTS]"
     )
     _: KW_ONLY
+    resolution: int = field(default=0, metadata=RESOLUTION_OPTION)
     limit: int = field(
         default=0, metadata=limit("images", IMAGES, "without it the rest is done later")
     )
@@ -183,19 +177,22 @@ class EncodeCall(EncodeWorkerOptions, OneCaption, RecipeOptions):
 
 
 @dataclass(frozen=True)
-class EncodeOne(EncodeCall):
-    """The options of a call of `encode` for one dataset."""
-
-    _: KW_ONLY
-    resolution: int = field(default=0, metadata=RESOLUTION_OPTION)
-
-
-@dataclass(frozen=True)
-class EncodeOptions(EncodeCall, CaptionOptions):
+class EncodeOptions(EncodeOne):
     """The options of a call of `encode` for any number of datasets."""
 
     _: KW_ONLY
-    resolution: int | Sequence[int] = field(default=0, metadata=RESOLUTION_OPTION)
+    resolution: int | Sequence[int] = field(  # type: ignore[assignment]  # several are more
+        default=0, metadata=RESOLUTION_OPTION
+    )
+    caption_fields: str | Sequence[str] = option_field(
+        "Encode the captions of several fields in one pass, with --latents none, each into a "
+        "separate dataset.",
+        CAPTIONS,
+        default=(),
+        read=check_paths,
+        metavar="A,B,...",
+        example="alt,long",
+    )
     text_out: "str | os.PathLike[str]" = option_field(
         "Store text [once](#text-stored-once), in a separate dataset at this place, and none with "
         "the latents.",
@@ -208,26 +205,20 @@ class EncodeOptions(EncodeCall, CaptionOptions):
 
     def check_together(self) -> None:
         super().check_together()
-        if self.empty and self.latents != "none":
+        alone = "--empty" if self.empty else "--caption-fields" if self.paths else ""
+        if alone and self.latents != "none" and (self.empty or not self.text_out):
+            raise UsageError(f"{alone} makes text datasets: give --latents none too")
+        if self.text_out and "none" in (self.latents, self.text):
             raise UsageError(
-                f"--empty {self.empty} makes a text dataset to join to that of the captions: give "
-                "--latents none and a place too"
-            )
-        if self.text_out and self.latents == "none":
-            raise UsageError(
-                "--text-out is for text beside latents, and --latents none makes text alone: leave "
-                "--text-out out, and give its place after IMAGES"
-            )
-        if self.text_out and self.text == "none":
-            raise UsageError("--text-out stores text, and --text none makes none: leave one out")
-        if self.paths and not self.text_out and self.latents != "none":
-            raise UsageError(
-                "--caption-fields makes a text dataset of each field: give --latents none too, or "
-                "one field by --caption-field"
+                "--text-out is for text beside latents, and --latents none or --text none leaves "
+                "out one of them: leave --text-out out"
             )
         _ = self.places
-        check_one_resolution(self.shapes, self.resolutions)
         check_compiled_shapes(self.recipes)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return parse_names(self.caption_fields)
 
     @property
     def resolutions(self) -> tuple[int, ...]:
@@ -235,10 +226,9 @@ class EncodeOptions(EncodeCall, CaptionOptions):
 
     @cached_property
     def places(self) -> Mapping[int | str, str]:
-        """Return the places of the datasets of a run: of latents by the resolution of each.
+        """Return the places of the datasets: of latents by resolution, of text by its captions.
 
-        Text datasets of several captions, and text that is stored apart, are listed by the names of
-        their captions. Raise UsageError if these places, names or resolutions do not go together.
+        Raise UsageError if these places, names or resolutions do not go together.
         """
         is_of_text, names = self.latents == "none", self.caption_names
         beside = f"latents-{RESOLUTION}"
@@ -247,24 +237,19 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         out = os.fspath(self.out or place_beside(os.fspath(self.images), beside))
         is_named = self.caption_field or self.paths or self.caption_name or self.empty
         named = names if is_named else ()
-        if not self.text_out:
-            places = _places_at(out, self.resolutions, named, is_of_text=is_of_text)
-            return dict(zip(names if self.paths else self.resolutions, places, strict=True))
+        if is_of_text:
+            texts = _places_at(out, self.resolutions, named, is_of_text=True)
+            return dict(zip(names, texts, strict=True))
         text_out = os.fspath(self.text_out)
-        if RESOLUTION in text_out:
-            raise UsageError(
-                f"--text-out {text_out}: text is stored once for all resolutions, so give a place "
-                f"without {RESOLUTION}"
-            )
-        latents = _places_at(out, self.resolutions, (), is_of_text=False)
-        texts = _places_at(text_out, [0], named, is_of_text=True)
+        latents = _places_at(out, self.resolutions, () if text_out else named, is_of_text=False)
+        texts = _places_at(text_out, [0], named, is_of_text=True) if text_out else []
         for one, other in product(latents, texts):
             if lies_in(one, other) or lies_in(other, one):
                 raise UsageError(
                     f"latents go to {one} and text to {other}, which is in the same folder: give "
                     "text another place"
                 )
-        keys: list[int | str] = [*self.resolutions, *names]
+        keys: list[int | str] = [*self.resolutions, *(names if text_out else ())]
         return dict(zip(keys, (*latents, *texts), strict=True))
 
     @cached_property
@@ -275,15 +260,15 @@ class EncodeOptions(EncodeCall, CaptionOptions):
         latents of each resolution, without text, and then one for the text of each caption.
         """
         how = partial(Encode, device=self.device, **vars(self.part(RecipeOptions)))
-        resolutions, texts = self.resolutions, len(self.caption_names)
-        if not self.text_out:
-            return [how(resolution=number) for number in resolutions] * texts
-        alone: dict[str, Any] = {
-            **{name: getattr(RecipeOptions, name) for name in OF_IMAGES},
-            "latents": "none",
-        }
-        latents = [how(resolution=number, text="none", text_length=0) for number in resolutions]
-        return latents + [how(resolution=min(resolutions), **alone)] * texts
+        text = [how(resolution=min(self.resolutions))] if self.latents == "none" else []
+        latents: list[Encode] = []
+        if self.text_out:
+            usual = {name: getattr(RecipeOptions, name) for name in OF_IMAGES}
+            text = [how(resolution=min(self.resolutions), **{**usual, "latents": "none"})]
+            how = partial(how, text="none", text_length=0)
+        if self.latents != "none":
+            latents = [how(resolution=number) for number in self.resolutions]
+        return latents + text * len(self.caption_names)
 
 
 def place_beside(images: str, name: str) -> str:
@@ -314,21 +299,24 @@ def _places_at(
             "--latents none makes one dataset, of the images for one resolution: give only the "
             "lowest --resolution, or leave it out for all images"
         )
-    if CAPTION in place and not names:
-        raise UsageError(
-            f"{place} needs the name of captions: give --caption-field, --caption-fields or "
-            f"--caption-name, or a place without {CAPTION}"
-        )
-    if RESOLUTION in place and is_of_text and 0 in resolutions:
-        raise UsageError(
-            f"{place} needs a resolution: give --resolution, or a place without {RESOLUTION}"
-        )
-    several = {CAPTION: ("fields", len(names)), RESOLUTION: ("resolutions", len(resolutions))}
-    for mark, (what, count) in several.items():
-        if count > 1 and mark not in place:
+    marks = (
+        (CAPTION, "caption", names, "--caption-field, --caption-fields or --caption-name"),
+        (
+            RESOLUTION,
+            "resolution",
+            list(filter(None, resolutions)),
+            "--resolution with --latents none",
+        ),
+    )
+    for mark, noun, values, way in marks:
+        if mark in place and not values:
             raise UsageError(
-                f"{place} is one place, and each of {count} {what} makes a dataset: write {mark} "
-                f"where their names differ, as in {place.rstrip('/')}-{mark}"
+                f"{place} lacks a {noun} for {mark}: give a place without it, or {way}"
+            )
+        if mark not in place and len(values) > 1:
+            raise UsageError(
+                f"{place} is one place, and each {noun} makes a dataset: write {mark} where their "
+                f"names differ, as in {place.rstrip('/')}-{mark}"
             )
     return [
         place.replace(RESOLUTION, str(number)).replace(CAPTION, name)

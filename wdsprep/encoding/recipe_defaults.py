@@ -3,33 +3,44 @@
 `fields` says which arrays a latent sample then has, with their types and shapes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, TOKENS, Field, layout, text_fields
+from wdsprep.dataset.npy_arrays import (
+    EMB,
+    FLIPPED,
+    LATENT,
+    TOKENS,
+    Field,
+    layout,
+    mirrored_name,
+    text_fields,
+)
 from wdsprep.dataset.samples import is_mask
-from wdsprep.dataset.settings import as_json
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import has_bf16, has_tf32
-from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_options import (
     ALIGNED,
+    FULL,
     MASK_RULES,
     PIPELINE,
+    PIXELS,
     SHAPES,
     Recipe,
-    role_fields,
 )
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODE
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 
+if TYPE_CHECKING:
+    from wdsprep.encoding.models.find_model import Model
+
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 
-def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, Model]:
+def settle_recipe(recipe: RecipeT, model: "Model", device: str) -> "tuple[RecipeT, Model]":
     """Return the recipe with its defaults filled in, and the model with the arrays that it makes.
 
     A pipeline is asked for its arrays in a dry run; torch is imported only then.
@@ -42,7 +53,7 @@ def settle_recipe(recipe: RecipeT, model: Model, device: str) -> tuple[RecipeT, 
     return recipe, find_outputs(model, recipe)
 
 
-def with_defaults(recipe: RecipeT, model: Model, device: str) -> RecipeT:
+def with_defaults(recipe: RecipeT, model: "Model", device: str) -> RecipeT:
     """Return the recipe with the values that depend on the model and the device filled in."""
     text_length = recipe.text_length
     if model.components and not text_length:
@@ -62,7 +73,7 @@ def with_defaults(recipe: RecipeT, model: Model, device: str) -> RecipeT:
     )
 
 
-def _role_sizes(recipe: Recipe, model: Model) -> Iterator[tuple[str, Any]]:
+def _role_sizes(recipe: Recipe, model: "Model") -> Iterator[tuple[str, Any]]:
     """Yield the rule for each role: by default the pipeline's own, if it takes references.
 
     Raise UsageError if it takes none, and its rule is asked for.
@@ -86,7 +97,7 @@ def _role_sizes(recipe: Recipe, model: Model) -> Iterator[tuple[str, Any]]:
         yield role, rules.get(role, PIPELINE if is_taken else ALIGNED)
 
 
-def latents_of(wanted: str, model: Model) -> str:
+def latents_of(wanted: str, model: "Model") -> str:
     if wanted == "none":
         return wanted
     if model.is_sampled:
@@ -99,7 +110,7 @@ def latents_of(wanted: str, model: Model) -> str:
     return "mean"
 
 
-def choose_dtype(recipe: Recipe, model: Model, device: str) -> str:
+def choose_dtype(recipe: Recipe, model: "Model", device: str) -> str:
     """Return the dtype that `auto` stands for on a device: fp32 on a CPU.
 
     On a GPU, text encoders get their half precision, and a VAE gets fp16 if it does not overflow in
@@ -117,7 +128,7 @@ def choose_dtype(recipe: Recipe, model: Model, device: str) -> str:
     return text if recipe.is_of_text or text == vae else f"{HALF}+{vae}"
 
 
-def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
+def settings_of(model: "Model", recipe: Recipe) -> dict[str, Any]:
     """Return all settings that decide the bytes of a dataset encoded with a model and a recipe.
 
     They include what a reader needs to know about the arrays. Limits and shapes of images are
@@ -129,8 +140,9 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
     if recipe.images_in_roles:
         lists = recipe.shape_lists
         sizes = {role: SHAPES if role in lists else rule for role, rule in recipe.rules.items()}
-        of_images |= {"roles": recipe.roles, "role_sizes": sizes}
-        of_images |= {"role_shapes": lists} if lists else {}
+        of_images |= {"roles": list(recipe.roles), "role_sizes": sizes}
+        shapes = {role: list(map(list, sizes)) for role, sizes in lists.items()}
+        of_images |= {"role_shapes": shapes} if shapes else {}
     limits: dict[str, tuple[Any, Any]] = {  # each with its default
         "max_area": (recipe.max_area, MAX_AREA),
         "max_crop": (recipe.max_crop, 1.0),
@@ -141,7 +153,7 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
         of_images, limits = {}, {}
     limits["max_bytes"] = recipe.max_bytes, MAX_NBYTES
     arrays = fields(model, recipe)
-    settings = {
+    return {
         "dtype": recipe.dtype,
         "latents": recipe.latents,
         "layout": layout(arrays),
@@ -153,10 +165,9 @@ def settings_of(model: Model, recipe: Recipe) -> dict[str, Any]:
         **({"flip": True} if recipe.flip else {}),
         **{name: limit for name, (limit, usual) in limits.items() if limit != usual},
     }
-    return as_json(settings)
 
 
-def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
+def fields(model: "Model", recipe: Recipe) -> tuple[Field, ...]:
     """Return the fields of a latent sample, which are the arrays that are stored for it.
 
     If text comes from a pipeline, `model` has to be one that `settle_recipe` has returned. Arrays
@@ -181,7 +192,28 @@ def fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
     return text_fields(text)
 
 
-def latent_fields(model: Model, recipe: Recipe) -> tuple[Field, ...]:
+def role_fields(
+    rules: Mapping[str, object], side: int, *, channels: int, factor: int, flip: bool
+) -> Iterator[Field]:
+    """Yield the fields of each role, by its rule, for images in the shape of the square.
+
+    `side` is that of the square. Masks and pixels have no array of their mirror images: whoever
+    loads them turns them.
+    """
+    cells = side // factor
+    for role, rule in rules.items():
+        dtype, shape = "<f2", tuple[int, ...]((channels, cells, cells))
+        if rule == PIXELS:
+            dtype, shape = "|u1", (3, side, side)
+        elif is_mask(role):
+            dtype, shape = "|u1", (side, side) if rule == FULL else (cells, cells)
+        field = Field(name=f"{role}.npy", dtype=dtype, shape=shape, is_of_role=True)
+        yield field
+        if flip and field.holds_latents:
+            yield replace(field, name=mirrored_name(field.name))
+
+
+def latent_fields(model: "Model", recipe: Recipe) -> tuple[Field, ...]:
     """Return the fields of the target's latents; moments have the shape that the VAE gives."""
     channels, side = model.channels, recipe.resolution // model.factor
     if recipe.latents == "moments":

@@ -5,22 +5,15 @@ a whole.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from wdsprep.dataset.npy_arrays import Field, mirrored_name
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.samples import ROLE, TARGET, is_mask
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import CHOSEN_DTYPES, DTYPES, LATENTS, MODELS, TEXTS
-from wdsprep.encoding.shape_lists import (
-    SDXL_RESOLUTION,
-    ShapesGiven,
-    check_max_crop,
-    check_shapes_option,
-    sizes_of,
-)
+from wdsprep.encoding.shape_lists import SDXL_RESOLUTION, ShapesGiven, check_shapes_option, sizes_of
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODES
 from wdsprep.images.options import AREA, NBYTES
@@ -48,31 +41,14 @@ OF_IMAGES = ("shapes", "max_crop", "upscale", "flip", "decode")
 def check_roles_option(given: Any) -> tuple[str, ...]:
     """Return the roles of a value of --roles; the target alone is the same as none."""
     names = given.split(",") if isinstance(given, str) else given
-    for name in names if isinstance(names, list | tuple) else [None]:
-        if not isinstance(name, str) or not re.fullmatch(ROLE, name):
-            raise UsageError(
-                f"--roles {shortened(str(given))}: give names of roles, as target,source"
-            )
-        if names.count(name) > 1:
-            raise UsageError(f"--roles {name} is given twice: give each role once")
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and re.fullmatch(ROLE, name) and names.count(name) == 1
+        for name in names
+    ):
+        raise UsageError(
+            f"--roles {shortened(str(given))}: give each role once, by its name, as target,source"
+        )
     return () if [*names] == [TARGET] else tuple(names)
-
-
-def check_roles(images: str, wanted: Sequence[str], there: Sequence[str]) -> None:
-    """Raise UsageError if images of these roles are to be encoded, and no sample has one of them.
-
-    `images` is the place of a dataset, and `there` has the roles of its images.
-    """
-    lacking = [role for role in wanted if role not in (TARGET, *there)]
-    if lacking and not there:
-        raise UsageError(
-            f"{images} has no images in roles: leave --roles out, or pack it with --role"
-        )
-    if lacking:
-        raise UsageError(
-            f"{images} has no images in the role {lacking[0]}: its roles are "
-            f"{', '.join((TARGET, *there))}"
-        )
 
 
 def check_role_size(given: Any) -> tuple[str, ShapesGiven]:
@@ -110,11 +86,11 @@ class RecipeOptions(Options):
         MODEL,
         default=1.0,
         usual=False,
-        read=check_max_crop,
+        least=0,
+        most=1,
         code=Code.ASPECT_RATIO,
         remedy="--overwrite with a larger --max-crop, with more --shapes, or with another "
         "--role-size where images in roles have not the target's ratio, takes more images",
-        parse=float,
         order=-1,
         example="0.2",
     )
@@ -265,11 +241,11 @@ class Recipe(RecipeOptions):
             )
         names = [role for role, _ in given]
         for role, rule in given:
-            if role == TARGET or role not in self.roles:
-                roles = ",".join(self.roles) or TARGET
-                raise UsageError(f"--role-size names {role}, and --roles are {roles}: add it there")
-            if names.count(role) > 1:
-                raise UsageError(f"--role-size {role} is given twice: give each role once")
+            if role == TARGET or role not in self.roles or names.count(role) > 1:
+                raise UsageError(
+                    f"--role-size {role}: give one rule for each of the images in --roles, which "
+                    f"are {','.join(self.roles) or TARGET}"
+                )
             what = f"--role-size {role}={shortened(str(rule))}"
             if is_mask(role) and rule not in MASK_RULES:
                 raise UsageError(
@@ -321,24 +297,3 @@ def check_compiled_shapes(recipes: Sequence[Recipe]) -> None:
             f"--compile takes minutes for each shape, and there are {len(shapes)}: leave it out, "
             f"or encode {MOST_COMPILED} shapes at most"
         )
-
-
-def role_fields(
-    rules: Mapping[str, object], side: int, *, channels: int, factor: int, flip: bool
-) -> Iterator[Field]:
-    """Yield the fields of each role, by its rule, for images in the shape of the square.
-
-    `side` is that of the square. Masks and pixels have no array of their mirror images: whoever
-    loads them turns them.
-    """
-    cells = side // factor
-    for role, rule in rules.items():
-        dtype, shape = "<f2", tuple[int, ...]((channels, cells, cells))
-        if rule == PIXELS:
-            dtype, shape = "|u1", (3, side, side)
-        elif is_mask(role):
-            dtype, shape = "|u1", (side, side) if rule == FULL else (cells, cells)
-        field = Field(name=f"{role}.npy", dtype=dtype, shape=shape, is_of_role=True)
-        yield field
-        if flip and field.holds_latents:
-            yield replace(field, name=mirrored_name(field.name))

@@ -11,7 +11,7 @@ A mask is cut where its target was, and kept as mean levels: of each cell of the
 or of each pixel of the crop (`full`). `images.crop.crop_mask` takes the mean.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import TARGET, RoleImage, is_mask, role_of, roles_of
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import Size
+from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.recipe_options import ALIGNED, PIPELINE, PIXELS
 from wdsprep.errors import WorkError
 from wdsprep.images.crop import Crop, crop, crop_mask, decode_image
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RoleCuts:
-    """The rules by which a dataset cuts the images that its samples have in roles."""
+class DatasetCuts:
+    """The rules by which a dataset cuts the images of its samples."""
 
+    target: Shapes
+    """The shapes to which the images of the samples themselves are cut."""
     has_target: bool = True
     """False if no latents of the target are kept, and only the place of its crop is needed."""
     sizes: Mapping[str, str] = field(default_factory=dict)
@@ -46,28 +49,28 @@ class RoleCuts:
     """The pixels of a side that become one number of the array of each role."""
     text_roles: Sequence[str] = ()
     """The roles of images on which the text depends."""
-    upscale: float = 1.0
-    oversampling: float = 0.0
+    part: Part = Part.BOTH
+    """The part of a sample that the dataset gets."""
 
     @classmethod
-    def of(cls, settings: Settings) -> "RoleCuts":
-        text_roles = tuple(settings.get("text_roles", ()))
-        if not roles_of(settings):
-            return cls(text_roles=text_roles)
-        cut = cut_of(settings)
-        arrays = [line for line in fields_of(settings["layout"]) if line.is_of_role]
-        side = settings["resolution"]
+    def of(cls, settings: Settings) -> "DatasetCuts":
+        target, roles = cut_of(settings), roles_of(settings)
+        arrays = fields_of(settings["layout"])
         return cls(
-            has_target=TARGET in settings["roles"],
-            sizes={role: settings["role_sizes"][role] for role in roles_of(settings)},
+            target=target,
+            has_target=not roles or TARGET in settings["roles"],
+            sizes={role: settings["role_sizes"][role] for role in roles},
             shapes={
-                role: replace(cut, sizes=tuple((w, h) for w, h in sizes), max_crop=1.0)
+                role: replace(target, sizes=tuple((w, h) for w, h in sizes), max_crop=1.0)
                 for role, sizes in settings.get("role_shapes", {}).items()
             },
-            cells={line.role: side // line.shape[-1] for line in arrays},
-            text_roles=text_roles,
-            upscale=cut.upscale,
-            oversampling=cut.oversampling,
+            cells={
+                line.role: settings["resolution"] // line.shape[-1]
+                for line in arrays
+                if line.is_of_role
+            },
+            text_roles=tuple(settings.get("text_roles", ())),
+            part=Part.of(arrays),
         )
 
     @property
@@ -75,13 +78,14 @@ class RoleCuts:
         """Return whether images may have other shapes than the target's."""
         return bool(self.shapes) or PIPELINE in self.sizes.values()
 
-    def vae_sizes(self, targets: Iterable[Size]) -> set[Size]:
-        """Return the known sizes of images for the VAE, given those to which targets are cut.
+    @property
+    def vae_sizes(self) -> set[Size]:
+        """Return the known sizes of images for the VAE.
 
         What a pipeline makes of its references is not among them.
         """
         is_aligned = any(rule == ALIGNED and not is_mask(role) for role, rule in self.sizes.items())
-        cut = {*targets} if self.has_target or is_aligned else set()
+        cut = {*self.target.sizes} if self.has_target or is_aligned else set[Size]()
         return cut.union(*(shapes.sizes for shapes in self.shapes.values()))
 
     @property
@@ -106,7 +110,9 @@ class RoleCuts:
         names = [image.name for image in images if role_of(image.name)[0] in self.sizes]
         if not (names or self.has_target):
             raise RejectedError(Code.NO_ROLE, " and ".join(self.sizes))
-        same = SameCut(target.width, target.height, target.fit, self.upscale, self.oversampling)
+        same = SameCut(
+            target.width, target.height, target.fit, self.target.upscale, self.target.oversampling
+        )
         for name, data, _url in images:
             role = role_of(name)[0]
             if role not in self.sizes:

@@ -1,7 +1,7 @@
 """The plan of a run of `encode`: what it makes, from which images and with which model.
 
 All is looked up and checked before anything is written. `make_plan` finds, in this order, the
-images for each dataset (`_find_phases`), the workers, the model and with it the settings
+images for each dataset (`_find_sources`), the workers, the model and with it the settings
 (`_find_settings`), the captions (`_find_captions`), and what lies in the places of the datasets,
 with the image shards that are missing there (`dataset_plan`). These, perhaps a million, are kept
 pickled in the plan, and are handed out one after another.
@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsprep.dataset.samples import TARGET
 from wdsprep.encoding import HALF
-from wdsprep.encoding.captions.table import CaptionTable, warn_of_field
-from wdsprep.encoding.dataset_plan import DatasetPlan, count_units, plan_dataset
-from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, tars_of
+from wdsprep.encoding.captions.table import CaptionTable
+from wdsprep.encoding.dataset_plan import DatasetPlan, plan_dataset
+from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, first_shards
 from wdsprep.encoding.models.find_model import Model, check_multiples, find_model
 from wdsprep.encoding.options import Encode, EncodeOptions, EncodeWorkerOptions
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe, with_defaults
-from wdsprep.encoding.recipe_options import check_roles
 from wdsprep.encoding.worker_plan import EncodeWorkerPlan, settle_workers
 from wdsprep.errors import UsageError
+from wdsprep.runners.job import JobListener
 from wdsprep.sources.patterns import is_glob
-from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import absolute, check_apart
 from wdsprep.text import plural
 
@@ -39,11 +38,7 @@ class RunPlan:
     source: ImageShards
     """What is known of the images, without their shards."""
     worker_plan: EncodeWorkerPlan
-    worker_options: EncodeWorkerOptions
-    """The options of the workers, with the runner that was chosen."""
     datasets: tuple[DatasetPlan, ...]
-    units: int
-    """The number of units of work: of image shards that at least one dataset lacks."""
     captions: "CaptionLayout | None" = None
     """The captions of a table, if the user gives one."""
 
@@ -92,45 +87,30 @@ class _Phase(NamedTuple):
     place: str
     source: ImageShards
     wanted: tuple[ImageShard, ...]
-    tars: TarsSource
-    """The source that reads these shards."""
 
 
-def make_plan(
-    options: EncodeOptions,
-    *,
-    told: Callable[[str], None],
-    compared: Callable[[int, int], object] = lambda _done, _of: None,
-) -> EncodePlan:
+def make_plan(options: EncodeOptions, listener: JobListener) -> EncodePlan:
     """Return the plan of a run of `encode`, or raise an error if the run is impossible.
 
-    Nothing is written to the datasets, but the model may be downloaded. `told` is called with lines
-    for the user, `compared` with the number of foreign tars that have been compared and the number
-    of all.
+    Nothing is written to the datasets, but the model may be downloaded. The listener hears lines
+    for the user, and how many foreign tars have been compared, of how many.
     """
-    phases = _find_phases(options)
+    told = listener.on_message
+    phases, table = _find_sources(options)
     recipes = [phase.recipe for phase in phases]
-    worker_options, worker_plan = settle_workers(options.part(EncodeWorkerOptions), told)
-    table = None  # found before a model is fetched for what cannot be
-    if options.captions:
-        place = absolute(options.captions)
-        table = CaptionTable.find(place, options.captions_by, options.caption_column)
+    worker_plan = settle_workers(options.part(EncodeWorkerOptions), told)
     # A worker encodes a sample for all datasets together: the largest image, and the last text.
     of_images = [recipe for recipe in recipes if not recipe.is_of_text] or recipes
     largest, last = max(of_images, key=lambda recipe: recipe.resolution), recipes[-1]
     joint = replace(largest, text=last.text, text_length=last.text_length)
     recipe, model, settings = _find_settings(recipes, joint, worker_plan.device, told)
-    if options.empty and "text_roles" not in settings[0]:
+    has_text_of_images = any("text_roles" in of_dataset for of_dataset in settings)
+    if recipe.is_of_text and (recipe.roles or options.empty) and not has_text_of_images:
         raise UsageError(
-            f"--empty {options.empty} is for text that depends on images, and {model.name} gets "
-            "none: leave it out, as text is always stored with its one empty caption"
+            f"{'--empty' if options.empty else '--roles'} with --latents none is for text that "
+            f"depends on images, and that of {model.name} does not: leave it out"
         )
-    if recipe.is_of_text and recipe.roles and "text_roles" not in settings[0]:
-        raise UsageError(
-            "--roles is for latents, and for text that depends on images: leave it out with "
-            "--latents none"
-        )
-    if any(recipe.flip for recipe in recipes) and any("text_roles" in of for of in settings):
+    if recipe.flip and has_text_of_images:
         raise UsageError(
             f"--flip: the text of {model.name} depends on the images of a sample, and there is "
             "none of their mirror images: leave --flip out, or give --text none"
@@ -145,10 +125,9 @@ def make_plan(
                 phase.source,
                 phase.wanted,
                 {**of_dataset, **of_captions},
-                tars=phase.tars,
                 overwrite=options.overwrite,
                 redo_changed=options.redo_changed,
-                compared=compared,
+                compared=listener.on_comparison,
             )
             for phase, of_dataset, of_captions in zip(phases, settings, captions, strict=True)
         )
@@ -161,33 +140,28 @@ def make_plan(
                 ]
             )
         closing.pop_all()
-    if (packed_area := phases[0].source.max_area) > recipe.max_area and not recipe.is_of_text:
-        told(
-            f"{options.images} was packed with --max-area {packed_area}, but encode rejects "
-            f"images of more than {recipe.max_area:,} pixels: give the same --max-area to keep them"
-        )
     return EncodePlan(
         images=str(options.images),
         source=replace(phases[0].source, shards=()),
         model=model,
         recipe=recipe,
         worker_plan=worker_plan,
-        worker_options=worker_options,
         captions=layout,
         datasets=datasets,
-        units=count_units([dataset.pending for dataset in datasets]),
     )
 
 
-def _find_phases(options: EncodeOptions) -> list[_Phase]:
-    """Return a phase for each dataset to make, with its recipe and its image shards.
+def _find_sources(options: EncodeOptions) -> tuple[list[_Phase], CaptionTable | None]:
+    """Return a phase for each dataset to make, with its image shards; and the table of captions.
 
     Text that is stored apart takes the lowest resolution that covers the images of all latents.
     That can be below theirs, as shapes may use images of lower buckets. Raise UsageError for
     foreign tars with several resolutions.
     """
-    images, phases = absolute(options.images), list[_Phase]()
-    for place, recipe in zip(options.places.values(), options.recipes, strict=True):
+    images, *places = map(absolute, (options.images, *options.places.values()))
+    captions = absolute(options.captions) if options.captions else ""
+    phases = list[_Phase]()
+    for place, recipe in zip(places, options.recipes, strict=True):
         others = [phase for phase in phases if not phase.recipe.is_of_text]
         resolution = recipe.resolution
         if recipe.is_of_text and others:
@@ -197,21 +171,22 @@ def _find_phases(options: EncodeOptions) -> list[_Phase]:
                     "after one resolution: give --text-out with one --resolution"
                 )
             resolution = min(phase.source.text_resolution for phase in others)
-        source = find_image_shards(images, resolution, shapes=recipe.sizes, upscale=recipe.upscale)
-        if not source.is_foreign:
-            check_roles(str(options.images), recipe.roles, source.roles)
-        place = absolute(place)
-        check_apart(source.url if is_glob(images) else images, place)
-        phases.append(
-            _Phase(
-                replace(recipe, resolution=source.resolution),
-                place,
-                source,
-                source.first(options.limit),
-                tars_of(source.url, int(options.max_bytes), recipe.images_in_roles),
-            )
+        source = find_image_shards(
+            images,
+            resolution,
+            shapes=recipe.sizes,
+            upscale=recipe.upscale,
+            roles=recipe.roles,
+            max_nbytes=int(recipe.max_bytes),
         )
-    return phases
+        check_apart(source.url if is_glob(images) else images, place)
+        recipe = replace(recipe, resolution=source.resolution)
+        wanted = first_shards(source.shards, options.limit, source.count)
+        phases.append(_Phase(recipe, place, source, wanted))
+    table = None
+    if captions:
+        table = CaptionTable.find(captions, options.captions_by, options.caption_column)
+    return phases, table
 
 
 def _find_settings(
@@ -224,25 +199,24 @@ def _find_settings(
     with a model of their own. But all are computed in fp32 if the whole run is. Raise UsageError if
     the model cannot encode the resolution or the shapes of a recipe.
     """
-    settled: dict[tuple[str, bool], tuple[Encode, Model]] = {}  # by what settings depend on
+    models: dict[tuple[str, bool], Model] = {}  # by what they depend on
+    settled = list[Encode]()
     for recipe in (joint, *recipes):
         needs = text, has_vae = recipe.text, not recipe.is_of_text
-        if needs in settled:
-            continue
-        model = find_model(recipe.model, text=text, has_vae=has_vae, listener=told)
-        for of_images in recipes if has_vae else ():
-            if not of_images.is_of_text:
-                check_multiples(model, of_images)
-        settled[needs] = settle_recipe(recipe, model, device)
-    joint, joint_model = settled[joint.text, not joint.is_of_text]
-    settings = []
-    for recipe in recipes:
-        _, model = settled[recipe.text, not recipe.is_of_text]
-        chosen = with_defaults(recipe, model, device)
-        if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
-            chosen = replace(chosen, dtype="fp32")
-        settings.append(settings_of(model, chosen))
-    return joint, joint_model, settings
+        model = models.get(needs) or find_model(
+            recipe.model, text=text, has_vae=has_vae, listener=told
+        )
+        if has_vae:
+            check_multiples(model, recipe)
+        if needs not in models:
+            _, models[needs] = settle_recipe(recipe, model, device)
+        settled.append(with_defaults(recipe, models[needs], device))
+    joint, *chosen = settled
+    if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
+        chosen = [replace(recipe, dtype="fp32") for recipe in chosen]
+    found = [models[recipe.text, not recipe.is_of_text] for recipe in settled]
+    settings = [settings_of(model, recipe) for model, recipe in zip(found[1:], chosen, strict=True)]
+    return joint, found[0], settings
 
 
 def _find_captions(
@@ -258,10 +232,7 @@ def _find_captions(
     """
     of_text = [phase for phase in phases if phase.recipe.is_of_text]
     captioned = of_text or phases  # latents with their text
-    tars, settings, layout = captioned[0].tars, options.caption_settings, None
-    for field in (said["caption_field"] for said in settings if "caption_field" in said):
-        if warning := warn_of_field(field, tars, captioned[0].wanted):
-            told(warning)
+    tars, settings, layout = captioned[0].source.tars, options.caption_settings, None
     if table:
         from wdsprep.encoding.captions.join_captions import CaptionLayout  # DuckDB, which few need
 
@@ -270,7 +241,6 @@ def _find_captions(
             tars,
             [phase.place for phase in captioned],
             is_kept=not options.overwrite,
-            hashed_by=captioned[0].source.hashed_by,
             told=told,
         )
         settings = [{**settings[0], "captions": layout.digest, "captions_by": table.by}]

@@ -26,11 +26,10 @@ Blocks save time: threads that hand over one sample at a time spend more time on
 samples.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,12 +43,14 @@ from wdsprep.encoding.captions.options import replace_surrogates
 from wdsprep.encoding.models.base import Part, Tokens
 from wdsprep.encoding.models.device import Arrays
 from wdsprep.encoding.models.noise import mirrored_noise_key
-from wdsprep.encoding.role_images import RoleCuts, prepare_references
+from wdsprep.encoding.role_images import DatasetCuts, prepare_references
 from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, crops, locate_crop
-from wdsprep.images.nearest_shape import Fit, Shapes
+from wdsprep.images.nearest_shape import Fit
 
 if TYPE_CHECKING:
+    from wdsprep.encoding.latent_shard import LatentShard
     from wdsprep.encoding.models.references import ReferencePipeline
+    from wdsprep.encoding.two_passes import TextPass
 
 Cut = int | tuple[int, str]
 """What a crop of a sample is known by: the number of the dataset that gets it, and of an image in a
@@ -110,29 +111,26 @@ class EncodingSample:
 
     def crop_image(
         self,
-        shapes: Sequence[Shapes],
+        cuts: Sequence[DatasetCuts],
         max_area: int,
-        roles: Sequence[RoleCuts] = (),
         pipeline: "ReferencePipeline | None" = None,
     ) -> None:
         """Decode the image once, crop it for each dataset that gets it, and drop its bytes.
 
-        `shapes` has the shapes of each dataset. An image that is rejected gets a RejectedError in
-        place of a crop. `roles` has the rules of each dataset for images in roles, which are cut
-        too, and `pipeline` prepares references.
+        `cuts` has the rules of each dataset. An image that is rejected gets a RejectedError in
+        place of a crop. Images in roles are cut too; `pipeline` prepares references.
         """
+        image = self.sample.image
         wanted = [number for number, part in self.parts.items() if Part.IMAGE in part]
-        whole = [number for number in wanted if not roles or roles[number].has_target]
+        whole = [number for number in wanted if cuts[number].has_target]
         if whole:
-            cuts = crops(self.sample.image, [shapes[n] for n in whole], max_area=max_area)
-            self.crops.update(zip(whole, cuts, strict=True))
+            of_targets = crops(image, [cuts[n].target for n in whole], max_area=max_area)
+            self.crops.update(zip(whole, of_targets, strict=True))
         for number in wanted:
             if number not in self.crops:
-                self.crops[number] = locate_crop(
-                    self.sample.image, shapes[number], max_area=max_area
-                )
-        if roles:
-            self._crop_roles(wanted, roles, pipeline, max_area)
+                self.crops[number] = locate_crop(image, cuts[number].target, max_area=max_area)
+        if any(rules.sizes or rules.text_roles for rules in cuts):
+            self._crop_roles(wanted, cuts, pipeline, max_area)
         self.drop_image()
 
     def drop_image(self) -> None:
@@ -141,7 +139,7 @@ class EncodingSample:
     def _crop_roles(
         self,
         wanted: Sequence[int],
-        roles: Sequence[RoleCuts],
+        cuts: Sequence[DatasetCuts],
         pipeline: "ReferencePipeline | None",
         max_area: int,
     ) -> None:
@@ -151,7 +149,7 @@ class EncodingSample:
         """
         sample, prepared = self.sample, dict[str, torch.Tensor]()
         if pipeline:
-            references = frozenset[str]().union(*(rules.references for rules in roles))
+            references = frozenset[str]().union(*(rules.references for rules in cuts))
             try:
                 prepared, whole = prepare_references(
                     sample.images, references, pipeline, max_area=max_area
@@ -160,7 +158,7 @@ class EncodingSample:
             except RejectedError as refused:
                 self.crops = dict.fromkeys(self.parts, refused)
         for number in wanted:
-            target, rules = self.crops[number], roles[number]
+            target, rules = self.crops[number], cuts[number]
             if isinstance(target, RejectedError):
                 continue
             try:
@@ -383,19 +381,7 @@ class Row:
         return sum([array.nbytes for array in result.values()])
 
 
-class Output(Protocol):
-    """A receiver of the encoded samples and the rejects of a dataset, such as its latent shard."""
-
-    counts: Counter[str]
-
-    def add(self, encoded: EncodedSample, /) -> None:
-        """Take an encoded sample; raise RejectedError if it cannot be stored."""
-
-    def refuse(self, reject: Reject, /) -> None:
-        """Take a reject."""
-
-
-def write(entry: EncodingSample | Reject, outputs: Mapping[int, Output]) -> None:
+def write(entry: EncodingSample | Reject, outputs: Mapping[int, "LatentShard | TextPass"]) -> None:
     """Write what came of a sample to the output of each dataset that gets it, or a reject."""
     if isinstance(entry, Reject):
         for output in outputs.values():

@@ -11,7 +11,7 @@ from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, OF_SIZES, Field
 from wdsprep.dataset.samples import TARGET
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.encoding.models.presets import PRESETS, TOKENS
-from wdsprep.encoding.recipe_options import role_fields
+from wdsprep.encoding.recipe_defaults import role_fields
 
 CLIP_ALONE = ("sd1", "sd2", "tiny")  # whose tokens need no mask
 

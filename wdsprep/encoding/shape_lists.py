@@ -5,9 +5,10 @@ that list. Each shape has between `LEAST_AREA` and `MOST_AREA` of the pixels of 
 square, so that training steps of all shapes take about equally long.
 """
 
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,11 @@ from wdsprep.dataset.shapes import Size, shape_name
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import Shapes
 from wdsprep.store.base import expand_home
-from wdsprep.text import brief, real_number, shortened
+from wdsprep.text import brief, shortened
 
 ShapesGiven = str | os.PathLike[str] | Iterable[Size]
 """`sdxl`, `nearest:STEP,MAX`, a file with a shape in each line, or widths and heights."""
 SDXL_RESOLUTION = 1024
-# Those that SDXL was trained with: the longer sides that go with a shorter one. Its paper has all
-# both ways round but 1344 x 704, which is there as the wide one alone.
 SDXL_SIDES = {
     512: (1856, 1920, 1984, 2048),
     576: (1664, 1728, 1792),
@@ -33,14 +32,15 @@ SDXL_SIDES = {
     896: (1088, 1152),
     960: (1024, 1088),
 }
+"""The longer sides that go with a shorter one in the shapes that SDXL was trained with."""
 SDXL_LACKS = (704, 1344)
+"""Its paper has all of them both ways round but this one, which is there as the wide one alone."""
 LEAST_AREA, MOST_AREA = Fraction(1, 2), Fraction(13, 10)
 MOST_RATIO = 16
-SHOWN = 4
 MOST_SHAPES = 512
 """The most shapes of a list. Each receipt has all of them, which take 6 kB."""
 LINE = re.compile(r"([1-9]\d{0,5})\s*[xX]\s*([1-9]\d{0,5})")
-NEAREST = re.compile(r"nearest:(\d{1,6}),(\d{1,6}(?:\.\d{1,6})?)")
+NEAREST = re.compile(r"nearest:([1-9]\d{0,5}),([1-9]\d?(?:\.\d{1,6})?)")
 KINDS = "sdxl, nearest:STEP,MAX, or a file with lines such as 832x1216"
 
 
@@ -62,48 +62,24 @@ def sizes_of(given: ShapesGiven, resolution: int, *, what: str = "") -> tuple[Si
     A file is read, and an empty value has no shapes. Raise UsageError if the file cannot be read,
     or if the shapes do not fit the resolution; messages call the value `what`.
     """
-    if not isinstance(given, str | os.PathLike):
-        given = tuple(given)
-        return _check_shapes(given, resolution, what or "--shapes") if given else ()
-    if not (text := os.fspath(given)):
+    if not given:
         return ()
+    sizes: Iterable[Any] = ()
+    if not isinstance(given, str | os.PathLike):
+        return _check_shapes(given, resolution, what or "--shapes")
+    text = os.fspath(given)
     what = what or f"--shapes {shortened(text)}"
     if text == "sdxl":
-        sizes = list(_sdxl_shapes(resolution, what))
+        sizes = _sdxl_shapes()
     elif text.startswith("nearest:"):
-        sizes = list(_nearest_shapes(text, resolution, what))
+        sizes = _nearest_shapes(text, resolution, what)
     else:
-        sizes = list(_read_shapes(Path(text), what))
+        sizes = _read_shapes(Path(text), what)
     return _check_shapes(sizes, resolution, what)
 
 
-def check_one_resolution(given: ShapesGiven, resolutions: Sequence[int]) -> None:
-    """Raise UsageError if one list of shapes is given for several resolutions.
-
-    `nearest` makes a list for each resolution.
-    """
-    is_rule = isinstance(given, str) and (not given or given.startswith("nearest:"))
-    if len(resolutions) > 1 and not is_rule and given != ():
-        raise UsageError(
-            f"--shapes {given} is a list for one resolution, and there are {len(resolutions)}: "
-            "give nearest:STEP,MAX, which makes a list for each"
-        )
-
-
-def check_max_crop(given: Any) -> float:
-    """Check that a value of --max-crop is a part of an area, and return it."""
-    if not 0 < real_number("--max-crop", given) <= 1:
-        raise UsageError(f"--max-crop {brief(given)}: give a part of the area, above 0 and up to 1")
-    return float(given)
-
-
-def _sdxl_shapes(resolution: int, what: str) -> Iterator[Size]:
-    if resolution != SDXL_RESOLUTION:
-        raise UsageError(
-            f"{what} is for --resolution {SDXL_RESOLUTION}: for {resolution} give "
-            "nearest:STEP,MAX, which makes such a list"
-        )
-    yield resolution, resolution
+def _sdxl_shapes() -> Iterator[Size]:
+    yield SDXL_RESOLUTION, SDXL_RESOLUTION
     for short, longs in SDXL_SIDES.items():
         for long in longs:
             yield from (size for size in ((short, long), (long, short)) if size != SDXL_LACKS)
@@ -119,39 +95,28 @@ def _nearest_shapes(text: str, resolution: int, what: str) -> Iterator[Size]:
     if match is None:
         raise UsageError(f"{what}: write nearest:STEP,MAX, such as nearest:64,4")
     step, most = int(match[1]), Fraction(match[2])
-    if not step or resolution % step:
-        raise UsageError(
-            f"{what} would lack the square, as --resolution {resolution} is not a "
-            f"multiple of {step}: give another STEP"
-        )
-    if not 1 <= most <= MOST_RATIO:
-        raise UsageError(f"{what}: give ratios from 1 to {MOST_RATIO}")
-    found: dict[Fraction, Size] = {}
+    by_ratio: dict[Fraction, Size] = {}
     for long in range(resolution, resolution**2 // step + 1, step):
         short = resolution**2 // long // step * step
         if long > most * short:
             break
         for size in ((short, long), (long, short)):
             ratio = Fraction(*size)
-            found[ratio] = max(found.get(ratio, size), size)
-    yield from found.values()
+            by_ratio[ratio] = max(by_ratio.get(ratio, size), size)
+    yield from by_ratio.values()
 
 
-def _read_shapes(path: Path, what: str) -> Iterator[Size]:
+def _read_shapes(path: Path, what: str) -> Iterator[Size | str]:
+    """Yield the shapes in the lines of a file, and each line that is none as it is."""
     try:
         lines = expand_home(path).read_text("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"{what} cannot be read ({reason}): give {KINDS}") from None
-    for number, line in enumerate(lines, 1):
-        if not (text := line.partition("#")[0].strip()):
-            continue
-        match = LINE.fullmatch(text)
-        if match is None:
-            raise UsageError(
-                f"{what}: line {number}, {text[:40]!r}, is not a shape such as 832x1216"
-            )
-        yield int(match[1]), int(match[2])
+    for line in lines:
+        if text := line.partition("#")[0].strip():
+            match = LINE.fullmatch(text)
+            yield (int(match[1]), int(match[2])) if match else text
 
 
 def _check_shapes(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Size, ...]:
@@ -160,34 +125,27 @@ def _check_shapes(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Siz
     The square of the resolution must be among them, each must have about the square's area, and no
     ratio may come twice. `what` names the shapes in messages.
     """
-    shapes: list[Size] = []
-    for size in sizes:
-        try:
-            width, height = size
-        except (TypeError, ValueError):
-            width = height = 0
-        if not all(type(side) is int and side > 0 for side in (width, height)):
-            raise UsageError(f"{what}: {brief(size)} is not a width and a height")
-        shapes.append((width, height))
-    if not shapes:
-        raise UsageError(f"{what} lists no shape: write one in each line, such as 832x1216")
+    shapes = list(sizes)
+    for size in shapes:
+        is_pair = isinstance(size, tuple) and len(size) == 2
+        if not is_pair or not all(type(side) is int and side > 0 for side in size):
+            raise UsageError(f"{what}: {brief(size)} is not a width and a height, as 832x1216 is")
     if len(shapes) > MOST_SHAPES:
         raise UsageError(f"{what} has {len(shapes):,} shapes: give {MOST_SHAPES} at most")
     if (resolution, resolution) not in shapes:
-        square = shape_name((resolution, resolution))
-        raise UsageError(f"{what} lacks {square}, the square of --resolution {resolution}: add it")
+        raise UsageError(
+            f"{what} lacks {shape_name((resolution, resolution))}, the square of --resolution "
+            f"{resolution}: add it, or give nearest:STEP,MAX with a STEP that divides {resolution}"
+        )
     by_ratio: dict[Fraction, str] = {}
-    for width, height in shapes:
-        name, ratio = shape_name((width, height)), Fraction(width, height)
-        share = Fraction(width * height, resolution**2)
-        if not LEAST_AREA <= share <= MOST_AREA:
+    for size in shapes:
+        name, ratio = shape_name(size), Fraction(*size)
+        share = Fraction(math.prod(size), resolution**2)
+        if max(ratio, 1 / ratio) > MOST_RATIO or not LEAST_AREA <= share <= MOST_AREA:
             raise UsageError(
-                f"{what} has {name}, with {float(share):.2f} of the pixels of --resolution "
-                f"{resolution}: give shapes of {float(LEAST_AREA)} to {float(MOST_AREA)}"
-            )
-        if max(ratio, 1 / ratio) > MOST_RATIO:
-            raise UsageError(
-                f"{what} has {name}, which is more than {MOST_RATIO} to 1: leave it out"
+                f"{what} has {name}: give shapes of at most {MOST_RATIO} to 1, with "
+                f"{float(LEAST_AREA)} to {float(MOST_AREA)} of the pixels of --resolution "
+                f"{resolution}"
             )
         if other := by_ratio.get(ratio):
             raise UsageError(f"{what} has one ratio twice, {other} and {name}: leave one out")

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wdsprep.dataset.reject_codes import Code
@@ -83,21 +83,12 @@ DISK_SHARE = 8
 POLL_S = 0.05
 
 
-@dataclass(slots=True, eq=False)
-class Visit:
-    """One shard in the pass over captions or over images, from when it waits until it leaves."""
-
-    part: Part
-    texts: TextPass | None
-    """The captions of the shard that wait for their images after the pass."""
-
-
 class Turns:
     """The turns of shards in the passes over captions and over images, on one device.
 
     The encoder brings the network of a pass to the device, and up to `at_once` shards are in the
     pass together. While shards wait for the other pass, no more than `most` shards begin the
-    present one.
+    present one. A shard is known by its `TextPass`.
     """
 
     def __init__(self, encoder: Encoder, engine: "Engine", *, at_once: int, most: int) -> None:
@@ -107,28 +98,30 @@ class Turns:
         self._part: Part | None = None
         self._begun = 0
         """The number of shards that have begun this turn."""
-        self._waiting: list[Visit] = []
-        self._inside: list[Visit] = []
-        self._texts: list[TextPass] = []
+        self._waiting: dict[TextPass, Part] = {}
+        """The pass for which each shard waits."""
+        self._inside: set[TextPass] = set()
+        self._texts: set[TextPass] = set()
+        """The shards whose captions may be on disk."""
 
     @contextmanager
-    def visit(self, part: Part, texts: TextPass | None = None) -> Iterator[Visit]:
-        """Queue a shard for the pass over captions or images, and yield its visit.
+    def visit(self, part: Part, texts: TextPass) -> Iterator[None]:
+        """Queue a shard for the pass over captions or images, which it leaves with the context.
 
-        `enter` waits for its turn, and the visit ends with the context.
+        `enter` waits for its turn.
         """
-        visit = Visit(part, texts)
         with self._changed:
-            self._waiting.append(visit)
+            self._waiting[texts] = part
         try:
-            yield visit
+            yield
         finally:
             with self._changed:
-                (self._waiting if visit in self._waiting else self._inside).remove(visit)
+                self._waiting.pop(texts, None)
+                self._inside.discard(texts)
                 self._changed.notify_all()
 
-    def enter(self, visit: Visit, timeout_s: float) -> bool:
-        """Wait for the turn of a visit, and return whether it has come within the time.
+    def enter(self, texts: TextPass, timeout_s: float) -> bool:
+        """Wait for the turn of a shard, and return whether it has come within the time.
 
         If no shard is in the pass and none that waits may begin it, the next turn begins here, once
         the engine is idle. For a turn of the other pass, the network of that pass is loaded.
@@ -138,33 +131,32 @@ class Turns:
             while True:
                 if not self._inside and not any(map(self._may_begin, self._waiting)):
                     self._change_pass()
-                if self._may_begin(visit):
+                if self._may_begin(texts):
                     break
                 if (left_s := end_s - time.monotonic()) <= 0:
                     return False
                 self._changed.wait(min(left_s, POLL_S))
-            self._waiting.remove(visit)
-            self._inside.append(visit)
+            if self._waiting.pop(texts) is Part.TEXT:
+                self._texts.add(texts)
+            self._inside.add(texts)
             self._begun += 1
-            if visit.texts is not None:
-                self._texts.append(visit.texts)
             return True
 
-    def _may_begin(self, visit: Visit) -> bool:
-        if visit.part is not self._part or len(self._inside) >= self._at_once:
+    def _may_begin(self, texts: TextPass) -> bool:
+        if self._waiting[texts] is not self._part or len(self._inside) >= self._at_once:
             return False
-        others_wait = any(other.part is not self._part for other in self._waiting)
-        return (self._begun < self._most or not others_wait) and self._has_room(visit)
+        others_wait = any(part is not self._part for part in self._waiting.values())
+        return (self._begun < self._most or not others_wait) and self._has_room(texts)
 
-    def _has_room(self, visit: Visit) -> bool:
+    def _has_room(self, texts: TextPass) -> bool:
         """Return whether the disk has room for a shard's captions beside those that wait there.
 
         It always has for a single shard.
         """
-        self._texts = [texts for texts in self._texts if texts.nbytes]
-        if visit.texts is None or not visit.texts.nbytes or not self._texts:
+        self._texts = {other for other in self._texts if other.nbytes}
+        if self._waiting[texts] is not Part.TEXT or not texts.nbytes or not self._texts:
             return True
-        nbytes = visit.texts.nbytes + sum(texts.nbytes for texts in self._texts)
+        nbytes = texts.nbytes + sum(other.nbytes for other in self._texts)
         free = shutil.disk_usage(spool_folder()).free
         return nbytes <= min(TEXTS_NBYTES, free // DISK_SHARE)
 
@@ -173,7 +165,7 @@ class Turns:
 
         Begin none while the engine still computes, or if no waiting shard can begin.
         """
-        ready = [visit.part for visit in self._waiting if self._has_room(visit)]
+        ready = [part for texts, part in self._waiting.items() if self._has_room(texts)]
         if not ready or not self._engine.is_idle:
             return
         part = next((part for part in ready if part is not self._part), ready[0])

@@ -20,13 +20,13 @@ from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cache
 from itertools import chain, islice
-from typing import Any, cast
+from typing import cast
 
 from wdsprep.dataset.coarse_histograms import sum_counts
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import captions_name
 from wdsprep.dataset.manifest import Receipt, gpu_count
-from wdsprep.dataset.npy_arrays import empty_fields, fields_of, text_fields
+from wdsprep.dataset.npy_arrays import Field, empty_fields, text_fields
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.sealed_json import hex_digest
@@ -37,16 +37,15 @@ from wdsprep.encoding.captions.options import EMPTY
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.gpus import require_gpu
 from wdsprep.encoding.image_shards import ImageShard, read_rows, tars_of
-from wdsprep.encoding.latent_shard import LatentShard, write_empty
+from wdsprep.encoding.latent_shard import LatentShard, npy_of, write_empty
 from wdsprep.encoding.models.base import Part, limit_memory
 from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.progress import EncodeProgress
-from wdsprep.encoding.role_images import RoleCuts
-from wdsprep.encoding.sample_chain import Block, CaptionFinder, Output, blocks_of, write
+from wdsprep.encoding.role_images import DatasetCuts
+from wdsprep.encoding.sample_chain import Block, CaptionFinder, blocks_of, write
 from wdsprep.encoding.two_passes import TextPass, Turns
 from wdsprep.encoding.worker_plan import EncodeJob
-from wdsprep.images.nearest_shape import cut_of
 from wdsprep.runners.base import PROGRESS_S
 from wdsprep.runners.run import JointUnit, RunProgress
 from wdsprep.sources.base import Content
@@ -56,16 +55,18 @@ from wdsprep.store import open_store
 NOTHING_LEFT = RunProgress(samples=0, nbytes=0, share=1.0, rejects={})
 """The progress of a shard that another run has already made."""
 JOIN_S = 0.05
+Output = LatentShard | TextPass
+"""What takes the encoded samples of a dataset."""
 
 
 class _Dataset:
     """A dataset that a worker has opened to write latent shards.
 
-    Opening it writes the arrays of the empty caption, computed by `empty`, where they are missing.
+    Opening it writes the arrays of the empty caption, made by `empty`, where they are missing.
     """
 
     def __init__(
-        self, place: str, settings: Settings, mark: str, empty: Callable[[], Mapping[str, Any]]
+        self, place: str, settings: Settings, mark: str, empty: Callable[[Field], bytes]
     ) -> None:
         self.settings, self.store = settings, open_store(place)
         self.captions = tuple(map(settings.get, ("captions", "caption_field", "caption_name")))
@@ -95,11 +96,6 @@ class EncodeWorker:
     def __init__(self, job: EncodeJob) -> None:
         plan = job.worker_plan
         settings = [of_dataset for _, of_dataset, _ in job.datasets]
-        rules = [RoleCuts.of(each) for each in settings]
-        self._roles = tuple(
-            dict.fromkeys(role for each in rules for role in (*each.sizes, *each.text_roles))
-        )
-        self._source = tars_of(job.images, job.max_nbytes, self._roles)
         if plan.gpu_share < 1:
             require_gpu("cuda")
             limit_memory(plan.gpu_share)
@@ -108,12 +104,13 @@ class EncodeWorker:
 
             threads = max(1, int(node_share(plan.gpus_per_worker)))
         self._encoder = job.make_encoder()
-        self._parts = list(map(self._part_of, settings))
+        self._cuts = list(map(self._cuts_of, settings))
+        roles = (role for cut in self._cuts for role in (*cut.sizes, *cut.text_roles))
+        self._roles = tuple(dict.fromkeys(roles))
+        self._source = tars_of(job.images, job.max_nbytes, self._roles)
         self._engine = self.engine_class(
             self._encoder,
-            cuts=[cut_of(each) for each in settings],
-            roles=rules if self._roles else (),
-            parts=self._parts,
+            cuts=self._cuts,
             seed=settings[0].get("seed", 0),
             batch_size=job.batch_size,
             max_area=job.max_area,
@@ -124,12 +121,15 @@ class EncodeWorker:
             self._encoder, self._engine, at_once=SHARDS_PER_WORKER, most=SHARDS_IN_TURN
         )
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        empty = cache(self._engine.empty)
+        arrays = cache(self._engine.empty)
+
+        def empty(field: Field) -> bytes:
+            return b"".join(npy_of(field, arrays()[field.name]))
+
         self._datasets = [_Dataset(*dataset, empty) for dataset in job.datasets]
 
-    def _part_of(self, settings: Settings) -> Part:
-        """Return the part of a sample from which a dataset is made."""
-        return Part.of(fields_of(settings["layout"]))
+    def _cuts_of(self, settings: Settings) -> DatasetCuts:
+        return DatasetCuts.of(settings)
 
     @property
     def units_at_once(self) -> int:
@@ -172,7 +172,7 @@ class EncodeWorker:
         It counts the GPU and its batches, which decide the last bits of a shard. A CPU is not
         counted: its batches have one size, unless the user gives another.
         """
-        dataset, part = self._datasets[number], self._parts[number]
+        dataset, part = self._datasets[number], self._cuts[number].part
         device, stats = self._encoder.device, self._engine.stats
         if device.type == "cuda" and output.samples:
             images = stats.batch_size if Part.IMAGE in part else 0
@@ -196,23 +196,23 @@ class EncodeWorker:
             yield from self._encode_pass(shard, outputs, content, Part.BOTH)
             return
         with closing(TextPass()) as waiting:
-            parts = {number: self._parts[number] for number in outputs}
+            parts = {number: self._cuts[number].part for number in outputs}
             joint = [number for number, part in parts.items() if part is Part.BOTH]
             texts: dict[int, Output] = {n: outputs[n] for n in outputs if parts[n] is Part.TEXT}
             texts |= dict.fromkeys(joint[:1], waiting)
-            images = {n: output for n, output in outputs.items() if parts[n] is not Part.TEXT}
+            images: dict[int, Output] = {
+                n: output for n, output in outputs.items() if parts[n] is not Part.TEXT
+            }
             for number in joint:
                 outputs[number].texts = waiting
             if joint:
                 texts_nbytes = (field.array_nbytes for field in text_fields(self._encoder.fields))
                 waiting.nbytes = shard.likely_samples * sum(texts_nbytes)
-            passes: list[tuple[Part, Mapping[int, Output], TextPass | None]] = []
-            passes += [(Part.TEXT, texts, waiting)] if texts else []
-            passes += [(Part.IMAGE, images, None)] if images else []
-            for part, pass_outputs, left_texts in passes:
+            passes = [(part, to) for part, to in ((Part.TEXT, texts), (Part.IMAGE, images)) if to]
+            for part, pass_outputs in passes:
                 is_last = part is passes[-1][0]
-                with self._turns.visit(part, left_texts) as visit:
-                    while not self._turns.enter(visit, PROGRESS_S):
+                with self._turns.visit(part, waiting):
+                    while not self._turns.enter(waiting, PROGRESS_S):
                         self._engine.check()
                         yield
                     marks = content if is_last else Content(is_kept=False)
@@ -268,7 +268,7 @@ class EncodeWorker:
         together: dict[tuple[str | None, ...], dict[int, Part]] = {}
         for number in numbers:
             captions = self._datasets[number].captions
-            together.setdefault(captions, {})[number] = part & self._parts[number]
+            together.setdefault(captions, {})[number] = part & self._cuts[number].part
         return [
             (self._datasets[next(iter(parts))].open_captions(shard), parts)
             for parts in together.values()

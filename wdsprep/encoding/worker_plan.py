@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,7 @@ from wdsprep.encoding.gpus import visible_gpus
 from wdsprep.encoding.options import SHARDS_IN_TURN, EncodeWorkerOptions
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_NBYTES
-from wdsprep.runners.base import Runner, RunnerSettings
-from wdsprep.runners.make_runner import make_runner
+from wdsprep.runners.base import RunnerSettings
 from wdsprep.runners.options import with_runner
 
 if TYPE_CHECKING:
@@ -30,18 +29,15 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeWorkerPlan:
-    """The workers of a run of `encode`: how many, on which device, with what share of a machine.
+class EncodeWorkerPlan(RunnerSettings):
+    """The workers of a run of `encode`: on which device, and the settings of their runner.
 
     `workers` is 0 on a cluster if there are to be as many as it has room for.
     """
 
     device: str
-    workers: int
-    cpus_per_worker: float
-    gpus_per_worker: float
-    gpus: tuple[str, ...]
-
+    runner: str
+    """The kind of the runner, `local` or `ray`."""
     sizes_itself: bool = False
     """True if a worker decodes with the cores that its own node has for it."""
 
@@ -61,15 +57,15 @@ class EncodeWorkerPlan:
 
 def settle_workers(
     options: EncodeWorkerOptions, told: Callable[[str], None], *, doing: str = "encoding"
-) -> tuple[EncodeWorkerOptions, EncodeWorkerPlan]:
-    """Return the options with a runner in place of `auto`, and the plan of the workers.
+) -> EncodeWorkerPlan:
+    """Return the plan of the workers, with a runner in place of `auto`.
 
     The user is told which runner that is, and why, in a line with `doing`, the word for what the
     workers do. The workers are on this machine, or on the machines of a Ray cluster.
     """
     chosen = with_runner(options, told, count_gpus=lambda: len(this_machine(options.device).gpus))
     if chosen.runner == "ray" and (machines := cluster_machines(chosen.ray_address)) is not None:
-        return chosen, plan_workers(chosen, machines, is_cluster=True)
+        return plan_workers(chosen, machines, is_cluster=True)
     machine = this_machine(options.device)
     if options.runner == "auto" and chosen.runner == "local":
         here = "one GPU" if machine.gpus else "no GPU"
@@ -77,7 +73,7 @@ def settle_workers(
             f"{doing} with local processes: {'the CPU alone' if options.device == 'cpu' else here} "
             "here and no --ray-address (--runner ray to use Ray)"
         )
-    return chosen, plan_workers(chosen, [machine], is_cluster=False)
+    return plan_workers(chosen, [machine], is_cluster=False)
 
 
 def plan_workers(
@@ -96,8 +92,17 @@ def plan_workers(
             "the Ray cluster has no GPU now: give --device cuda and a number of --workers if GPUs "
             "will join it, or --device cpu to use its CPUs"
         )
-    device = options.device if options.device != "auto" else "cuda" if with_gpus else "cpu"
-    if device == "cuda":
+    plan = EncodeWorkerPlan(
+        device=options.device if options.device != "auto" else "cuda" if with_gpus else "cpu",
+        runner=options.runner,
+        workers=options.least,
+        max_workers=options.most,
+        max_attempts=options.max_attempts,
+        units_per_worker=SHARDS_IN_TURN,
+        address=options.ray_address,
+        accelerator_type=options.accelerator_type,
+    )
+    if plan.device == "cuda":
         if not with_gpus and not is_cluster:
             raise UsageError("there is no GPU that torch can use here: leave --device out")
         gpus = () if is_cluster else with_gpus[0].gpus
@@ -105,8 +110,8 @@ def plan_workers(
         if gpus and options.least and not options.gpus_per_worker:
             share = 1 / ceil(options.least / len(gpus))
         cores = [machine.cpus * share / len(machine.gpus) for machine in with_gpus]
-        return EncodeWorkerPlan(
-            device=device,
+        return replace(
+            plan,
             workers=options.least or int(len(gpus) / share),
             cpus_per_worker=options.cpus_per_worker or max(1.0, min(cores, default=1.0) // 1),
             gpus_per_worker=share,
@@ -118,13 +123,8 @@ def plan_workers(
     cpus = options.cpus_per_worker or min((machine.cpus for machine in machines), default=1.0)
     if options.least and not options.cpus_per_worker and not is_cluster:
         cpus = max(1.0, machines[0].cpus // options.least)
-    return EncodeWorkerPlan(
-        device=device,
-        workers=options.least or (0 if is_cluster else max(1, int(machines[0].cpus // cpus))),
-        cpus_per_worker=cpus,
-        gpus_per_worker=0.0,
-        gpus=(),
-    )
+    workers = options.least or (0 if is_cluster else max(1, int(machines[0].cpus // cpus)))
+    return replace(plan, workers=workers, cpus_per_worker=cpus)
 
 
 def this_machine(device: str) -> Machine:
@@ -142,32 +142,6 @@ def cluster_machines(address: str | None) -> list[Machine] | None:
         for node in nodes
         if node.get("CPU")
     ]
-
-
-def runner_of(
-    options: EncodeWorkerOptions,
-    worker_plan: EncodeWorkerPlan,
-    *,
-    units: int,
-    phase: str = "",
-    name: str = "encode",
-) -> Runner:
-    """Return a runner for the planned workers, with no more of them than units of work."""
-    settings = RunnerSettings(
-        workers=min(worker_plan.workers, units),
-        max_workers=min(options.most, units),
-        units_per_worker=SHARDS_IN_TURN,
-        max_attempts=options.max_attempts,
-        name=name,
-        phase=phase,
-        units=units,
-        address=options.ray_address,
-        cpus_per_worker=worker_plan.cpus_per_worker,
-        gpus_per_worker=worker_plan.gpus_per_worker,
-        accelerator_type=options.accelerator_type,
-        gpus=worker_plan.gpus,
-    )
-    return make_runner(options.runner, settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

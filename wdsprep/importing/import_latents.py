@@ -8,7 +8,7 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.dataset_plan import pending_shards
-from wdsprep.encoding.image_shards import ImageShard, ImageShards
+from wdsprep.encoding.image_shards import ImageShard, first_shards
 from wdsprep.encoding.shape_lists import sizes_of
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.column_names import ImportPlan, choose_columns, parse_columns
@@ -124,8 +124,7 @@ def _find_pending(
             f"{cache.url} changed or went away since, or has another date ({examples(changed)}): "
             "give another place for the new latents, or start over with --overwrite"
         )
-    known = ImageShards(url=cache.url, resolution=0, shards=shards, count=cache.count)
-    wanted = known.first(limit)
+    wanted = first_shards(shards, limit, cache.count)
     left = pending_shards(edition.store, manifest, shards, wanted)
     remove_units(edition, left.stale)
     return wanted, left.shards, left.manifest

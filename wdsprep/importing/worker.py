@@ -47,11 +47,11 @@ def import_file(
     Return the receipt. A file that has one already is not imported again. `empty` has the arrays of
     the empty caption by the name of their member, if the user gives them.
     """
-    from wdsprep.encoding.latent_shard import LatentShard, put_empty  # torch: for workers alone
+    from wdsprep.encoding.latent_shard import LatentShard, write_empty  # torch: for workers alone
 
     if done := find_receipt(edition.store, shard.name, shard.input, settings):
         return done
-    digests = put_empty(edition, plan.fields, lambda field: empty[field.name]) if empty else {}
+    digests = write_empty(edition, plan.fields, lambda field: empty[field.name]) if empty else {}
     with (
         Draft(edition, shard.name) as draft,
         closing(LatentShard(draft, shard, settings)) as output,

@@ -257,7 +257,7 @@ def serve_encoded(plan: LoadPlan, encoding: Encoding) -> Callable[[range], Numbe
         encoding.load(),
         seed=encoding.recipe.seed,
         most=plan.share,
-        batch_size=encoding.batch_size,
+        batch_size=int(encoding.recipe.batch_size),
         lanes=usable_cpus(),
         kept=bool(plan.options.tee),
     )

@@ -81,9 +81,6 @@ class JobListener:
     def on_step(self, step: Any) -> None:
         """Hear each step of `encode`, as the progress of a unit, and of `report`, as a text."""
 
-    def on_captions(self, outcome: Any, report: Any) -> None:
-        """Hear how captions that are not the samples' own were used, for each dataset of encode."""
-
     def confirm(self, _question: Any) -> bool:
         """Answer whether to do what is done without asking where `yes` is given."""
         return False

@@ -22,7 +22,7 @@ from wdsprep.dataset.shard_reader import ScoreReader
 from wdsprep.encoding.dataset_plan import plan_dataset
 from wdsprep.encoding.encode import do_plan
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
-from wdsprep.encoding.image_shards import find_image_shards, tars_of
+from wdsprep.encoding.image_shards import find_image_shards, first_shards
 from wdsprep.encoding.models.model_files import find_on_node
 from wdsprep.encoding.options import EncodeWorkerOptions
 from wdsprep.encoding.run_plan import RunPlan
@@ -104,7 +104,7 @@ def score(options: ScoreOptions) -> Outcome:
         listener=listener,
         limit=options.limit,
         track=options.track,
-        extra=lambda _dataset: {"model": made_by},
+        extra=lambda _dataset, _speeds: {"model": made_by},
         name="score",
     )
     return outcome
@@ -133,11 +133,11 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> tuple[RunPlan, lis
     the run is impossible.
     """
     images, out = absolute(options.images), absolute(options.out)
-    source = find_image_shards(images, options.resolution)
+    source = find_image_shards(images, options.resolution, max_nbytes=int(options.max_bytes))
     check_apart(source.url if is_glob(images) else images, out)
     told = listener.on_message
     workers = options.part(EncodeWorkerOptions)
-    worker_options, worker_plan = settle_workers(workers, told, doing="scoring")
+    worker_plan = settle_workers(workers, told, doing="scoring")
     library = language_library() if options.language else ""
     check_has_image(images, source.roles, options.role)
 
@@ -172,20 +172,13 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> tuple[RunPlan, lis
     dataset = plan_dataset(
         out,
         source,
-        source.first(options.limit),
+        first_shards(source.shards, options.limit, source.count),
         settings,
-        tars=tars_of(source.url, int(options.max_bytes)),
         overwrite=options.overwrite,
         redo_changed=options.redo_changed,
         compared=listener.on_comparison,
     )
-    plan = RunPlan(
-        source=replace(source, shards=()),
-        worker_plan=worker_plan,
-        worker_options=worker_options,
-        datasets=(dataset,),
-        units=dataset.missing,
-    )
+    plan = RunPlan(source=replace(source, shards=()), worker_plan=worker_plan, datasets=(dataset,))
     return plan, models, dtype
 
 

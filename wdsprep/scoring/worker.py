@@ -25,6 +25,7 @@ from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.latent_shard import Files, LatentShard, npy_of
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import DeviceBatch, ImageBatch
+from wdsprep.encoding.role_images import DatasetCuts
 from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample, Row
 from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.encoding.worker_plan import EncodeJob
@@ -223,5 +224,7 @@ class ScoreWorker(EncodeWorker):
         super().__init__(job)
         self._source = replace(self._source, columns=Columns(image=role))
 
-    def _part_of(self, _settings: Settings) -> Part:
-        return Part.of(self._encoder.fields) & Part.IMAGE  # captions are not encoded by themselves
+    def _cuts_of(self, settings: Settings) -> DatasetCuts:
+        """Return rules by which captions are not encoded by themselves."""
+        part = Part.of(self._encoder.fields) & Part.IMAGE
+        return replace(super()._cuts_of(settings), part=part)

@@ -12,6 +12,7 @@ from wdsprep.cli.output.shared import (
     load_step,
     shapes_lines,
 )
+from wdsprep.dataset.file_names import SELECTION
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
@@ -24,6 +25,7 @@ from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome, RunProgress
 from wdsprep.sources.base import left_out_among
+from wdsprep.store.base import absolute
 from wdsprep.text import plural
 
 CAPTIONLESS = (
@@ -35,8 +37,6 @@ REMEDIES = {
     Code.NOT_FINITE: "the model gives no finite numbers for them, not even in fp32: if it is so "
     "for all images, fetch its weights again, or choose another --model",
 }
-CaptionReport = tuple[str, CaptionRecord] | None
-"""The place and the record of the table that captions are from; None if a field has them."""
 
 
 class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
@@ -58,18 +58,19 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         if len(places) > 1:  # an image is counted once for each dataset
             self.counted = "sample"
         self._speeds = Speeds()
-        self._captions: dict[str, CaptionReport] = {}
+        self._records: Mapping[str, CaptionRecord | None] = {}
+        """The record of the table that the captions of a dataset are from, by its URL."""
+        self._table = ""
         self._noun = "image"
 
     def on_step(self, progress: RunProgress) -> None:
         self._speeds.take(progress)
 
-    def on_captions(self, outcome: Outcome, report: CaptionReport) -> None:
-        self._captions[self._place(outcome)] = report
-
     def on_begin(self, plan: EncodePlan) -> None:
         for line in headlines(plan):
             self.on_message(line)
+        if plan.captions:
+            self._records, self._table = plan.captions.records, plan.captions.table.url
         if plan.recipe.is_of_text:
             self._noun = "caption"
             self.counted = "caption" if self.counted == "image" else self.counted
@@ -146,8 +147,8 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         before = shapes_lines(manifest)
         if cut := manifest.counts.get("cut"):
             before.append(f"{plural(cut, 'caption')} cut to the length of the text encoder")
-        if place in self._captions:
-            before += _captions_lines(manifest, self._captions[place])
+        if _has_other_captions(manifest):
+            before += _captions_lines(manifest, self._table, self._records.get(absolute(place)))
         if upscaled := manifest.counts.get("upscaled"):
             most = settings.get("upscale", 1.0)
             before.append(f"{plural(upscaled, 'image')} scaled up, by at most {most:g} times")
@@ -183,12 +184,12 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         for outcome in _outcomes(encoded):
             manifest, place = outcome.manifest, self._place(outcome)
             captions: dict[str, Any] | None = None
-            if place in self._captions:
-                record, named = self._captions[place], manifest.counts.get("named", 0)
+            if _has_other_captions(manifest):
+                record, named = self._records.get(absolute(place)), manifest.counts.get("named", 0)
                 captions = {
                     "named": named,
-                    "twice": record[1].twice if record else 0,
-                    "unmatched": record[1].unused if record and manifest.complete else None,
+                    "twice": record.twice if record else 0,
+                    "unmatched": record.unused if record and manifest.complete else None,
                     "unnamed": manifest.samples - named,
                 }
             yield {
@@ -209,9 +210,14 @@ def _outcomes(encoded: Outcome | list[Outcome]) -> list[Outcome]:
     return encoded if isinstance(encoded, list) else [encoded]
 
 
-def _captions_lines(manifest: Manifest, report: CaptionReport) -> Iterator[str]:
+def _has_other_captions(manifest: Manifest) -> bool:
+    """Return whether captions come from a table or another field, of all samples of a run."""
+    is_whole = SELECTION not in manifest.extra
+    return is_whole and not manifest.settings.keys().isdisjoint(("caption_field", "captions"))
+
+
+def _captions_lines(manifest: Manifest, table: str, read: CaptionRecord | None) -> Iterator[str]:
     """Yield the lines about captions that come from a table or another field."""
-    table, read = report or ("", None)
     by = manifest.settings.get("captions_by", "")
     named = manifest.counts.get("named", 0)
     whence = f"{table}, by {by}" if read else f"the field {manifest.settings.get('caption_field')}"

@@ -12,7 +12,6 @@ index` has made its table.
 """
 
 import json
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
@@ -51,7 +50,7 @@ from wdsprep.store.spool import Place, Spool
 from wdsprep.tables.key_join import CHOICE, NAME, SAMPLE, KeyJoin, open_join
 from wdsprep.tables.query import read_texts
 from wdsprep.tables.stored_tables import MOST_THREADS, ForeignTables, StoredTables
-from wdsprep.text import EXAMPLES, command, human_time, plural, shown
+from wdsprep.text import EXAMPLES, command, plural, shown
 
 KEYS = pa.schema([(KEY, pa.string())])
 NOTHING = np.zeros(0, np.int64), pa.nulls(0, pa.string())
@@ -67,8 +66,7 @@ class CaptionLayout:
     """The captions of a table for the datasets of a run, which have image shards in `tars`.
 
     The table is read at once if its digest is not known from records that are kept, and later if
-    captions have to be laid out. `hashed_by` is the digest that pack gave the images, or None if
-    pack did not make them. `told` gets lines for the user.
+    captions have to be laid out. `told` gets lines for the user.
     """
 
     def __init__(
@@ -78,10 +76,9 @@ class CaptionLayout:
         places: Sequence[str],
         *,
         is_kept: bool,
-        hashed_by: str | None,
         told: Callable[[str], object],
     ) -> None:
-        self.table, self._tars, self._hashed_by, self._told = table, tars, hashed_by, told
+        self.table, self._tars, self._told = table, tars, told
         self._closing = ExitStack()
         self._spool = self._closing.enter_context(closing(Spool(WAITING)))
         self._join: KeyJoin | None = None
@@ -99,7 +96,7 @@ class CaptionLayout:
         """Read the table into a join, and return its digest."""
         table = self.table
         self._told(f"{table.url}: reading captions by {table.by}; they are kept beside the shards")
-        began, rows = time.monotonic(), 0
+        rows = 0
         self._join = join = self._closing.enter_context(open_join())
         for count, names, captions in table.read():
             rows += count
@@ -109,8 +106,6 @@ class CaptionLayout:
             raise SourceError(f"{table.url} has {none}: give the path of a table of captions")
         join.find_first()
         twice, examples = join.repeated_names(EXAMPLES)
-        took = human_time(time.monotonic() - began)
-        self._told(f"{table.url}: {plural(join.names, 'caption')} by {table.by}, read in {took}")
         self._read_record = CaptionRecord(
             identity=table.identity,
             digest=join.digest(CAPTION),
@@ -125,9 +120,8 @@ class CaptionLayout:
     def match(self, datasets: Sequence[CaptionedDataset]) -> None:
         """Find the captions of all samples, unless all that are needed are laid out.
 
-        Nothing is written to the datasets. If no sample has a name by which the table may list it,
-        say so; raise UsageError if that is a digest that pack was not asked for. Raise SourceError
-        if the table has just changed.
+        Nothing is written to the datasets. Raise UsageError if no sample has a name by which the
+        table may list it, and SourceError if the table has just changed.
         """
         self._datasets = datasets
         shards = {_unit(shard): shard for _, shards, _ in datasets for shard in shards}
@@ -140,18 +134,12 @@ class CaptionLayout:
         assert self._join is not None  # noqa: S101  for mypy: it was read
         self._named = 0
         self._join.match(self._samples([shards[unit] for unit in sorted(shards)]))
-        if self._named:
-            return
-        by, url = self.table.by, self._tars.url
-        if by == "sha256" and self._hashed_by not in (None, by):
+        if not self._named:
             raise UsageError(
-                f"--captions is by {by}, which the samples of {url} lack: pack with "
-                "--compute-hash sha256, or give a table with another of "
-                + ", ".join(name for name in BY if name != by)
+                f"no sample of {self._tars.url} has a {self.table.by}, by which --captions lists "
+                f"them: give a table with another of {', '.join(BY)} (images have the last one if "
+                "they were packed with --compute-hash sha256)"
             )
-        self._told(
-            f"no sample of {url} has a {by}, which --captions is by: all keep their own captions"
-        )
 
     def _is_laid_out(self, dataset: CaptionedDataset) -> bool:
         """Return whether a dataset has the captions of all units that it lacks."""

@@ -6,7 +6,6 @@
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +37,7 @@ def _check_path(given: Any) -> str:
     return given
 
 
-def _check_paths(given: Any) -> tuple[str, ...]:
+def check_paths(given: Any) -> tuple[str, ...]:
     return tuple(map(_check_path, parse_names(given)))
 
 
@@ -107,32 +106,21 @@ class OneCaption(Options):
         }
         if len(several := [option for option, value in sources.items() if value]) > 1:
             raise UsageError(f"{several[0]} and {several[1]} both choose captions: give one")
-        of_table = {"--captions-by": self.captions_by, "--caption-column": self.caption_column}
-        if (alone := [option for option, value in of_table.items() if value]) and not self.captions:
-            raise UsageError(f"{alone[0]} is for a table: give --captions TABLE too")
-        if self.caption_name and self.empty:
-            raise UsageError(f"--empty names the captions {EMPTY}: leave --caption-name out")
-        if self.caption_name and self.paths:
+        if (self.captions_by or self.caption_column) and not self.captions:
             raise UsageError(
-                "--caption-fields names the captions after the last part of each field: leave "
-                "--caption-name out"
+                "--captions-by and --caption-column are for a table: give --captions TABLE too"
+            )
+        if self.caption_name and (self.empty or self.paths):
+            raise UsageError(
+                "--empty and --caption-fields name their captions: leave --caption-name out"
             )
         names = self.caption_names
         for name in names:
-            if not NAME.fullmatch(name):
+            is_taken = (name == EMPTY and not self.empty) or names.count(name) > 1
+            if is_taken or not NAME.fullmatch(name):
                 raise UsageError(
-                    f"captions cannot be named {name!r}: give a --caption-name of letters and "
-                    "digits"
-                )
-            if name == EMPTY and not self.empty:
-                raise UsageError(
-                    f"captions cannot be named {name!r}, as those of --empty are: give another "
-                    "--caption-name"
-                )
-            if names.count(name) > 1:
-                raise UsageError(
-                    f"two of --caption-fields end in {name!r}, after which their captions are "
-                    "named: encode one of them with --caption-field and a --caption-name"
+                    f"captions cannot be named {name!r}: give --caption-field and a --caption-name "
+                    f"of letters and digits, which is not {EMPTY!r} and which no others have"
                 )
 
     @property
@@ -155,22 +143,3 @@ class OneCaption(Options):
             for field, name in zip(fields, self.caption_names, strict=True)
         )
         return [{k: v for k, v in said.items() if v not in ("", OWN)} for said in settings]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaptionOptions(OneCaption):
-    """The options of captions if a sample may have several, each in a separate dataset."""
-
-    caption_fields: str | Sequence[str] = option_field(
-        "Encode the captions of several fields in one pass, with --latents none, each into a "
-        "separate dataset.",
-        CAPTIONS,
-        default=(),
-        read=_check_paths,
-        metavar="A,B,...",
-        example="alt,long",
-    )
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return parse_names(self.caption_fields)

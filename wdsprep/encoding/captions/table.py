@@ -1,35 +1,30 @@
-"""A table of captions, in one file or several, and a warning of a field that samples lack.
+"""A table of captions, in one file or several.
 
 `CaptionTable` says what the rows have, and `CaptionRecord` is the record of a reading.
-`warn_of_field` looks at the first samples before a run.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 from wdsprep.dataset.file_names import CAPTION_TABLE
 from wdsprep.dataset.rejects import RejectedError
-from wdsprep.dataset.samples import Sample, facts_bytes
 from wdsprep.dataset.sealed_json import Hex, Nbytes, Text, hex_digest, make_record, read_record
-from wdsprep.encoding.captions.options import OWN, replace_surrogates
-from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.captions.options import replace_surrogates
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
-from wdsprep.sources.captions import caption_at, first_of
+from wdsprep.sources.captions import first_of
 from wdsprep.sources.recognise import recognise_tables
 from wdsprep.sources.tables.text import BY, Table, open_table
-from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Entry, Store
-from wdsprep.text import human_bytes, list_columns, plural
+from wdsprep.text import human_bytes, list_columns
 
 ROWS_AT_ONCE = 4_096
 LOOKED_AT = 1_000
-"""The first rows of JSON lines, or the first samples, that are taken to be like the others."""
+"""The first rows of JSON lines, which are taken to be like the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +115,7 @@ class CaptionTable:
                 why = why or f"has a {type(value).__name__} for its {column}, not a text"
         text = replace_surrogates(caption.strip()) if isinstance(caption, str) else ""
         # It may take half of the bytes of a sample's json, where a character takes up to 6.
-        is_long = name and not why and 12 * len(text) >= MAX_TEXT_NBYTES
-        if is_long and 2 * len(facts_bytes({OWN: text})) > MAX_TEXT_NBYTES:
+        if name and not why and 12 * len(text) >= MAX_TEXT_NBYTES:
             nbytes = human_bytes(len(text.encode()))
             why = f"has a caption of {nbytes}, more than a sample can have"
         if why:
@@ -183,27 +177,3 @@ def _convert_texts(names: list[Any], captions: list[Any]) -> tuple[list[str], li
     if not all(texts) or 12 * max(map(len, texts)) >= MAX_TEXT_NBYTES:
         return None
     return [*map(replace_surrogates, names)], [*map(replace_surrogates, texts)]
-
-
-def warn_of_field(path: str, tars: TarsSource, shards: Sequence[ImageShard]) -> str:
-    """Return a warning if none of the first samples has a caption at a path of its json, or "".
-
-    If the first shard is missing or damaged, a worker reports that later.
-    """
-    names, seen = set[str](), 0
-    with suppress(FormatError):
-        rows = replace(tars, has_images=False).read(shards[0].item)
-        for sample in islice(rows, LOOKED_AT):
-            if isinstance(sample, Sample):
-                if caption_at(sample.facts, path):
-                    return ""
-                seen += 1
-                meta = sample.facts.get("meta")
-                in_meta = meta if isinstance(meta, dict) else ()
-                names.update(sample.facts, (f"meta.{name}" for name in in_meta))
-    if not seen:
-        return ""
-    return (
-        f"none of the first {plural(seen, 'sample')} of {tars.url} has a caption in {path}: "
-        f"samples without one keep their own captions; their json has {list_columns(sorted(names))}"
-    )

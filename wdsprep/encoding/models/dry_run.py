@@ -91,7 +91,11 @@ def find_outputs(model: Model, recipe: Recipe) -> Model:
     settings = {
         "pipeline": call.name,
         "template": template,
-        "text_arguments": {k: v for k, v in call.arguments.items() if _is_setting(k, v)},
+        "text_arguments": {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in call.arguments.items()
+            if _is_setting(name, value)
+        },
     }
     if call.takes_images:
         settings["text_roles"] = list(recipe.references)

@@ -47,9 +47,8 @@ class Encoding:
     """The model and the recipe of an `Encode`, picklable, so that workers can load the model."""
 
     model: Model
-    recipe: Recipe
-    device: str
-    batch_size: int = 0
+    recipe: Encode
+    """The recipe with its defaults filled in, and with the device."""
     make: Callable[[Model, Recipe, str], Encoder]
 
     @cached_property
@@ -58,7 +57,7 @@ class Encoding:
         return settings_of(self.model, self.recipe)
 
     def load(self) -> Encoder:
-        return self.make(self.model, self.recipe, self.device)
+        return self.make(self.model, self.recipe, self.recipe.device)
 
 
 def find_encoding(encode: Encode, device: str) -> Encoding:
@@ -81,13 +80,8 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
     model = find_model(encode.model, text=encode.text)
     check_multiples(model, encode)
     recipe, model = settle_recipe(encode, model, device.partition(":")[0])
-    return Encoding(
-        model=model,
-        recipe=recipe,
-        device=device,
-        batch_size=int(encode.batch_size),
-        make=encoding.make_encoder,
-    )
+    recipe = replace(recipe, device=device)
+    return Encoding(model=model, recipe=recipe, make=encoding.make_encoder)
 
 
 BESIDE_A_TRAINER = 32 * 256**2

@@ -23,24 +23,24 @@ from typing import Any
 
 from wdsprep.dataset.damage import naming_next_step, verify_step
 from wdsprep.dataset.draft import Draft
+from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import parse_json
-from wdsprep.dataset.shapes import fields_by_shape
+from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, refresh_manifest, write_manifest
 from wdsprep.encoding.dataset_plan import pending_shards
-from wdsprep.encoding.image_shards import ImageShard, find_image_shards, tars_of
+from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.latent_shard import (
     LatentShard,
     facts_of,
     members_of,
-    shape_of,
+    npy_of,
     spool_sample,
     unspool_sample,
     write_empty,
 )
 from wdsprep.encoding.on_the_fly.encode_steps import Encoding, prepare_image, reject_of
-from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.errors import DamageError
 from wdsprep.images.nearest_shape import cut_of
@@ -79,7 +79,11 @@ class LatentWriter:
         """
         recipe = encoding.recipe
         source = find_image_shards(
-            images, recipe.resolution, shapes=recipe.sizes, upscale=recipe.upscale
+            images,
+            recipe.resolution,
+            shapes=recipe.sizes,
+            upscale=recipe.upscale,
+            max_nbytes=int(recipe.max_bytes),
         )
         url = absolute(url)
         check_apart(source.url, url)
@@ -88,20 +92,18 @@ class LatentWriter:
             url, "latents", encoding.settings, overwrite=False
         )
         found = pending_shards(
-            self._edition.store,
-            manifest,
-            source.shards,
-            source.shards,
-            tars=tars_of(source.url, int(encoding.recipe.max_bytes)),
+            self._edition.store, manifest, source.shards, source.shards, tars=source.tars
         )
         remove_units(self._edition, found.stale)
         self._manifest = found.manifest
         left = {shard.item.name: shard for shard in found.shards}
         self._sizes = sizes
         self._left = {n: left[name] for n, name in enumerate(names) if name in left}
-        self._fields = fields(encoding.model, encoding.recipe)
+        self._fields = fields_of(encoding.settings["layout"])
         self._shapes = fields_by_shape(encoding.settings)
-        self._empty = write_empty(self._edition, self._fields, empty)
+        self._empty = write_empty(
+            self._edition, self._fields, lambda field: b"".join(npy_of(field, empty()[field.name]))
+        )
         self._gathered: dict[int, tuple[Spool, Entries]] = {}
         self._writer = ThreadPoolExecutor(1, "wdsprep-tee")
         self._writing: deque[Future[None]] = deque()
@@ -120,7 +122,7 @@ class LatentWriter:
         spool, entries = self._gather(shard)
         if index in entries:
             return
-        shape = shape_of(encoded) if self._shapes else ""
+        shape = shape_name(encoded.crop.size) if self._shapes else ""
         arrays = self._shapes.get(shape, self._fields)
         members = members_of(arrays, facts_of(encoded, is_packed=True), encoded)
         entries[index] = spool_sample(spool, encoded.key, members), shape

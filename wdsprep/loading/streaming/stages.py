@@ -169,7 +169,7 @@ def make_encoder(pieces: Pieces) -> StageFunction:
         encoding.load(),
         seed=encoding.recipe.seed,
         most=min(pieces.plan.share, PIECE),  # whatever the object store has room for
-        batch_size=encoding.batch_size,
+        batch_size=int(encoding.recipe.batch_size),
         kept=pieces.kept,
     )
     reader = EncodingReader(pieces.plan, encoder)
