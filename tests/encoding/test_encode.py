@@ -168,7 +168,7 @@ def test_other_settings_never_mix_with_what_is_there(
         encode_here(images, latents, text="tokens")
     with pytest.raises(FingerprintError, match=r": .*the weights of the model: other"):
         encode_here(images, latents, model=str(other_weights(tmp_path)))
-    with pytest.raises(FingerprintError, match=": resolution: 64, now 128; layout: other: run"):
+    with pytest.raises(FingerprintError, match=": layout: other; resolution: 64, now 128: run"):
         encode_here(images, latents, resolution=128)
     assert tree(latents) == before
 
