@@ -85,7 +85,7 @@ def test_what_cannot_be_encoded_on_the_way_is_refused(images: Path, stored: Path
         online(images, raw=True)
     with pytest.raises(UsageError, match="give both"):
         load(images, tee="somewhere")
-    with pytest.raises(UsageError, match="give the DataLoader num_workers=0"):
+    with pytest.raises(UsageError, match="give it num_workers=0"):
         list(
             torch.utils.data.DataLoader(
                 online(images, device="cpu"), batch_size=None, num_workers=1
