@@ -100,8 +100,11 @@ def test_where_nothing_is_kept_the_run_says_why_and_exits_with_3(
         in said
     )
     assert "caption" not in said, "nothing is said of captions where there is no sample"
-    said = command("pack", "--workers", 1, "--overwrite", "--filter", "width > 1", code=3).out
-    assert "no_field: their json or row lacks width, for which --filter asks: for sizes" in said
+    (downloads / "c.json").write_text('{"deep": {"score": 7}}')
+    filtered = ("pack", "--workers", 1, "--overwrite", "--filter")
+    said = command(*filtered, "width > 1 or deep.scor > 1", code=3).out
+    lacking = 'such as "deep.scor is missing (did you mean score?), width is missing"'
+    assert f"--filter asks for what their json or row lacks, {lacking}: for sizes give" in said
 
 
 def test_verbose_says_what_becomes_of_each_unit(downloads: Path) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from wdsprep.dataset.condition_syntax import Condition
+from wdsprep.dataset.samples import value_at_path
+
 WIDE = [2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**53) - 1, -(2**63)]
 HUGE = [2**63, 2**64 - 1, 2**64, 2**70, 2**70 + 1, -(2**70), 10**400]
 FLOATS = [0.5, -1.5, 6.0, 1e-7, 5e-324, 2.0**53, 2.0**53 + 2, 1e22, 1e300, -1e308]
@@ -33,6 +36,12 @@ NAMES = [
     *("meta['a*b']", "meta['a.b']", "meta['a/b']", "meta['']", "meta['a\\\\']", "meta.meta"),
     *("meta[0]", "meta[0].lang", "rest", "rest.lang"),
 ]  # fmt: skip
+
+
+def meets(text: str, facts: Any) -> bool:
+    """Return whether the json of one sample meets a condition."""
+    condition = Condition(text)
+    return condition.holds([value_at_path(facts, path) for path in condition.names])
 
 
 def json_value(rng: random.Random, depth: int = 0) -> Any:

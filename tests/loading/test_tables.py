@@ -145,7 +145,7 @@ def test_a_condition_on_joined_columns_alone_reads_no_table_of_the_dataset(
     data: str, scores: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(data, join=[scores], where="score >= 4")  # which lays them out
-    monkeypatch.setattr("wdsprep.tables.stored_tables.StoredTables.read_shard", None)
+    monkeypatch.setattr("wdsprep.tables.stored_tables.ShardTables.read_shard", None)
     served = flat(keys(load(data, join=[scores], where="score >= 5", global_batch=1)))
     assert sorted(served) == [key(n) for n in range(40, COUNT)]
 

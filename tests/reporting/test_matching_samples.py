@@ -18,13 +18,13 @@ from tests.kit.latent_sets import write_latents
 from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
 from tests.kit.stores import note_reads
 from wdsprep.changes.merged_datasets import select_samples
+from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
 from wdsprep.dataset.sample_table import MARK
 from wdsprep.dataset.samples import value_at_path
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, UsageError
-from wdsprep.loading.subsets import Where
 from wdsprep.reporting.inspect import MatchingSamples
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -73,7 +73,7 @@ def find(images: Path | str, where: str, **options: Any) -> MatchingSamples:
 
 
 def by_closures(images: Path, where: str) -> Iterator[dict[str, Any]]:
-    condition = Where(where)
+    condition = Condition(where)
     for facts in json.loads((images.parent / "json").read_text()):
         if condition.holds([value_at_path(facts, path) for path in condition.names]):
             yield facts
@@ -181,6 +181,8 @@ def test_the_manifest_and_each_table_are_all_that_is_read(
     [
         ("wdth > 3", "no sample has wdth, .* did you mean width?"),
         ("meta.licence == 'nc'", "no sample has meta.licence, .* did you mean license?"),
+        ("meta['a name'].dep > 1", "no sample has meta.a name.dep, .* did you mean deep?"),
+        ("meta['a nmae'].deep > 1", "no sample has meta.a nmae.deep, .* did you mean a name?"),
         ("sha512 == 'a'", "no sample has sha512, .*shows the json of a sample"),
         ("xyzzy == 1", "no sample has xyzzy, .*shows the json of a sample"),
         ("width >=", 'where="width >=": invalid syntax'),

@@ -26,11 +26,6 @@ from wdsprep.store.local import LocalStore
 from wdsprep.tables import query
 from wdsprep.tables.query import MOST_ROWS, Query, open_engine, read_named
 
-
-class Asked(Condition):
-    option = ""
-
-
 SCHEMA = {
     "width": pa.int64(), "height": pa.int64(), "score": pa.float64(), "caption": pa.string(),
     "source": pa.large_string(), "nsfw": pa.bool_(), "tags": pa.list_(pa.string()),
@@ -91,7 +86,7 @@ def check_conditions(
     """Ask so many conditions, drawn by chance, of rows that stand in all of these tables."""
     with open_engine() as engine:
         for _ in range(count):
-            condition = Asked(a_condition(rng))
+            condition = Condition(a_condition(rng))
             (mask,) = Query(condition, engine).masks([tables])
             assert mask.tolist() == by_closures(condition, *facts), condition.text
 
@@ -146,7 +141,7 @@ def test_text_of_a_user_is_never_code(text: str) -> None:
     rng = random.Random(1)
     captions = [HOSTILE, "x", "a\\", "a\0b", "bc"]
     rows = [{**a_row(rng), "caption": rng.choice(captions)} for _ in range(99)]
-    condition = Asked(text)
+    condition = Condition(text)
     assert met(condition, table_of(rows)) == by_closures(condition, facts_of(rows))
 
 
@@ -178,17 +173,16 @@ def test_the_engine_has_no_threads_and_a_forked_child_ends_cleanly() -> None:
 import os, pyarrow as pa
 from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.tables.query import Query, open_engine
-class Asked(Condition): option = ""
 table = pa.table({"a": pa.array(range(3_000)), "meta": ['{"b": "x"}'] * 3_000})
 table.take([0]), table.slice(0, 9).to_pandas
 before = set(os.listdir("/proc/self/task"))
 def ask():
     with open_engine() as engine:
-        (mask,) = Query(Asked("a >= 7 and b == 'x'"), engine).masks([[table]])
+        (mask,) = Query(Condition("a >= 7 and b == 'x'"), engine).masks([[table]])
         return int(mask.sum()), len(set(os.listdir("/proc/self/task")) - before)
 assert ask() == (2_993, 0), ask()
 engine = open_engine()
-query = Query(Asked("a < 7 or b > 5"), engine)
+query = Query(Condition("a < 7 or b > 5"), engine)
 assert sum(int(mask.sum()) for mask in query.masks([[table]])) == 7
 child = os.fork()
 if not child:
@@ -204,8 +198,8 @@ def test_damaged_meta_counts_as_missing_and_raises_nothing() -> None:
     meta = ['{"a": 7}', '{"a":', "", "nul", '{"a": 7} x', "7", '{"a": 1e999}', "\0", None]
     meta += ["[" * 5_000, '{"a": "\\ud800"}', '{"a": "\\u0000"}']
     table = pa.table({"key": [f"{n}" for n in range(len(meta))], "meta": meta})
-    assert met(Asked("a is None"), table) == [False] + [True] * 9 + [False] * 2
-    assert met(Asked("a == 7 or a > 7 or a == '\\0'"), table) == [True] + [False] * 10 + [True]
+    assert met(Condition("a is None"), table) == [False] + [True] * 9 + [False] * 2
+    assert met(Condition("a == 7 or a > 7 or a == '\\0'"), table) == [True] + [False] * 10 + [True]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +218,7 @@ def test_damaged_meta_counts_as_missing_and_raises_nothing() -> None:
 def test_columns_of_any_type_mean_what_python_reads_of_them(meta: pa.Array, rest: bool) -> None:
     table = pa.table({"meta": meta, "other": meta, "rest": meta if rest else pa.nulls(3)})
     for text in ["a == 7", "a is None", "meta.a > 7 or other > 1", "other is None or not meta"]:
-        condition = Asked(text)
+        condition = Condition(text)
         facts = table.to_pylist()
         for one in facts:
             if isinstance(one["meta"], str):
@@ -242,14 +236,14 @@ def test_texts_of_digits_dots_and_signs_are_the_numbers_that_python_reads() -> N
     table = pa.table({"a": texts})
     facts = table.to_pylist()
     for text in ["a > 5", "a * 2 <= 0.9", "a in [0, 9, 0.9]", "a + 0 is None", "-1 < a < 1"]:
-        assert met(Asked(text), table) == by_closures(Asked(text), facts)
+        assert met(Condition(text), table) == by_closures(Condition(text), facts)
 
 
 def test_a_column_that_stands_twice_is_one_line() -> None:
     table = pa.table([[1], [2]], names=["a", "a"])
     with pytest.raises(FormatError, match="a table has two columns a: leave one out"):
-        met(Asked("a > 1"), table)
-    assert met(Asked("b is None"), table) == [True]
+        met(Condition("a > 1"), table)
+    assert met(Condition("b is None"), table) == [True]
 
 
 def test_sql_by_hand_differs_as_the_page_says() -> None:
@@ -272,7 +266,7 @@ def test_sql_by_hand_differs_as_the_page_says() -> None:
         "caption > 5": ([2**62], None),
     }
     for text, (ours, sql) in differing.items():
-        assert rows.filter(met(Asked(text), rows))["width"].to_pylist() == ours
+        assert rows.filter(met(Condition(text), rows))["width"].to_pylist() == ours
         if sql is None:
             with pytest.raises(duckdb.Error):
                 by_hand(text)
@@ -293,7 +287,7 @@ def test_tables_of_any_lengths_are_asked_in_order(
     tables = [pa.table({"n": value, "unused": value}) for value in values]
     tables[3] = pa.table({"n": [f"{value}" for value in values[3]]})  # another type
     with open_engine() as engine:
-        masks = list(Query(Asked("n >= 5"), engine).masks([table] for table in tables))
+        masks = list(Query(Condition("n >= 5"), engine).masks([table] for table in tables))
     assert [mask.tolist() for mask in masks] == [(value >= 5).tolist() for value in values]
 
 
@@ -302,15 +296,15 @@ def test_a_long_list_keeps_the_order_of_small_tables() -> None:
     wanted = [key for table in keys for key in table[:33]]
     tables = [[pa.table({"key": table})] for table in keys]
     with open_engine() as engine:
-        masks = list(Query(Asked(f"key in {wanted}"), engine).masks(tables))
+        masks = list(Query(Condition(f"key in {wanted}"), engine).masks(tables))
     assert [mask.nonzero()[0].tolist() for mask in masks] == [[*range(33)]] * 3
 
 
 def test_a_table_without_the_columns_asked_for_has_none_of_their_values() -> None:
     table = pa.table({"n": [1, 2]})
-    assert met(Asked("x is None and y is None"), table) == [True, True]
-    assert met(Asked("x > 1"), table, table) == [False] * 4
-    assert met(Asked("True"), table.slice(0, 0), table) == [True, True]
+    assert met(Condition("x is None and y is None"), table) == [True, True]
+    assert met(Condition("x > 1"), table, table) == [False] * 4
+    assert met(Condition("True"), table.slice(0, 0), table) == [True, True]
 
 
 def test_only_columns_that_may_matter_are_read(tmp_path: Path) -> None:
@@ -321,11 +315,11 @@ def test_only_columns_that_may_matter_are_read(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(out.getvalue())
     with open_engine() as engine, open_parquet(LocalStore(tmp_path), "t.parquet") as file:
         for text, columns in wanted.items():
-            query = Query(Asked(text), engine)
+            query = Query(Condition(text), engine)
             table = read_named(file, query.condition.names)
             assert table.column_names == columns
             assert sum(mask.sum() for mask in query.masks([[table]])) == 1
-        query = Query(Asked("1"), engine)
+        query = Query(Condition("1"), engine)
         (mask,) = query.masks([[read_named(file, ())]])
         assert mask.tolist() == [True, True]
 
@@ -334,7 +328,7 @@ def test_names_that_no_row_has_are_known_afterwards() -> None:
     rows = table_of(
         [{**a_row(random.Random(1)), "source": None, "meta": {"a": None, "b": [2**70]}}]
     )
-    condition = Asked("a == 1 or b[0] > 1 or c is None or caption.x or source or width in [1]")
+    condition = Condition("a == 1 or b[0] > 1 or c is None or caption.x or source or width in [1]")
     with open_engine() as engine:
         asked = Query(condition, engine)
         list(asked.masks([[rows]]))
@@ -375,7 +369,7 @@ def nested(depth: int) -> str:
 def test_long_and_deep_conditions_are_asked_in_time(text: str) -> None:
     rng = random.Random(3)
     rows = [{**a_row(rng), "caption": "a" * 2_000} for _ in range(20)]
-    condition, facts = Asked(text), facts_of(rows)
+    condition, facts = Condition(text), facts_of(rows)
     begun = time.process_time()
     found = met(condition, table_of(rows))
     assert time.process_time() - begun < 5

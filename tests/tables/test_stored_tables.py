@@ -11,7 +11,7 @@ from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.reindex import index
 from wdsprep.errors import DamageError
 from wdsprep.store import open_store
-from wdsprep.tables.stored_tables import ForeignTables, StoredTables
+from wdsprep.tables.stored_tables import ShardTables
 
 COLUMNS = ("key", "width", "caption")
 Rows = list[dict[str, object]]
@@ -26,13 +26,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stored_rows(images: Path) -> list[Rows]:
-    tables = StoredTables(open_store(str(images)), manifest_of(images))
+    manifest = manifest_of(images)
+    tables = ShardTables(open_store(str(images)), manifest.shards, manifest)
     return [table.to_pylist() for table in tables.columns(COLUMNS)]
 
 
 def foreign_rows(tars: Path) -> list[Rows]:
     names = sorted(path.name for path in tars.glob("*.tar"))
-    tables = ForeignTables(open_store(str(tars)), [Shard(name, 3) for name in names])
+    tables = ShardTables(open_store(str(tars)), [Shard(name, 3) for name in names])
     return [table.to_pylist() for table in tables.columns(COLUMNS)]
 
 
@@ -41,7 +42,7 @@ def test_shards_of_a_dataset_may_be_chosen_in_any_order(images: Path) -> None:
     whole = stored_rows(images)
     assert [len(rows) for rows in whole] == [3, 3, 3]
     assert whole[1][0] == {"key": "000001000000", "width": 67, "caption": "caption 3"}
-    some = StoredTables(store, manifest, manifest.shards[::-2])
+    some = ShardTables(store, manifest.shards[::-2], manifest)
     assert [table.to_pylist() for table in some.columns(COLUMNS)] == whole[::-2]
     keys = some.columns(["key"], some.shards[:1])
     assert [table["key"].to_pylist() for table in keys] == [[row["key"] for row in whole[2]]]

@@ -34,7 +34,7 @@ from wdsprep.options import Place
 from wdsprep.sources.patterns import is_table
 from wdsprep.store import shared_store
 from wdsprep.store.base import Store, absolute, absolute_places
-from wdsprep.tables.stored_tables import StoredTables
+from wdsprep.tables.stored_tables import ShardTables
 
 NAME, SPLIT = "{name}", "{split}"
 
@@ -138,7 +138,10 @@ class Group:
 
     def read_keys(self, selection: SampleSelection) -> Iterator[tuple[ShardSamples, list[str]]]:
         """Yield the selected samples of each shard, and their keys, which its table has."""
-        tables = [StoredTables(origin.store, origin.manifest) for origin in self.origins]
+        tables = [
+            ShardTables(origin.store, origin.manifest.shards, origin.manifest)
+            for origin in self.origins
+        ]
 
         def read(samples: ShardSamples) -> tuple[ShardSamples, list[str]]:
             number, shard = self.shards[samples.shard]

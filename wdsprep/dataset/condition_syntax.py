@@ -29,7 +29,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, TypeGuard
 
 from wdsprep.dataset.samples import PathParts
 from wdsprep.errors import UsageError
@@ -70,13 +70,11 @@ class Condition:
     """A compiled condition on samples.
 
     `plain` is its text in a form that spaces, quotes and spare brackets do not change. `names` are
-    the paths in the text.
+    the paths in the text. `option` is the option or argument that gave it, as messages have it.
     """
 
-    option: ClassVar[str] = "where="
-    """The option or argument that it was given by, for messages."""
-
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, option: str = "where=") -> None:
+        self.option = option
         if not isinstance(text, str) or not text.strip():
             raise UsageError(
                 f"{self.option}{brief(text)}: give a condition, such as 'width >= 768'"
@@ -107,8 +105,13 @@ class Condition:
             ) from None
         self.names = tuple(self._places)
 
-    def __reduce__(self) -> tuple[type["Condition"], tuple[str]]:
-        return type(self), (self.text,)
+    def __reduce__(self) -> tuple[type["Condition"], tuple[str, str]]:
+        return type(self), (self.text, self.option)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Return the columns of a table that the condition uses."""
+        return frozenset(str(path[0]) for path in self.names)
 
     def holds(self, values: Sequence[Any]) -> bool:
         """Return whether the condition is true for the values of its `names`.

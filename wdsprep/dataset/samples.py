@@ -9,9 +9,11 @@ the json (`source_1_width`).
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from wdsprep.text import nearest_name
 
 
 def _parse_finite(text: str) -> float | None:
@@ -96,6 +98,26 @@ def value_at_path(facts: Any, path: str | PathParts) -> Any:
         else:
             return None
     return value
+
+
+def names_in(value: Any) -> set[str]:
+    """Return the names in a JSON value and in what it holds; of a list, in its first item."""
+    names, values = set[str](), [value]
+    while values:
+        inner = values.pop()
+        if isinstance(inner, dict):
+            names.update(inner)
+            values += inner.values()
+        elif isinstance(inner, list):
+            values += inner[:1]
+    return names
+
+
+def nearest_field(path: PathParts, names: Collection[str]) -> str:
+    """Return the name that was meant where a path has another that nothing has, or ""."""
+    parts = [part for part in path if isinstance(part, str)]
+    wrong = next((part for part in parts if part not in names), parts[-1])
+    return nearest_name(wrong, {*names} - {wrong})
 
 
 def split_path(path: str) -> PathParts:

@@ -23,7 +23,7 @@ from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.kept_file import release_pages
 from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.sample_table import KEY, NO_OBJECT, REST, table_schema
-from wdsprep.dataset.samples import PathParts
+from wdsprep.dataset.samples import PathParts, nearest_field
 from wdsprep.dataset.settings import TEXT, columns_of
 from wdsprep.dataset.shard_reader import ShardReader
 from wdsprep.dataset.stored_dataset import read_manifest, rewritten_error
@@ -38,8 +38,7 @@ from wdsprep.tables.joined_columns import LaidOut
 from wdsprep.tables.key_join import NAMES
 from wdsprep.tables.other_tables import WantedColumns, encode_names
 from wdsprep.tables.query import Query, lacking_names, open_engine, read_named, read_texts
-from wdsprep.tables.stored_tables import ForeignTables, ShardTables, StoredTables
-from wdsprep.text import nearest_name
+from wdsprep.tables.stored_tables import ShardTables
 
 if TYPE_CHECKING:
     from wdsprep.loading.join import JoinedDataset
@@ -75,7 +74,7 @@ def open_tables(dataset: Dataset) -> ShardTables:
     store = dataset.store
     if dataset.kind == "tars":
         sizes = zip(dataset.names, dataset.sizes.tolist(), strict=True)
-        return ForeignTables(store, [Shard(name, count) for name, count in sizes])
+        return ShardTables(store, [Shard(name, count) for name, count in sizes])
     manifest = read_manifest(store)
     if manifest is None:
         raise rewritten_error(store, MANIFEST)
@@ -83,7 +82,7 @@ def open_tables(dataset: Dataset) -> ShardTables:
     for name, content in zip(dataset.names, dataset.contents, strict=True):
         if name not in shards or shards[name].digest != content:
             raise rewritten_error(store, name)
-    return StoredTables(store, manifest, [shards[name] for name in dataset.names])
+    return ShardTables(store, [shards[name] for name in dataset.names], manifest)
 
 
 def lay_out_joined(
@@ -206,9 +205,7 @@ class SampleSearch:
 
     def _read(self, number: int) -> _ShardRows:
         """Return what is known of the samples of a shard, in any thread."""
-        is_foreign = isinstance(self.tables, ForeignTables)
-
-        count = int(self._dataset.sizes[number])
+        is_foreign, count = self.tables.is_foreign, int(self._dataset.sizes[number])
         is_sound, has_rows = np.ones((2, count), np.bool_)
         sides = []
         lacking: Sequence[PathParts] = self._condition.names
@@ -243,13 +240,12 @@ class SampleSearch:
         names = {name for table in self._laid_out for name in table.offered}
         for searched in tables:
             names |= searched.field_names()
-        wrong = next(part for part in reversed(path) if isinstance(part, str))
         where = f"{self._condition.option}{self._subset.shown!r}"
         way_on = (
             '"wdsprep inspect DATASET KEY" shows the json of a sample; for columns of the images, '
             "ask these, or join a table that has them"
         )
-        if near := nearest_name(wrong, names - {wrong}):
+        if near := nearest_field(path, names):
             way_on = f"did you mean {near}?"
         return UsageError(
             f"{looked_in}: no sample has {format_path(path)}, which {where} asks for; {way_on}"

@@ -5,14 +5,14 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.samples import ROLE, value_at_path
+from wdsprep.dataset.samples import ROLE
 from wdsprep.dataset.shapes import parse_buckets
 from wdsprep.errors import UsageError
 from wdsprep.fetch.options import DOWNLOADING, FetchOptions, FetchRules
@@ -44,18 +44,8 @@ def parse_digest(value: Any) -> tuple[str, str]:
     return column or kind, kind
 
 
-class Filter(Condition):
-    """A condition of --filter, which is called with the facts of a sample."""
-
-    option = "--filter "
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """Return the columns of a table that the condition uses."""
-        return frozenset(str(path[0]) for path in self.names)
-
-    def __call__(self, facts: Mapping[str, Any]) -> bool:
-        return self.holds([value_at_path(facts, path) for path in self.names])
+def _filter(text: str) -> Condition:
+    return Condition(text, "--filter ")
 
 
 def _role(given: Any) -> str:
@@ -239,7 +229,7 @@ class PackRules(ShardSizes, ImageOptions):
         '"aesthetic >= 4.5 and pwatermark < 0.8".',
         COLUMNS,
         default="",
-        read=lambda text: Filter(text).text,
+        read=lambda text: _filter(text).text,
         code=Code.FILTERED,
         remedy="--overwrite with another --filter takes others",
         example='"aesthetic >= 4.5 and pwatermark < 0.8"',
@@ -326,8 +316,8 @@ class PackRules(ShardSizes, ImageOptions):
         }
 
     @cached_property
-    def condition(self) -> Filter | None:
-        return Filter(self.filter) if self.filter else None
+    def condition(self) -> Condition | None:
+        return _filter(self.filter) if self.filter else None
 
     @cached_property
     def verify(self) -> tuple[str, str] | None:

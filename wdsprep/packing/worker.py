@@ -14,10 +14,10 @@ import hashlib
 import re
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any, cast
 
@@ -30,7 +30,17 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
 from wdsprep.dataset.removed_samples import Removed
 from wdsprep.dataset.sample_table import table_columns
-from wdsprep.dataset.samples import META, Sample, facts_bytes, is_mask, role_of, value_at_path
+from wdsprep.dataset.samples import (
+    META,
+    PathParts,
+    Sample,
+    facts_bytes,
+    is_mask,
+    names_in,
+    nearest_field,
+    role_of,
+    value_at_path,
+)
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import allowed_more
 from wdsprep.dataset.shapes import bucket_of
@@ -122,10 +132,13 @@ def _check_facts(rules: PackRules, removed: Removed | None, row: SampleOrReject)
             raise RejectedError(Code.CAPTION_TOO_LONG, f"{length} characters")
         if (condition := rules.condition) is not None:
             known = {"caption": row.caption, **row.facts}
-            if not condition(known):
-                values = {format_path(p): value_at_path(known, p) for p in condition.names}
-                facts = (f"{n} is {'missing' if v is None else v}" for n, v in values.items())
-                code = Code.NO_FIELD if None in values.values() else Code.FILTERED
+            values = [value_at_path(known, path) for path in condition.names]
+            if not condition.holds(values):
+                facts = [
+                    f"{format_path(path)} is {_missing(path, known) if value is None else value}"
+                    for path, value in zip(condition.names, values, strict=True)
+                ]
+                code = Code.NO_FIELD if None in values else Code.FILTERED
                 raise RejectedError(code, ", ".join(sorted(facts)))
         for role in rules.roles:
             if not role.is_optional and all(image.name != role.name for image in row.images):
@@ -133,6 +146,14 @@ def _check_facts(rules: PackRules, removed: Removed | None, row: SampleOrReject)
     except Exception as error:  # noqa: BLE001
         return _reject(row, as_rejected(error, Code.UNREADABLE))
     return row
+
+
+def _missing(path: PathParts, facts: Mapping[str, Any]) -> str:
+    near = _nearest_field(path, frozenset(names_in(facts)))
+    return f"missing (did you mean {near}?)" if near else "missing"
+
+
+_nearest_field = lru_cache(1 << 12)(nearest_field)
 
 
 def _reject(row: Sample, refused: RejectedError) -> Reject:

@@ -33,7 +33,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.sources.captions import CAPTIONS
 from wdsprep.store.base import Entry
-from wdsprep.text import brief, examples, list_columns, plural, shown
+from wdsprep.text import brief, did_you_mean, examples, list_columns, plural, shown
 
 MOST_SLICES = 1_000_000
 """A key is the slice's number and the input's in it. While all slices have as many digits, no two
@@ -435,7 +435,8 @@ class Columns:
         for option, name in asked:
             if name and name not in there:
                 raise UsageError(
-                    f"{what} has no column {name!r} (--{option}): it has {list_columns(there)}"
+                    f"{what} has no column {name!r} (--{option}){did_you_mean(name, there)}: "
+                    f"it has {list_columns(there)}"
                 )
 
 

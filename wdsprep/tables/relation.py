@@ -15,7 +15,7 @@ from wdsprep.errors import UsageError
 from wdsprep.sources.tables.parquet import StoreFile
 from wdsprep.store.base import Store
 from wdsprep.tables.query import NO_THREADS
-from wdsprep.tables.stored_tables import StoredTables
+from wdsprep.tables.stored_tables import ShardTables
 
 
 def table(
@@ -49,7 +49,7 @@ def table(
 
 def _open(place: str) -> arrow_dataset.Dataset:
     store, manifest = open_dataset(place)
-    tables = StoredTables(store, manifest)
+    tables = ShardTables(store, manifest.shards, manifest)
     return arrow_dataset.dataset(
         [table_name(shard.name) for shard in tables.shards],
         schema=table_schema(table_columns(manifest.dataset, manifest.settings)),

@@ -11,8 +11,8 @@ table, so it may be newer than the manifest. A position is the place of a sample
 in the column `row`; it is not read where the receipt tells that no sample moved.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
 from typing import TypeVar
@@ -34,11 +34,10 @@ from wdsprep.dataset.sample_table import (
     ROW,
     Columns,
     check_schema,
-    is_marked,
     read_table,
     table_columns,
 )
-from wdsprep.dataset.samples import META, parse_object
+from wdsprep.dataset.samples import META, names_in, parse_object
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, is_scored
 from wdsprep.dataset.stored_dataset import check_not_rewritten, read_receipt, reading_shard
@@ -58,16 +57,36 @@ Read = TypeVar("Read")
 
 
 class ShardTables:
-    """The tables of `shards`, one for each, which any number of threads may read."""
+    """The tables of `shards`, one for each, which any number of threads may read.
+
+    `is_foreign` is true for tars that another program packed, which have no manifest.
+    """
 
     def __init__(
-        self, store: Store, shards: Sequence[Shard], columns: Columns = IMAGE_COLUMNS
+        self, store: Store, shards: Sequence[Shard], manifest: Manifest | None = None
     ) -> None:
-        """List the folders of `shards` for their tables, of which `columns` are read."""
-        self._store, self.shards, self._columns = store, shards, columns
+        """List the folders of the shards. Check that a dataset with a manifest has the tables."""
+        self._store, self.shards, self.is_foreign = store, shards, manifest is None
         folders = {shard.name.rpartition("/")[0] for shard in shards}
         listed = chain.from_iterable(store.list(f"{name}/" if name else "") for name in folders)
         self._files: dict[str, Entry] = {entry.name: entry for entry in listed}
+        self._columns, self._units = IMAGE_COLUMNS, dict[str, tuple[str, str]]()
+        if manifest is None:
+            return
+        self._columns = table_columns(manifest.dataset, manifest.settings)
+        lacking = [shard for shard in shards if table_name(shard.name) not in self._files]
+        if lacking:
+            first, more = lacking[0], len(lacking) - 1
+            check_not_rewritten(store, first.name, first.digest)
+            raise NotFoundError(
+                f"{store.url}/{table_name(first.name)}{f' and {more:,} more' if more else ''} is "
+                f"missing: {table_step(store.url, manifest.dataset, manifest.settings)}"
+            )
+        self._units |= {
+            shard.name: (receipt.unit, receipt.table_digest(shard))
+            for receipt in manifest.receipts
+            for shard in receipt.shards
+        }
 
     def columns(
         self, names: Collection[str], shards: Iterable[Shard] | None = None
@@ -91,87 +110,14 @@ class ShardTables:
         most = max(2, usable_cpus()) if self._store.root else MOST_THREADS
         return min(self._store.readers, most)
 
-    def read_shard(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
-        """Return what `read` returns for the table of a shard."""
-        raise NotImplementedError
-
     @property
     def url(self) -> str:
         return self._store.url
 
-    def field_names(self) -> set[str]:
-        """Return the names of the columns and of the fields in JSON that the first rows fill."""
-
-        def find_names(file: OpenParquet) -> set[str]:
-            batch = next(file.batches(NAMED_ROWS))
-            columns = zip(batch.schema.names, batch.columns, strict=True)
-            names = {name for name, column in columns if column.null_count < len(batch)}
-            for column in names & {META, REST}:
-                objects = map(parse_object, batch.column(column).drop_null().to_pylist())
-                names.update(*(facts or {} for facts in objects))
-            return names - {REST, ROW}
-
-        first = islice((shard for shard in self.shards if shard.samples), 1)
-        return set[str]().union(*self.read(find_names, first))
-
-    def _read_file(
-        self, read: Callable[[OpenParquet], Read], shard: Shard, name: str, data: bytes | None
-    ) -> Read:
-        """Return what `read` returns for a table, given its bytes if they are known.
-
-        Raise DamageError if it is no table of the samples of the shard.
-        """
-        place = f"{self._store.url}/{name}"
-        try:
-            with closing(OpenParquet(self._store, name, data)) as file:
-                check_schema(file.schema, self._columns, what=place)
-                if file.rows != shard.samples:
-                    rows = f"it has {file.rows:,} rows, and its shard {shard.samples:,} samples"
-                    raise DamageError(place, rows)
-                return read(file)
-        except SourceError as error:
-            raise DamageError(place, "it is no sound Parquet file") from error
-
-
-class ForeignTables(ShardTables):
-    """The tables of tars that another program packed."""
-
     def read_shard(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
-        name, index = foreign_table_name(shard.name), command("index", self.url)
-        entry, data = self._files.get(name), None
-        if entry is None or is_older(entry, self._files[shard.name]):
-            with naming_next_step(f"delete {index_name(shard.name)} and run {index}"):
-                data, _ = make_table(self._store, shard.name, is_foreign=True)
-        with naming_next_step(f"delete it and run {index}"):
-            if entry and not data and entry.nbytes <= WHOLE_NBYTES:
-                data = self._store.read(name)
-            return self._read_file(read, shard, name, data)
-
-
-class StoredTables(ShardTables):
-    """The tables of a dataset, or of some of its shards."""
-
-    def __init__(
-        self, store: Store, manifest: Manifest, shards: Sequence[Shard] | None = None
-    ) -> None:
-        """Check that the tables are there."""
-        columns = table_columns(manifest.dataset, manifest.settings)
-        super().__init__(store, manifest.shards if shards is None else shards, columns)
-        lacking = [shard for shard in self.shards if table_name(shard.name) not in self._files]
-        if lacking:
-            first, more = lacking[0], len(lacking) - 1
-            check_not_rewritten(store, first.name, first.digest)
-            raise NotFoundError(
-                f"{store.url}/{table_name(first.name)}{f' and {more:,} more' if more else ''} is "
-                f"missing: {table_step(store.url, manifest.dataset, manifest.settings)}"
-            )
-        self._units = {
-            shard.name: (receipt.unit, receipt.table_digest(shard))
-            for receipt in manifest.receipts
-            for shard in receipt.shards
-        }
-
-    def read_shard(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
+        """Return what `read` returns for the table of a shard."""
+        if self.is_foreign:
+            return self._read_foreign(read, shard)
         name, data = table_name(shard.name), None
         with reading_shard(self._store, shard):
             if self._files[name].nbytes <= WHOLE_NBYTES:
@@ -183,7 +129,55 @@ class StoredTables(ShardTables):
                         stated = receipt.table_digest(shard) if shard in receipt.shards else ""
                 if digest != stated:
                     raise DamageError(f"{self._store.url}/{name}", UNLIKE_RECEIPT)
-            return self._read_file(read, shard, name, data)
+            with _open_table(self._store, name, self._columns, shard.samples, data) as file:
+                return read(file)
+
+    def _read_foreign(self, read: Callable[[OpenParquet], Read], shard: Shard) -> Read:
+        name, index = foreign_table_name(shard.name), command("index", self.url)
+        entry, data = self._files.get(name), None
+        if entry is None or is_older(entry, self._files[shard.name]):
+            with naming_next_step(f"delete {index_name(shard.name)} and run {index}"):
+                data, _ = make_table(self._store, shard.name, is_foreign=True)
+        with naming_next_step(f"delete it and run {index}"):
+            if entry and not data and entry.nbytes <= WHOLE_NBYTES:
+                data = self._store.read(name)
+            with _open_table(self._store, name, self._columns, shard.samples, data) as file:
+                return read(file)
+
+    def field_names(self) -> set[str]:
+        """Return the names of the columns and of the fields in JSON that the first rows fill."""
+
+        def find_names(file: OpenParquet) -> set[str]:
+            batch = next(file.batches(NAMED_ROWS))
+            columns = zip(batch.schema.names, batch.columns, strict=True)
+            names = {name for name, column in columns if column.null_count < len(batch)}
+            for column in names & {META, REST}:
+                texts = batch.column(column).drop_null().to_pylist()
+                names.update(*map(names_in, map(parse_object, texts)))
+            return names - {REST, ROW}
+
+        first = islice((shard for shard in self.shards if shard.samples), 1)
+        return set[str]().union(*self.read(find_names, first))
+
+
+@contextmanager
+def _open_table(
+    store: Store, name: str, columns: Columns, samples: int, data: bytes | None
+) -> Iterator[OpenParquet]:
+    """Open a table, given its bytes if they are known.
+
+    Raise DamageError if it has other columns, or not a row for each sample, or cannot be read.
+    """
+    place = f"{store.url}/{name}"
+    try:
+        with closing(OpenParquet(store, name, data)) as file:
+            check_schema(file.schema, columns, what=place)
+            if file.rows != samples:
+                rows = f"it has {file.rows:,} rows, and its shard {samples:,} samples"
+                raise DamageError(place, rows)
+            yield file
+    except SourceError as error:
+        raise DamageError(place, "it is no sound Parquet file") from error
 
 
 def read_sound_columns(
@@ -224,8 +218,7 @@ def read_rows(
 
     Raise UsageError if there is no table, and DamageError if the positions cannot be those.
     """
-    field = pa.field(ROW, pa.int64(), False)
-    rows = _read_column(store, table_name(tar), field, settings, samples=samples).to_numpy()
+    rows = _read_column(store, tar, ROW, settings, samples=samples).to_numpy()
     positions: NDArray[np.uint32] = rows.astype(DTYPE)
     if not np.array_equal(positions, rows) or not are_sound(positions, samples, inputs):
         place = f"{store.url}/{table_name(tar)}"
@@ -238,22 +231,18 @@ def read_keys(store: Store, shard: Shard, settings: Settings) -> pa.ChunkedArray
 
     Raise UsageError if there is no table, and DamageError if it is damaged.
     """
-    field = pa.field(KEY, pa.string(), False)
-    return _read_column(store, table_name(shard.name), field, settings, samples=shard.samples)
+    return _read_column(store, shard.name, KEY, settings, samples=shard.samples)
 
 
 def _read_column(
-    store: Store, name: str, field: pa.Field, settings: Settings, *, samples: int
+    store: Store, tar: str, column: str, settings: Settings, *, samples: int
 ) -> pa.ChunkedArray:
-    place, is_small = f"{store.url}/{name}", samples <= WHOLE_ROWS
+    name, is_small = table_name(tar), samples <= WHOLE_ROWS
     try:
         content = store.read(name, nbytes=None if is_small else 1)  # or learns that it is missing
-        with closing(OpenParquet(store, name, content if is_small else None)) as file:
-            if not is_marked(file.schema.metadata) or field not in list(file.schema):
-                raise DamageError(place, f"it is no table of samples with a column {field.name}")
-            return file.read((field.name,)).column(field.name)
     except NotFoundError:
         step = table_step(store.url, "latents", settings)
-        raise UsageError(f"{place} is missing: {step}") from None
-    except SourceError as error:
-        raise DamageError(place, "it is no sound Parquet file") from error
+        raise UsageError(f"{store.url}/{name} is missing: {step}") from None
+    columns = table_columns("latents", settings)
+    with _open_table(store, name, columns, samples, content if is_small else None) as file:
+        return file.read((column,)).column(column)

@@ -15,16 +15,18 @@ from wdsprep.cli.output.shared import (
 from wdsprep.dataset.coarse_histograms import IN_ROLE, REPEATS
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.reject_codes import Code, by_stage
+from wdsprep.dataset.rejects import rejects_in
 from wdsprep.dataset.samples import TARGET, roles_of
 from wdsprep.dataset.stored_dataset import phases
 from wdsprep.options import remedies_of
-from wdsprep.packing.options import Filter, PackOptions
+from wdsprep.packing.options import PackOptions
 from wdsprep.packing.retry_rejected import retryable
 from wdsprep.packing.slices import SourceSurvey
 from wdsprep.reporting.overview import bucket_lines, images_from, overview
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources.base import left_out_among
+from wdsprep.store import open_store
 from wdsprep.text import command_line, human_bytes, human_counts, plural
 
 if TYPE_CHECKING:
@@ -115,11 +117,12 @@ class PackOutput(CommandOutput[Outcome]):
             yield f"roles: {', '.join(parts)}"
         yield from self.retry_lines([packed])
         remedies = REMEDIES | (RETRIES if is_fetched else {})
-        if condition := self.options["filter"]:
-            fields = ", ".join(sorted(Filter(condition).columns - {"caption"}))
+        if lacking := [r.unit for r in manifest.receipts if Code.NO_FIELD in r.rejects]:
+            rejects = rejects_in(open_store(images), lacking[0])
+            detail = next(r.detail for r in rejects if r.code is Code.NO_FIELD)
             remedies[Code.NO_FIELD] = (
-                f"their json or row lacks {fields}, for which --filter asks: for sizes give "
-                "--min-size, or select --where afterwards"
+                f'--filter asks for what their json or row lacks, such as "{detail}": for sizes '
+                "give --min-size, or select --where afterwards"
             )
         yield from rejected_lines(packed, images, remedies)
         if manifest.shards and not packed.quarantined:

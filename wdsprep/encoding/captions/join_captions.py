@@ -49,7 +49,7 @@ from wdsprep.store.base import Store, write_bytes
 from wdsprep.store.spool import Place, Spool
 from wdsprep.tables.key_join import CHOICE, NAME, SAMPLE, KeyJoin, open_join
 from wdsprep.tables.query import read_texts
-from wdsprep.tables.stored_tables import MOST_THREADS, ForeignTables, StoredTables
+from wdsprep.tables.stored_tables import MOST_THREADS, ShardTables
 from wdsprep.text import EXAMPLES, command, plural, shown
 
 KEYS = pa.schema([(KEY, pa.string())])
@@ -295,7 +295,7 @@ def _stored_tables(store: Store, shards: Sequence[ImageShard], by: str) -> Table
     same = [shard for name, shard in known.items() if shard.digest == wanted.get(name)]
     if there is None or len(same) < len(wanted):
         raise FingerprintError(f"{store.url} has just been changed: run the same command again")
-    read = partial(StoredTables(store, there, same).read_shard, partial(_read_table, by=by))
+    read = partial(ShardTables(store, same, there).read_shard, partial(_read_table, by=by))
     return {shard.name: partial(read, shard) for shard in same}
 
 
@@ -309,7 +309,7 @@ def _foreign_tables(store: Store, shards: Sequence[ImageShard], by: str) -> Tabl
         tells_all = by in (KEY, SOURCE) or len(parts) == 1  # and no file of img2dataset tells more
         if tells_all and index and table and not is_older(table, files[name]):
             named.append(Shard(name, index.nbytes // 8 - 1))
-    tables = ForeignTables(store, named)
+    tables = ShardTables(store, named)
     return {
         shard.name: partial(tables.read_shard, partial(_read_table, by=by, tar=shard.name), shard)
         for shard in named

@@ -20,7 +20,7 @@ from wdsprep.sources.captions import first_of
 from wdsprep.sources.recognise import recognise_tables
 from wdsprep.sources.tables.text import BY, Table, open_table
 from wdsprep.store.base import Entry, Store
-from wdsprep.text import human_bytes, list_columns
+from wdsprep.text import did_you_mean, human_bytes, list_columns
 
 ROWS_AT_ONCE = 4_096
 LOOKED_AT = 1_000
@@ -69,7 +69,8 @@ class CaptionTable:
         for option, column in asked.items():
             if column not in there:
                 raise UsageError(
-                    f"{what} has no column {column!r} ({option}): it has {list_columns(there)}"
+                    f"{what} has no column {column!r} ({option}){did_you_mean(column, there)}: "
+                    f"it has {list_columns(there)}"
                 )
 
     @cached_property
