@@ -281,7 +281,9 @@ def test_of_copies_the_one_with_the_highest_value_in_a_column_stays(
     assert {*gone} == {"1.jpg", "a1.jpg", "c1.jpg", "0.jpg"}
     assert names[found.largest[0].stays.key] == "b1.png"
     assert len(table) == len(names)
-    with pytest.raises(UsageError, match=r"no column of numbers beauty for .*, only aesthetic:"):
+    with pytest.raises(
+        UsageError, match=r"no column of numbers beauty for .*, but aesthetic, key:"
+    ):
         wdsprep.duplicates(images, keep="beauty", join=scores, hashes=tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 

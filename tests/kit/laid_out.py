@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from wdsprep.tables.join_columns import JoinedSamples, lay_out_table
 from wdsprep.tables.joined_columns import LaidOut
-from wdsprep.tables.other_tables import WantedColumns, encode_names
+from wdsprep.tables.other_tables import encode_names
 
 
 def lay_out(
@@ -28,4 +28,4 @@ def lay_out(
 
     content = [f"{names} {sizes}"]
     samples = JoinedSamples(url="set", sizes=np.array(sizes), contents=content, read_names=read)
-    return lay_out_table(table, samples, cache, wanted=WantedColumns({*named}, for_batches))
+    return lay_out_table(table, samples, cache, named=named, for_batches=for_batches)

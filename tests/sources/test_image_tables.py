@@ -79,7 +79,9 @@ def test_a_column_that_a_filter_names_must_be_in_the_table(tmp_path: Path) -> No
     table = write_table(
         tmp_path / "t.parquet", [{"jpg": jpeg(1), "aesthetic": 5.0, "caption": "x"}]
     )
-    with pytest.raises(UsageError, match=r"no column 'aestetic' \(--filter\): it has jpg, aesth"):
+    with pytest.raises(
+        UsageError, match=r"no column 'aestetic' .*\(did you mean aesthetic\?\): it has jpg"
+    ):
         pack(table, tmp_path / "out", "--filter", "aestetic > 4 and caption")
     assert not (tmp_path / "out").exists()
     pack(table, tmp_path / "out", "--filter", "aesthetic > 4 and caption")
@@ -235,9 +237,7 @@ def test_a_file_that_the_state_names_has_to_be_there_and_sound(place: Path) -> N
 
 
 def test_a_missing_column_names_those_that_are_there(place: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"no column 'txt' .* \(did you mean text\?\): it has image, text, n"
-    ):
-        rows_of(place, caption="txt")
+    with pytest.raises(UsageError, match=r"has no column 'alt' .*it has image, text, n"):
+        rows_of(place, caption="alt")
     with pytest.raises(UsageError, match="'text' holds no image bytes"):
         rows_of(place, image="text")

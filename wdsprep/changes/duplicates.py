@@ -30,7 +30,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -64,6 +63,8 @@ Mask = NDArray[numpy.bool_]
 MOST_PIXELS = 0xFFFFFFFF
 PAIRS_AT_ONCE = 1 << 24
 SHOWN_GROUPS, SHOWN_COPIES = 5, 10
+NEAR, EQUAL = 1, 2
+"""What the column `duplicate` has of a copy, and 0 of a sample that stays."""
 NUMBER = "{number}"
 _TABLE = pa.schema(
     [
@@ -164,8 +165,8 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
         datasets=tuple(dataset.shown for dataset in images),
         distance=options.distance,
         samples=copies.samples,
-        equal=int(copies.equal.sum()),
-        near=int((~copies.equal).sum()),
+        equal=int((copies.duplicate == EQUAL).sum()),
+        near=int((copies.duplicate == NEAR).sum()),
         groups=len(copies.stays),
         flat=copies.flat,
         damaged=copies.damaged,
@@ -233,9 +234,9 @@ class Copies:
     `is_compared` says which samples are compared, or is None if all are. `ranks` decide first which
     of several copies stays, if there are any.
 
-    `rows` are the copies that may go, in rising order, and `stay` has the row that stays for each.
-    `bits` are the numbers of bits in which they differ, and `equal` whether they have the same
-    bytes. `stays` are all rows that stay for others.
+    After `find`, `rows` are the copies that may go, in rising order, and `stays` all rows that stay
+    for others. The columns `duplicate`, `distance` and `group` of the table have a value for each
+    sample.
     """
 
     def __init__(
@@ -281,13 +282,17 @@ class Copies:
         for hashes in distinct:
             numpy.maximum(bits, numpy.bitwise_count(hashes[at] ^ hashes[stays[at]]), out=bits)
         del order, starts, best, distinct, stays, at, goes, places
-        by_row = numpy.argsort(rows)
-        self.rows, self.stay = rows[by_row], stay[by_row]
-        self.bits, self.stays = bits[by_row].astype(numpy.int8), numpy.unique(stay)
         tables = [table for dataset in self._images for table in dataset.each("content")]
-        self.equal = numpy.ones(len(rows), bool)
+        is_equal = numpy.ones(len(rows), bool)
         for content in _by_image(tables, "content"):
-            self.equal &= content[self.rows] == content[self.stay]
+            is_equal &= content[rows] == content[stay]
+        self.rows, self.stays = numpy.sort(rows), numpy.unique(stay)
+        self.duplicate, self.distance = numpy.zeros((2, len(self._pixels)), numpy.int8)
+        self.duplicate[rows] = numpy.where(is_equal, EQUAL, NEAR)
+        self.distance[rows] = bits
+        self.group = numpy.zeros(len(self._pixels), numpy.int64)
+        self.group[self.stays] = numpy.arange(len(self.stays)) + 1
+        self.group[rows] = self.group[stay]
 
     def _choose_things(
         self, distinct: Sequence[Hashes], best: Rows, distance: int, on_count: Counting
@@ -411,21 +416,24 @@ def largest_groups(images: Sequence[HashedImages], copies: Copies) -> Iterator[D
     """
     spans = _spans(images)
 
-    def sample(row: int, distance: int = 0, is_equal: bool = True) -> CopiedSample:
+    def sample(row: int) -> CopiedSample:
         number, unit, start, _ = next(span for span in spans if row < span[3])
         dataset = images[number]
         facts = dataset.columns(unit, "key", "width", "height").slice(row - start, 1).to_pylist()[0]
-        return CopiedSample(dataset=dataset.shown, distance=distance, is_equal=is_equal, **facts)
+        return CopiedSample(
+            dataset=dataset.shown,
+            distance=int(copies.distance[row]),
+            is_equal=bool(copies.duplicate[row] != NEAR),
+            **facts,
+        )
 
-    counts = numpy.bincount(numpy.searchsorted(copies.stays, copies.stay))
-    for group in numpy.argsort(-counts, kind="stable")[:SHOWN_GROUPS]:
-        places = numpy.flatnonzero(copies.stay == copies.stays[group])
-        shown = [
-            sample(int(copies.rows[at]), int(copies.bits[at]), bool(copies.equal[at]))
-            for at in places[:SHOWN_COPIES]
-        ]
-        stays = sample(int(copies.stays[group]))
-        yield DuplicateGroup(stays=stays, count=len(places), copies=tuple(shown))
+    groups = copies.group[copies.rows]
+    counts = numpy.bincount(groups, minlength=1)[1:]
+    for number in numpy.argsort(-counts, kind="stable")[:SHOWN_GROUPS].tolist():
+        rows = copies.rows[groups == number + 1].tolist()
+        shown = tuple(map(sample, rows[:SHOWN_COPIES]))
+        stays = sample(int(copies.stays[number]))
+        yield DuplicateGroup(stays=stays, count=len(rows), copies=shown)
 
 
 # --- files
@@ -468,31 +476,16 @@ def write_copies(
 ) -> None:
     """Write the keys of the copies in each dataset, and a table of all its samples."""
     for number, unit, start, end in _spans(images):
-        columns = partial(images[number].columns, unit)
-        rows = copies.rows[slice(*numpy.searchsorted(copies.rows, [start, end]))]
-        if lists and len(rows):
-            keys = columns("key")["key"].take(rows - start).to_pylist()
+        columns = images[number].columns
+        duplicate = copies.duplicate[start:end]
+        if lists and duplicate.any():
+            keys = columns(unit, "key")["key"].filter(pa.array(duplicate > 0)).to_pylist()
             lists[number].write("".join(f"{key}\n" for key in keys).encode())
         if tables:
-            table = _table_of_copies(columns("key", "hash"), start, end, copies)
+            kept = columns(unit, "key", "hash")
+            distance, group = copies.distance[start:end], copies.group[start:end]
+            parts = [kept["key"], duplicate, distance, group, kept["hash"]]
+            table = pa.table(parts, schema=_TABLE)
             if copies.is_compared is not None:
                 table = table.filter(pa.array(copies.is_compared[start:end]))
             tables[number].write_table(table)
-
-
-def _table_of_copies(kept: pa.Table, start: int, end: int, copies: Copies) -> pa.Table:
-    """Return the table of the samples of a shard, whose rows are those from `start` to `end`.
-
-    `kept` has their keys and hashes.
-    """
-    first, last = numpy.searchsorted(copies.rows, [start, end])
-    places = copies.rows[first:last] - start
-    duplicate = numpy.zeros(end - start, numpy.int8)
-    duplicate[places] = numpy.where(copies.equal[first:last], 2, 1)
-    distance = numpy.zeros(end - start, numpy.int8)
-    distance[places] = copies.bits[first:last]
-    group = numpy.zeros(end - start, numpy.int64)
-    group[places] = numpy.searchsorted(copies.stays, copies.stay[first:last]) + 1
-    first_stay, last_stay = numpy.searchsorted(copies.stays, [start, end])
-    group[copies.stays[first_stay:last_stay] - start] = numpy.arange(first_stay, last_stay) + 1
-    return pa.table([kept["key"], duplicate, distance, group, kept["hash"]], schema=_TABLE)

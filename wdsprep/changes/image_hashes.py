@@ -23,7 +23,8 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,9 +55,10 @@ _OURS = re.compile(rf"(\d+/\d{{6,}}(?:_\d+)?\.[0-9a-f]{{16}})(\.{ROLE_IMAGE})?\.
 _ENDING = f".v{perceptual_hash.VERSION}.parquet"
 WHOLE = "all"
 """What stands for all images of a sample, in place of the name of one."""
-_Look: TypeAlias = tuple[int, int, int, int]
-"""The hash of an image, its width, its height, and the digest of its bytes."""
-_NO_IMAGE: _Look = (NO_HASH, 0, 0, 0)
+_KINDS = {
+    "key": pa.string(), "hash": pa.int64(), "content": pa.int64(),
+    "width": pa.int32(), "height": pa.int32(),
+}  # fmt: skip
 
 
 def hashes_folder(images: str) -> str:
@@ -112,46 +114,41 @@ def hash_shard(unit: HashUnit) -> Generator[int, None, None]:
 
     Now and then yield about how many bytes of the shard have been read so far.
     """
-    rows: list[tuple[str, dict[str, _Look]]] = []
+    rows: list[dict[str, Any]] = []
     reported = time.monotonic()
     for row in read_shard(shared_store(unit.images), unit.shard, _rows(unit)):
         rows.append(row)
         if time.monotonic() - reported > PROGRESS_S:
             reported = time.monotonic()
             yield unit.nbytes * len(rows) // unit.shard.samples
-    columns = {"key": pa.array([key for key, _ in rows], pa.string())}
-    for image in sorted({image for _, looks in rows for image in looks}):
-        looks = [of_images.get(image, _NO_IMAGE) for _, of_images in rows]
-        hashes, widths, heights, contents = zip(*looks, strict=True)
-        columns[f"hash{image}"] = pa.array(hashes, pa.int64())
-        columns[f"content{image}"] = pa.array(contents, pa.int64())
-        if not image:
-            columns["width"] = pa.array(widths, pa.int32())
-            columns["height"] = pa.array(heights, pa.int32())
+    columns = {
+        name: pa.array([row.get(name, 0) for row in rows], _KINDS[name.partition(".")[0]])
+        for name in dict.fromkeys(chain.from_iterable(rows))
+    }
     out = io.BytesIO()
     pq.write_table(pa.table(columns), out)
     write_bytes(shared_store(unit.kept), unit.file, out.getvalue())
 
 
-def _rows(unit: HashUnit) -> Iterator[tuple[str, dict[str, _Look]]]:
-    """Yield the key of each sample of a shard, and what its images that count look like.
+def _rows(unit: HashUnit) -> Iterator[dict[str, Any]]:
+    """Yield the row of each sample of a shard: its key, and what its images that count look like.
 
-    The looks are by what their columns end in: `.source_1`, or "" for the one image that counts or
-    the target. Raise DamageError after the last if the shard has another digest than its receipt
-    says.
+    Raise DamageError after the last if the shard has another digest than its receipt says.
     """
     with HashedTape(shared_store(unit.images), unit.shard) as tape:
         for sample in read_samples(tape.at, unit.name):
             parts = [(*name.rpartition("."), data) for name, data in sample.fields.items()]
             images = {name: data for name, _, kind, data in parts if kind in _KEPT_AS}
-            counting = {"": images.get("" if unit.role == WHOLE else unit.role, b"")}
+            row = _look(images.pop("" if unit.role == WHOLE else unit.role, b""))
             if unit.role == WHOLE:
-                counting |= {f".{name}": data for name, data in images.items() if name}
-            yield sample.key, {name: _look(data) for name, data in counting.items()}
+                for name, image in images.items():
+                    look = _look(image)
+                    row |= {f"{part}.{name}": look[part] for part in ("hash", "content")}
+            yield {"key": sample.key, **row}
         tape.check(unit.shard.digest)
 
 
-def _look(image: bytes) -> _Look:
+def _look(image: bytes) -> dict[str, int]:
     """Return the hash, width, height and content digest of an image.
 
     Of an image that cannot be read all but the last are 0.
@@ -160,8 +157,9 @@ def _look(image: bytes) -> _Look:
     try:
         hashed, width, height = perceptual_hash.hash_image(image)
     except RejectedError:
-        return NO_HASH, 0, 0, content
-    return hashed - (hashed >> 63 << 64), width, height, content
+        hashed, width, height = NO_HASH, 0, 0
+    hashed -= hashed >> 63 << 64  # as a signed number
+    return {"hash": hashed, "content": content, "width": width, "height": height}
 
 
 class HashedImages:
@@ -270,8 +268,8 @@ def _find_values(
     if table is None:
         offered = examples([name for table in subset.tables for name in table.offered]) or "none"
         raise UsageError(
-            f"--join has no column of numbers {column} for {images.shown}, only {offered}: give "
-            "--keep one of these, or --join another place"
+            f"--join has no column of numbers {column} for {images.shown}, but {offered}: give "
+            "--keep one of numbers, or --join another place"
         )
     shards = {name: shard for shard, name in enumerate(subset.whole.files.names)}
     rows = [table.rows_of(shards[unit.shard.name]) for unit in images.units]

@@ -36,7 +36,7 @@ from wdsprep.tables.column_conditions import Mask, mask_of, whole_numbers
 from wdsprep.tables.join_columns import JoinedSamples, lay_out_scores, lay_out_table
 from wdsprep.tables.joined_columns import LaidOut
 from wdsprep.tables.key_join import NAMES
-from wdsprep.tables.other_tables import WantedColumns, encode_names
+from wdsprep.tables.other_tables import encode_names
 from wdsprep.tables.query import Query, lacking_names, open_engine, read_named, read_texts
 from wdsprep.tables.stored_tables import ShardTables
 
@@ -93,7 +93,6 @@ def lay_out_joined(
     They are the columns that are `named`, and `for_batches` all columns of numbers. The files of
     the latter are opened here, once for all processes that make batches.
     """
-    wanted = WantedColumns({*named}, for_batches)
     files = dataset.whole.files
     samples = JoinedSamples(
         url=files.store.url,
@@ -102,7 +101,10 @@ def lay_out_joined(
         read_names=partial(_read_names, files),
     )
     places = dict.fromkeys(place for place in dataset.join if is_table(place))
-    laid_out = [lay_out_table(place, samples, folder, wanted=wanted) for place in places]
+    laid_out = [
+        lay_out_table(place, samples, folder, named=named, for_batches=for_batches)
+        for place in places
+    ]
     for other in dataset.joined:
         if other.dataset.has_columns:
             whole = other.dataset.whole
@@ -112,7 +114,8 @@ def lay_out_joined(
                 columns_of(whole.settings),
                 samples,
                 folder,
-                wanted=wanted,
+                named=named,
+                for_batches=for_batches,
                 read=partial(_read_scores, files, other),
             )
             laid_out.append(scores)

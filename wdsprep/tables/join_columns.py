@@ -28,7 +28,7 @@ from wdsprep.store import did_you_mean_place, split_url
 from wdsprep.tables.column_conditions import mask_of, numbers_of, whole_numbers
 from wdsprep.tables.joined_columns import HAS_ROW, STARTS, LaidOut
 from wdsprep.tables.key_join import NAME, SAMPLE, open_join
-from wdsprep.tables.other_tables import TEXT, WantedColumns, open_other_table, text_bytes
+from wdsprep.tables.other_tables import TEXT, add_rows, text_bytes
 from wdsprep.text import examples, plural
 
 BLOCK = 1 << 20
@@ -54,11 +54,17 @@ class JoinedSamples:
 
 
 def lay_out_table(
-    place: str, samples: JoinedSamples, cache: Path | None, *, wanted: WantedColumns
+    place: str,
+    samples: JoinedSamples,
+    cache: Path | None,
+    *,
+    named: Collection[str],
+    for_batches: bool,
 ) -> LaidOut:
     """Lay out the columns of a table of others, or open them if that was done before.
 
-    Its rows are joined by the first of the columns `BY` that it has.
+    Its rows are joined by the first of the columns `BY` that it has. The columns are those that are
+    `named`, and `for_batches` all others of numbers.
     """
     store, name = split_url(place)
     entry = next((entry for entry in store.list(name) if entry.name == name), None)
@@ -74,8 +80,8 @@ def lay_out_table(
             f"{place} has no column {', '.join(BY[:-1])} or {BY[-1]} (it has {examples(columns)}): "
             "add one"
         )
-    wanted = wanted._replace(named={*wanted.named} & {*columns} - {by})
-    what = f"{store.url}/{name}", entry.stamp, str(entry.nbytes), *wanted.cache_key
+    known = {*named} & {*columns} - {by}
+    what = f"{store.url}/{name}", entry.stamp, str(entry.nbytes), f"{for_batches}", *sorted(known)
 
     def number_names() -> Iterator[pa.RecordBatch]:
         first = 0
@@ -88,10 +94,11 @@ def lay_out_table(
     def make(writer: KeptWriter, path: Path) -> None:
         told = "%s: reading the table; its columns, in the order of %s, are kept in %s"
         _log.info(told, place, samples.url, path)
-        rows = open_other_table(place, table, by, wanted)
         with open_join() as join:
-            rows.add_to(join)
-            join.find_first(rows.numbers if join.rows else ())  # no rows have no columns
+            numbers, texts, digest = add_rows(
+                join, place, table, by, named=known, for_batches=for_batches
+            )
+            join.find_first(numbers if join.rows else ())  # no rows have no columns
             for why, count in (
                 (f"without a {by} or a number", join.unnamed + join.lacking),
                 (f"with a {by} that an earlier row has", join.repeated),
@@ -105,10 +112,10 @@ def lay_out_table(
             def read(names: Sequence[str]) -> Iterator[JoinedRows]:
                 return ((places, columns) for places, _, columns in join.read(names))
 
-            _write(writer, samples.sizes, rows.numbers, rows.texts, read)
-            writer.facts |= {"digest": rows.digest, "offered": sorted(rows.offered)}
+            _write(writer, samples.sizes, numbers, texts, read)
+            writer.facts |= {"digest": digest, "offered": sorted(columns)}
 
-    return _open(place, samples, cache, what, make, has_texts=bool(wanted.named))
+    return _open(place, samples, cache, what, make, has_texts=bool(known))
 
 
 def lay_out_scores(
@@ -118,7 +125,8 @@ def lay_out_scores(
     samples: JoinedSamples,
     cache: Path | None,
     *,
-    wanted: WantedColumns,
+    named: Collection[str],
+    for_batches: bool,
     read: Callable[[Collection[str]], Iterable[pa.Table]],
 ) -> LaidOut:
     """Lay out the columns of a dataset of scores, or open them if that was done before.
@@ -126,9 +134,12 @@ def lay_out_scores(
     `kinds` says what each column holds, and `contents` identifies its shards. `read` yields for
     each shard of the samples the rows of these, all null for samples without scores.
     """
-    offered = {name: DTYPES[kind] for name, kind in kinds.items() if kind in DTYPES}
-    numbers = wanted.choose_numbers(offered)
-    texts = [name for name in sorted(wanted.named) if kinds.get(name) == SCORED_TEXT]
+    numbers = {
+        name: DTYPES[kind]
+        for name, kind in kinds.items()
+        if kind in DTYPES and (for_batches or name in named)
+    }
+    texts = [name for name in sorted(named) if kinds.get(name) == SCORED_TEXT]
     what = "scores", *contents, *numbers, "", *texts
 
     def read_columns(names: Sequence[str]) -> Iterator[JoinedRows]:
@@ -144,7 +155,7 @@ def lay_out_scores(
     def make(writer: KeptWriter, path: Path) -> None:
         _log.info("%s: reading scores; their columns are kept in %s", url, path)
         _write(writer, samples.sizes, numbers, texts, read_columns)
-        writer.facts |= {"digest": f"{key_of(*what):016x}", "offered": sorted(offered)}
+        writer.facts |= {"digest": f"{key_of(*what):016x}", "offered": sorted(kinds)}
 
     return _open(url, samples, cache, what, make, has_texts=bool(texts))
 

@@ -33,7 +33,7 @@ class LaidOut:
     """Columns of what lies at `url`, laid out in a `file` in the order of the samples of a dataset.
 
     `numbers` has the dtype of each column of numbers, `texts` lists the columns of texts, and
-    `offered` all columns of numbers that there are. `digest` is that of what was joined, whatever
+    `offered` all columns that there are. `digest` is that of what was joined, whatever
     it was joined to. `open_file` opens the file, and makes it again if it is damaged.
     """
 

@@ -8,10 +8,10 @@ the first value that is none. So its cells are kept as texts, and parsed once al
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,107 +30,85 @@ ROWS_AT_ONCE = 1 << 16
 TEXT = pa.large_string()
 SCALARS = {int, float, bool, str}
 SURROGATE = re.compile("[\ud800-\udfff]")
+Batches = Iterator[tuple[pa.Array, dict[str, pa.Array]]]
+"""The names of rows, as bytes, and columns of them."""
 _log = logging.getLogger("wdsprep")
 
 
-class WantedColumns(NamedTuple):
-    """The columns of a table that are read: those that are `named`.
+def add_rows(
+    join: KeyJoin, place: str, table: Table, by: str, *, named: Collection[str], for_batches: bool
+) -> tuple[dict[str, str], list[str], str]:
+    """Add the rows of a table to a join, whose names are in the column `by`.
 
-    `for_batches` all other columns of numbers are read, too.
+    Of the columns those that are `named` are read, and `for_batches` all others of numbers. Return
+    the dtypes of the columns of numbers, the columns of texts, and a digest of names and columns in
+    the order of the rows.
     """
+    types: dict[str, str | None] = {}  # of all columns so far: None of texts, "" without a value
 
-    named: AbstractSet[str]
-    for_batches: bool
+    def is_read(name: str) -> bool:
+        return name in named or (for_batches and types[name] is not None)
 
-    @property
-    def cache_key(self) -> tuple[str, ...]:
-        return f"all numbers: {self.for_batches}", *sorted(self.named)
-
-    def choose_numbers(self, columns: Mapping[str, str]) -> dict[str, str]:
-        """Return those of a table's columns of numbers that are read."""
-        return {n: dtype for n, dtype in columns.items() if self.for_batches or n in self.named}
-
-
-class OtherTable:
-    """A table whose rows have a name in the column `by`.
-
-    After `add_to`, `numbers` has the dtypes of the columns of numbers that were read, `offered` the
-    names of all of them, `texts` the columns of texts that were read. `digest` is that of what was
-    read.
-    """
-
-    numbers: Mapping[str, str]
-    offered: Collection[str]
-    texts: Sequence[str]
-
-    def __init__(self, place: str, by: str, wanted: WantedColumns) -> None:
-        self.place, self.by, self.wanted = place, by, wanted
-        self._digests: dict[tuple[str, str], blake3] = {}
-
-    def add_to(self, join: KeyJoin) -> None:
-        """Read all rows."""
-        for names, columns in self._batches():
-            for name, column in {"": names, **columns}.items():
-                for part, data in _parts(column):
-                    new = blake3(f"{join.rows}".encode())  # rows before the column began
-                    self._digests.setdefault((name, part), new).update(data.data)
-            join.add(names, columns)
-
-    @property
-    def digest(self) -> str:
-        """The digest of the names and columns that were read, in the order of the rows."""
-        read = {"": "", **self.numbers, **dict.fromkeys(self.texts, "")}
-        parts = sorted(part for part in self._digests if part[0] in read)
-        lines = [(read[part[0]], *part, self._digests[part].hexdigest()) for part in parts]
-        return blake3(repr(lines).encode()).hexdigest()
-
-    def _batches(self) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
-        """Yield names, as bytes, and columns. At the end, what these are is set."""
-        raise NotImplementedError
-
-
-def open_other_table(place: str, table: Table, by: str, wanted: WantedColumns) -> OtherTable:
     if isinstance(table, ParquetTable):
-        return _ParquetTable(place, table, by, wanted)
-    return _TextTable(place, table, by, wanted)
+        batches = _read_parquet(place, table, by, types, is_read, named, for_batches)
+    else:
+        batches = _read_text(place, table, by, types, is_read)
+    digests: dict[tuple[str, str], blake3] = {}
+    for names, columns in batches:
+        for name, column in {"": names, **columns}.items():
+            for part, data in _parts(column):
+                new = blake3(f"{join.rows}".encode())  # rows before the column began
+                digests.setdefault((name, part), new).update(data.data)
+        join.add(names, columns)
+    numbers = {name: dtype for name, dtype in types.items() if dtype and is_read(name)}
+    texts = sorted(name for name, dtype in types.items() if not dtype and name in named)
+    read = {"": "", **numbers, **dict.fromkeys(texts, "")}
+    parts = sorted(part for part in digests if part[0] in read)
+    lines = [(read[part[0]], *part, digests[part].hexdigest()) for part in parts]
+    return numbers, texts, blake3(repr(lines).encode()).hexdigest()
 
 
-class _ParquetTable(OtherTable):
-    def __init__(self, place: str, table: ParquetTable, by: str, wanted: WantedColumns) -> None:
-        super().__init__(place, by, wanted)
-        kinds = table.kinds()
-        if kinds[by] != "text":
-            raise UsageError(
-                f"the column {by} of {place} holds {kinds[by] or 'something else'}: write its "
-                f"values {_as_texts(by)}"
-            )
-        if other := next((n for n in sorted(wanted.named) if not kinds[n]), ""):
-            raise UsageError(
-                f"the column {other} of {place} holds {table.schema.field(other).type}, neither "
-                "numbers nor texts: write it as one of these"
-            )
-        self._table = table
-        offered = {n: NUMBERS[kind] for n, kind in kinds.items() if kind in NUMBERS}
-        if wanted.for_batches:  # tensors of unsigned numbers are of little use
-            offered = {n: dtype.replace("u", "i") for n, dtype in offered.items()}
-        self.offered = offered
-        self.numbers = wanted.choose_numbers(offered)
-        self.texts = [name for name in sorted(wanted.named) if kinds[name] == "text"]
+def _read_parquet(
+    place: str,
+    table: ParquetTable,
+    by: str,
+    types: dict[str, str | None],
+    is_read: Callable[[str], bool],
+    named: Collection[str],
+    for_batches: bool,
+) -> Batches:
+    kinds = table.kinds()
+    if kinds[by] != "text":
+        raise UsageError(
+            f"the column {by} of {place} holds {kinds[by] or 'something else'}: write its values "
+            f"{_as_texts(by)}"
+        )
+    if other := next((name for name in sorted(named) if not kinds[name]), ""):
+        raise UsageError(
+            f"the column {other} of {place} holds {table.schema.field(other).type}, neither "
+            "numbers nor texts: write it as one of these"
+        )
+    types |= {name: NUMBERS.get(kind) for name, kind in kinds.items() if kind and name != by}
+    if for_batches:  # tensors of unsigned numbers are of little use
+        types |= {name: dtype.replace("u", "i") for name, dtype in types.items() if dtype}
+    columns = [name for name in types if is_read(name)]
 
-    def _batches(self) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
-        for batch in self._table.batches([self.by, *self.numbers, *self.texts], ROWS_AT_ONCE):
-            numbers = {name: self._cast(name, batch[name]) for name in self.numbers}
-            texts = {name: _valid_texts(batch[name]) for name in self.texts}
-            yield batch[self.by].cast(TEXT).cast(NAMES), {**numbers, **texts}
-
-    def _cast(self, name: str, column: pa.Array) -> pa.Array:
+    def cast(name: str, column: pa.Array) -> pa.Array:
+        if (dtype := types[name]) is None:
+            return _valid_texts(column)
         try:
-            return column.cast(pa.from_numpy_dtype(self.numbers[name]))
+            return column.cast(pa.from_numpy_dtype(dtype))
         except pa.ArrowInvalid:
             raise UsageError(
-                f"the column {name} of {self.place} has numbers beyond 2^63, which batches cannot "
-                "hold: write them as texts, or leave the column out"
+                f"the column {name} of {place} has numbers beyond 2^63, which batches cannot hold: "
+                "write them as texts, or leave the column out"
             ) from None
+
+    for batch in table.batches([by, *columns], ROWS_AT_ONCE):
+        yield (
+            batch[by].cast(TEXT).cast(NAMES),
+            {name: cast(name, batch[name]) for name in columns},
+        )
 
 
 def _valid_texts(column: pa.Array) -> pa.Array:
@@ -144,47 +122,40 @@ def _valid_texts(column: pa.Array) -> pa.Array:
     return column.cast(TEXT)
 
 
-class _TextTable(OtherTable):
-    def __init__(self, place: str, table: Table, by: str, wanted: WantedColumns) -> None:
-        super().__init__(place, by, wanted)
-        self._table = table
-        self._types: dict[str, str | None] = {}
+def _read_text(
+    place: str, table: Table, by: str, types: dict[str, str | None], is_read: Callable[[str], bool]
+) -> Batches:
+    unreadable = 0
+    for where, _ in table.parts(sys.maxsize):
+        every = (row for _, row in table.rows(where))
+        while batch := list(islice(every, ROWS_AT_ONCE)):
+            rows = [row for row in batch if isinstance(row, dict)]
+            unreadable += len(batch) - len(rows)
+            names = [row.get(by) or "" for row in rows]
+            if wrong := next((name for name in names if not isinstance(name, str)), None):
+                raise UsageError(
+                    f"the column {by} of {place} has other values than texts, such as "
+                    f"{wrong!r:.40}: write them {_as_texts(by)}"
+                )
+            columns = {}
+            for name in dict.fromkeys(name for row in rows for name in row if name != by):
+                cells, kinds = _cells_of([row.get(name) for row in rows])
+                trimmed = pc.utf8_trim_whitespace(cells)
+                types[name] = _widen_type(types.get(name, ""), kinds, trimmed)
+                if is_read(name):
+                    columns[name] = cells
+            yield encode_names(names), columns
+    if unreadable:
+        _log.warning("%s: left out %s that cannot be read", place, plural(unreadable, "row"))
 
-    def _batches(self) -> Iterator[tuple[pa.Array, dict[str, pa.Array]]]:
-        unreadable = 0
-        for where, _ in self._table.parts(sys.maxsize):
-            every = (row for _, row in self._table.rows(where))
-            while some := list(islice(every, ROWS_AT_ONCE)):
-                rows = [row for row in some if isinstance(row, dict)]
-                unreadable += len(some) - len(rows)
-                names = [row.get(self.by) or "" for row in rows]
-                if wrong := next((name for name in names if not isinstance(name, str)), None):
-                    raise UsageError(
-                        f"the column {self.by} of {self.place} has other values than texts, such "
-                        f"as {wrong!r:.40}: write them {_as_texts(self.by)}"
-                    )
-                yield encode_names(names), self._columns(rows)
-        if unreadable:
-            lines = plural(unreadable, "row")
-            _log.warning("%s: left out %s that cannot be read", self.place, lines)
-        self.offered = {name: dtype for name, dtype in self._types.items() if dtype}
-        self.numbers = self.wanted.choose_numbers(self.offered)
-        self.texts = [n for n, dtype in self._types.items() if not dtype and n in self.wanted.named]
 
-    def _columns(self, rows: "list[dict[str, Any]]") -> dict[str, pa.Array]:
-        columns = {}
-        for name in dict.fromkeys(name for row in rows for name in row if name != self.by):
-            values = [row.get(name) for row in rows]
-            types = {*map(type, values)} - {type(None)}
-            if not types <= {str}:  # as a CSV would have them, and truths as 1 and 0
-                wholes = (int(value) if isinstance(value, bool) else value for value in values)
-                values = [None if value is None else str(value) for value in wholes]
-            cells = _text_array(values)
-            trimmed = pc.utf8_trim_whitespace(cells)
-            dtype = self._types[name] = _widen_type(self._types.get(name, ""), types, trimmed)
-            if name in self.wanted.named or (self.wanted.for_batches and dtype is not None):
-                columns[name] = cells
-        return columns
+def _cells_of(values: Sequence[Any]) -> tuple[pa.Array, set[type]]:
+    """Return values as a CSV would have them, with truths as 1 and 0, and their types."""
+    types = {*map(type, values)} - {type(None)}
+    if not types <= {str}:
+        wholes = (int(value) if isinstance(value, bool) else value for value in values)
+        values = [None if value is None else str(value) for value in wholes]
+    return _text_array(values), types
 
 
 def _widen_type(dtype: str | None, types: AbstractSet[type], cells: pa.Array) -> str | None:
