@@ -356,6 +356,18 @@ def test_all_takes_along_the_latents_beside(pair: Pair, tmp_path: Path) -> None:
     assert findings(other) == []
 
 
+def test_only_what_was_made_of_shards_that_lose_samples_is_named_beside(
+    pair: Pair, tmp_path: Path
+) -> None:
+    images, latents = Path(shutil.copytree(pair[1], tmp_path / "images")), tmp_path / "latents"
+    for size, root in ((64, latents), (128, tmp_path / "large")):
+        encode_here(images, root, resolution=size)
+    assert wdsprep.remove(images, keys=GONE).beside == (str(latents),)
+    assert wdsprep.remove(images, keys="900000000000").beside == ()
+    assert remove(images, keys=GONE).beside == (str(latents),)
+    assert wdsprep.remove(images, keys=GONE).beside == (str(latents),)  # it still has them
+
+
 def test_latents_of_a_limit_follow_their_images(pair: Pair, tmp_path: Path) -> None:
     images, first = pair[1], tmp_path / "first"
     encode_here(images, first, limit=3)
@@ -500,10 +512,9 @@ def test_each_refusal_is_one_line_and_changes_nothing(
         assert "--sources" in said(images, "--keys", names, code=2)
     for given in ([GONE[0]], [GONE[0], "--keys", GONE[1]]):
         told = said(images, *given, code=1)
-        assert f"{GONE[0]} is a key, where a dataset is expected" in told
-        assert f"as --keys {GONE[0]}" in told
+        assert f"{GONE[0]} is no dataset: give samples with an option, as --keys {GONE[0]}" in told
     listed = write_list(tmp_path, GONE[0])
-    assert "is a file, where a dataset is expected" in said(images, listed, code=1)
+    assert f"{listed} is no dataset: give samples with an option" in said(images, listed, code=1)
     asks = said(images, latents, "--keys", GONE[0], code=3)
     assert "1 sample" in asks
     assert "give --yes" in asks

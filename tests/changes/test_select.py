@@ -147,7 +147,10 @@ def test_equal_keys_are_refused_and_latents_that_are_given_twice(made: Path) -> 
     shutil.copytree(made / "latents", "b/latents")
     latents = str(made / "latents")
     for datasets, said in (
-        (["a/images", "b/images"], "a/images and b/images both have the key 0+: give --prefix"),
+        (
+            ["a/images", "b/images"],
+            "a/images and b/images have the key 0+ more than once: give --prefix",
+        ),
         (["a/images", latents, "b/latents"], "are latents of the same images: give one of them"),
         (["a/images", "b/images", latents], "no latents of b/images are given beside .*: give"),
     ):

@@ -314,17 +314,18 @@ def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:
 # --- latents that were forgotten
 def find_neighbours(
     urls: Sequence[str],
-) -> tuple[tuple[str, ...], dict[str, Mapping[str, ShardSuccessor]]]:
+) -> tuple[dict[str, frozenset[str]], dict[str, Mapping[str, ShardSuccessor]]]:
     """Return the latents in the parent folders of `urls` that were made of images among `urls`.
 
-    Also return what became of the shards of each dataset of images there that has lost samples, by
-    its URL. A dataset that cannot be read is passed over.
+    They are URLs, with the digests of the image shards that they were made of. Also return what
+    became of the shards of each dataset of images there that has lost samples, by its URL. A
+    dataset that cannot be read is passed over.
     """
     wanted: set[str] = set()
     for url in urls:
         if (manifest := _read_manifest(url)) and manifest.dataset == "images":
             wanted |= manifest.image_digests() | _successors(url).keys()
-    latents: list[str] = []
+    latents: dict[str, frozenset[str]] = {}
     successors: dict[str, Mapping[str, ShardSuccessor]] = {}
     parents = dict.fromkeys(url.rstrip("/").rpartition("/")[0] for url in urls)
     for url in (place for parent in parents for place in _list_datasets(parent)):
@@ -333,9 +334,10 @@ def find_neighbours(
             continue
         if manifest.dataset == "images" and (lost := _successors(url)):
             successors[url] = lost
-        if manifest.dataset == "latents" and not wanted.isdisjoint(manifest.image_digests()):
-            latents.append(url)
-    return tuple(sorted(latents)), successors
+        digests = frozenset(manifest.image_digests())
+        if manifest.dataset == "latents" and not wanted.isdisjoint(digests):
+            latents[url] = digests
+    return dict(sorted(latents.items())), successors
 
 
 def _list_datasets(parent: str) -> Iterator[str]:

@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
+import pyarrow as pa
 
 from wdsprep.dataset.file_names import SHARD, latent_unit, maker_of
 from wdsprep.dataset.manifest import Manifest, Shard
@@ -136,17 +136,17 @@ class Group:
         """Return how many threads are useful for the store that gains from the most."""
         return max(origin.store.readers for origin in self.origins)
 
-    def read_keys(self, selection: SampleSelection) -> Iterator[tuple[ShardSamples, list[str]]]:
+    def read_keys(self, selection: SampleSelection) -> Iterator[tuple[ShardSamples, pa.Array]]:
         """Yield the selected samples of each shard, and their keys, which its table has."""
         tables = [
             ShardTables(origin.store, origin.manifest.shards, origin.manifest)
             for origin in self.origins
         ]
 
-        def read(samples: ShardSamples) -> tuple[ShardSamples, list[str]]:
+        def read(samples: ShardSamples) -> tuple[ShardSamples, pa.Array]:
             number, shard = self.shards[samples.shard]
             table = tables[number].read_shard(lambda file: file.read([KEY]), shard)
-            return samples, table.column(KEY).take(samples.numbers).to_pylist()
+            return samples, table.column(KEY).take(samples.numbers).combine_chunks()
 
         return map_ahead(read, selection.per_shard(), self.readers)
 
@@ -240,31 +240,23 @@ def _images_of(latents: Origin, images: Group) -> int:
     )
 
 
-def find_joined(
-    groups: Sequence[Group], join: Sequence[str], condition: str
-) -> tuple[list[tuple[str, ...]], str]:
-    """Return the places of the scores and tables whose columns a condition may use, by dataset.
+def find_subsets(groups: Sequence[Group], join: Sequence[str], condition: str) -> list[Subset]:
+    """Return the samples of each dataset of the first group that meet a condition.
 
-    They are those in `join`, and the scores that are selected together with the first group. There
-    are none if the condition is empty. Also return a digest of the content of the joined columns,
-    or "" if nothing is joined.
+    It may use columns of what is in `join`, and of scores that are selected together with the
+    group. Samples that these lack do not meet it. There are no subsets if the condition is empty.
     """
-    origins = groups[0].origins
     if not condition:
-        return [() for _ in origins], ""
+        return []
+    origins = groups[0].origins
     scored = [g for g in groups[1:] if g.follows and g.origins[0].manifest.is_scored]
     named = match_places([(origin.url, origin.manifest) for origin in origins], join)
-    joined = [
-        tuple(dict.fromkeys((*(group.origins[at].url for group in scored), *places)))
-        for at, places in enumerate(named)
-    ]
-    distinct = dict.fromkeys(chain.from_iterable(joined))
-    contents = [Origin(place).content for place in distinct if not is_table(place)]
-    if len(contents) < len(distinct):
-        subsets = subsets_of(origins, joined, condition)
-        tables = chain.from_iterable(subset.tables for subset in subsets)
-        contents += dict.fromkeys(table.digest for table in tables if is_table(table.url))
-    return joined, hex_digest("\n".join(contents).encode()) if contents else ""
+    places = (
+        dict.fromkeys((*(group.origins[at].url for group in scored), *others))
+        for at, others in enumerate(named)
+    )
+    pairs = zip(origins, places, strict=True)
+    return [select_samples(origin.url, tuple(joined), condition) for origin, joined in pairs]
 
 
 def match_places(
@@ -293,17 +285,6 @@ def match_places(
         for at in fits:
             joined[at].append(origin.url)
     return [(*places, *tables) for places in joined]
-
-
-def subsets_of(
-    origins: Sequence[Origin], joined: Sequence[tuple[str, ...]], condition: str
-) -> list[Subset]:
-    """Return the samples of each dataset that meet a condition.
-
-    Samples that a joined dataset lacks do not meet it.
-    """
-    pairs = zip(origins, joined, strict=True)
-    return [select_samples(origin.url, places, condition) for origin, places in pairs]
 
 
 def select_samples(

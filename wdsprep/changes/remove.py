@@ -33,11 +33,11 @@ have the sample.
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from wdsprep.changes.find_samples import (
@@ -107,26 +107,26 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     """
     if not datasets:
         raise UsageError("nothing to remove from: give the path or URL of a dataset")
-    for place in [os.fspath(dataset) for dataset in datasets]:
-        is_key = re.fullmatch(r"\d+(,\d+)*", place) and not Path(place).exists()
-        if is_key or Path(place).is_file():
-            what = "a key" if is_key else "a file"
+    shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
+    for place in shown:
+        if Path(place).is_file() or (
+            place.replace(",", "").isdecimal() and not Path(place).exists()
+        ):
             raise NotFoundError(
-                f"{place} is {what}, where a dataset is expected: give samples with an option, as "
-                f"--keys {place}"
+                f"{place} is no dataset: give samples with an option, as --keys {place}"
             )
     listener = options.listener_or_mute
     urls_of = absolute_places(datasets)
-    shown = [os.fspath(url).rstrip("/") or "/" for url in datasets]
     made_of_them, successors = find_neighbours(urls_of)
     if options.all:
         urls_of += made_of_them
         shown += made_of_them
     finder = SampleFinder(options)
     ended, only_marked = _finish_begun(urls_of, listener)
-    opened = [_Dataset(*both) for both in zip(urls_of, shown, strict=True)]
-    for dataset in opened:
-        dataset.is_only_marked = dataset.url in only_marked
+    opened = [
+        _Dataset(url, place, is_only_marked=url in only_marked)
+        for url, place in zip(urls_of, shown, strict=True)
+    ]
     if finder.kinds and not any(dataset.has_images for dataset in opened):
         kinds = " and ".join(sorted(finder.kinds))
         raise UsageError(
@@ -135,8 +135,14 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
         )
     job = _RemovalJob(opened, listener, finder, successors)
     job.find()
-    beside = tuple(url for url in made_of_them if url not in urls_of)
-    removal = replace(job.removal(), ended=ended, beside=beside)
+
+    def found() -> Removal:
+        digests = job.changed_digests()
+        others = made_of_them.keys() - {*urls_of}
+        beside = sorted(url for url in others if not made_of_them[url].isdisjoint(digests))
+        return replace(job.removal(), ended=ended, beside=tuple(beside))
+
+    removal = found()
     if not (finder.texts or ended or removal.is_needed):
         raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     if not removal.is_needed:
@@ -151,7 +157,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     job.mark()
     job.catch_up()
     job.change()
-    return replace(job.removal(), ended=ended, beside=beside, done=True)
+    return replace(found(), done=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +191,7 @@ class Removal:
     """The number of URLs, digests and sources that no image has."""
     ended: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
-    """The datasets beside these that were made of the images, and were not given."""
+    """The datasets beside these that were made of shards that lose samples, and were not given."""
     done: bool = False
 
     def __repr__(self) -> str:
@@ -214,7 +220,7 @@ class Removal:
 class _Dataset:
     """A dataset that a removal changes: what was found in it, and what it says of removals."""
 
-    def __init__(self, url: str, shown: str) -> None:
+    def __init__(self, url: str, shown: str, *, is_only_marked: bool = False) -> None:
         self.url, self.shown, self.store = url, shown, open_store(url)
         self.edition = Edition.from_store(self.store)
         _, self.manifest = open_current_dataset(url, shown)
@@ -226,7 +232,7 @@ class _Dataset:
         """The wanted keys whose samples were removed before."""
         self.images = ""
         """The URL of the images that latents were made of, or "" if nobody knows them."""
-        self.is_only_marked = False
+        self.is_only_marked = is_only_marked
         """True for latents that a killed removal has marked, but not changed."""
         self.gone = set[str]()
         """Units of which nothing is left, as their image shard has lost all samples."""
@@ -444,6 +450,13 @@ class _RemovalJob:
             if any(shared.values()):
                 return max(shared, key=lambda url: shared[url])
         return ""
+
+    def changed_digests(self) -> set[str]:
+        """Return the digests of the image shards that lose samples, or have lost some."""
+        images = [dataset for dataset in self._datasets if dataset.has_images]
+        units = chain.from_iterable(dataset.units.values() for dataset in images)
+        lost = {shard.digest for shard in by_latent_unit(units).values()}
+        return lost.union(*(dataset.removed.successors for dataset in images))
 
     def removal(self) -> Removal:
         """Return what was found, for the user."""

@@ -38,14 +38,7 @@ from typing import Any, cast
 import numpy as np
 
 from wdsprep.changes.copy_samples import CopyJob, open_worker
-from wdsprep.changes.merged_datasets import (
-    NAME,
-    SPLIT,
-    Group,
-    find_joined,
-    group_datasets,
-    subsets_of,
-)
+from wdsprep.changes.merged_datasets import NAME, SPLIT, Group, find_subsets, group_datasets
 from wdsprep.changes.options import Parts, SelectOptions
 from wdsprep.changes.selected_samples import (
     CopyUnit,
@@ -123,8 +116,7 @@ class _Selection:
             raise UsageError(f"{out} has {SPLIT} in it: give a --split, such as train=0.9,val=0.1")
         self._groups = group_datasets(options.places, out)
         join = [os.fspath(place) for place in as_places(options.join)]
-        # Where the columns are that the condition may use beside the json, and their digest.
-        self._joined, self._digest = find_joined(self._groups, join, options.where)
+        self._subsets = find_subsets(self._groups, join, options.where)
 
     def copy(self) -> Selected:
         listener = self.options.listener_or_mute
@@ -160,9 +152,10 @@ class _Selection:
         Options that were not given are not among them.
         """
         options = self.options
+        joined = [digest for subset in self._subsets for digest in subset.joined_digests]
         settings = {
             "count": options.count,
-            "join": self._digest,
+            "join": hex_digest("\n".join(joined).encode()) if joined else "",
             "keys": hex_digest(self._keys.marks.data) if self._keys else "",
             "part": part,
             "prefix": options.prefix,
@@ -194,8 +187,7 @@ class _Selection:
         if self._keys:
             samples = select_keys(samples, group, self._keys, options.keys)
         if options.where:
-            subsets = subsets_of(group.origins, self._joined, options.where)
-            samples = select_where(samples, group, subsets)
+            samples = select_where(samples, group, self._subsets)
         if not samples.samples:
             raise UsageError(
                 f"nothing is selected, as no sample of {group.shown} meets all conditions: give "
@@ -362,25 +354,27 @@ class _SelectedDataset:
         """
         if self.group.dataset == "images":
             return {}
-        digests_of: dict[str, set[str]] = {}
-        for origin in self.group.origins:
-            for files in origin.manifest.ledger.column("files"):
-                for name, digest in files.items():
-                    if name.startswith(empty_name("")):
-                        digests_of.setdefault(name, set()).add(digest)
-        for name, digests in digests_of.items():
-            if len(digests) > 1:
-                raise UsageError(
-                    f"{self.group.shown} have different {name}, so they cannot become one "
-                    f"dataset: give each a place, such as OUT/{NAME}"
-                )
+        pairs = {
+            (name, digest)
+            for origin in self.group.origins
+            for files in origin.manifest.ledger.column("files")
+            for name, digest in files.items()
+            if name.startswith(empty_name(""))
+        }
+        digests = dict(sorted(pairs))
+        if len(digests) < len(pairs):
+            raise UsageError(
+                f"{self.group.shown} have different files for the empty caption, so they cannot "
+                f"become one dataset: give each a place, such as OUT/{NAME}"
+            )
+        for name in digests:
             try:
                 edition.store.read(name, nbytes=0)
             except NotFoundError:
                 data = self.group.origins[0].store.read(name)
                 with edition.holding(name), contextlib.suppress(ExistsError):
                     write_bytes(edition.store, name, data, exclusive=True)
-        return {name: digests.pop() for name, digests in sorted(digests_of.items())}
+        return digests
 
 
 def _keys_of(store: Store, shard: Shard) -> list[str]:

@@ -32,11 +32,9 @@ from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.subsets import Subset
 from wdsprep.packing.options import ShardSizes
+from wdsprep.tables.key_join import open_join
 from wdsprep.tables.query import WantedTexts
 from wdsprep.text import EXAMPLES, examples, plural
-
-MOST_TWICE = 1_000
-"""Hashes of keys that several datasets have of which keys are compared: not all are different."""
 
 
 # --- by keys
@@ -62,7 +60,7 @@ def select_keys(
     is_wanted = np.zeros(selection.samples, np.bool_)
     first = 0
     for _, shard_keys in group.read_keys(selection):
-        is_wanted[first + wanted.find(shard_keys)] = True
+        is_wanted[first + wanted.find(shard_keys.to_pylist())] = True
         first += len(shard_keys)
     if missing := int((~wanted.seen).sum()):
         missing_keys = [*islice(wanted.unseen(read_lines("keys", keys)), EXAMPLES + 1)]
@@ -198,7 +196,7 @@ def cut_into_shards(
     all_sizes = map_ahead(read_sizes, selection.per_shard(), group.readers)
     for sizes, (samples, keys) in zip(all_sizes, group.read_keys(selection), strict=True):
         at, old = group.shards[samples.shard]
-        first, end = (key_order(prefixes[at] + key) for key in (keys[0], keys[-1]))
+        first, end = (key_order(prefixes[at] + keys[n].as_py()) for n in (0, -1))
         old_unit, numbers = group.origins[at].units[old.name], samples.numbers
         falls = are_images and last >= first
         is_next = bool(pieces) and (falls or pieces[0].shard.bucket != old.bucket)
@@ -221,22 +219,14 @@ def cut_into_shards(
 
 
 def _check_apart(selection: SampleSelection, group: Group) -> None:
-    """Raise UsageError if two datasets have the same key.
-
-    Only the hashes of all keys are held at a time.
-    """
-    hashes = [np.empty(0, np.int64)]
-    for _, keys in group.read_keys(selection):
-        hashes.append(np.fromiter(map(hash, keys), np.int64, len(keys)))
-    values, counts = np.unique(np.concatenate(hashes), return_counts=True)
-    twice = {*values[counts > 1][:MOST_TWICE].tolist()}
-    first_origins: dict[str, int] = {}
-    for samples, keys in group.read_keys(selection) if twice else ():
-        origin = group.shards[samples.shard][0]
-        for key in (key for key in keys if hash(key) in twice):
-            if (other := first_origins.setdefault(key, origin)) != origin:
-                both = " and ".join(group.origins[number].shown for number in (other, origin))
-                raise UsageError(
-                    f"{both} both have the key {key}: give --prefix, which puts the number of "
-                    "its dataset (0, 1, ...) before each key"
-                )
+    """Raise UsageError if two samples have the same key."""
+    with open_join() as join:
+        for _, keys in group.read_keys(selection):
+            join.add(keys, {})
+        join.find_first()
+        _, twice = join.repeated_names(1)
+    if twice:
+        raise UsageError(
+            f"{group.shown} have the key {twice[0].decode()} more than once: give --prefix, which "
+            "puts the number of its dataset (0, 1, ...) before each key"
+        )

@@ -68,6 +68,12 @@ class Subset:
     def shown(self) -> str:
         return shorten_for_state(self.condition.plain) if self.condition else ""
 
+    @property
+    def joined_digests(self) -> list[str]:
+        """Return digests of the tables and datasets that are joined, wherever these are."""
+        tables = (table.digest for table in self.tables)
+        return [*tables, *(other.dataset.whole.digest for other in self.joined)]
+
     def selection(self, folder: Path | None) -> SampleSelection:
         """Return the selection, which is searched for once and then kept in a folder.
 
@@ -75,12 +81,10 @@ class Subset:
         they are damaged or have no row in a table.
         """
         files, url = self.whole.files, self.whole.store.url
-        kind, plain, joined = "where", "", []
+        kind, plain = "where", ""
         if self.condition is not None:
             kind, plain = f"where {EVALUATOR}", self.condition.plain
-            joined = [other.dataset.whole.digest for other in self.joined]
-        tables = [table.digest for table in self.tables]
-        key = (kind, *files.names, *files.contents, plain, *tables, *joined)
+        key = (kind, *files.names, *files.contents, plain, *self.joined_digests)
         kept = open_or_make(folder, key, self._search)
         if damaged := kept.facts["damaged"]:
             what = plural(damaged, "sample")

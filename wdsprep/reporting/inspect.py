@@ -254,7 +254,7 @@ def _find_in_shard(store: Store, manifest: Manifest, key: str, shard: Shard) -> 
     """Return the number of the sample with a key, or -1 if a shard has none."""
     import pyarrow.compute as pc
 
-    keys = read_keys(store, shard, manifest.settings)
+    keys = read_keys(store, shard, manifest)
     return int(pc.index(keys, key.encode("utf-8", "replace").decode()).as_py())
 
 

@@ -218,7 +218,7 @@ def read_rows(
 
     Raise UsageError if there is no table, and DamageError if the positions cannot be those.
     """
-    rows = _read_column(store, tar, ROW, settings, samples=samples).to_numpy()
+    rows = _read_column(store, tar, ROW, "latents", settings, samples).to_numpy()
     positions: NDArray[np.uint32] = rows.astype(DTYPE)
     if not np.array_equal(positions, rows) or not are_sound(positions, samples, inputs):
         place = f"{store.url}/{table_name(tar)}"
@@ -226,23 +226,24 @@ def read_rows(
     return positions
 
 
-def read_keys(store: Store, shard: Shard, settings: Settings) -> pa.ChunkedArray:
+def read_keys(store: Store, shard: Shard, manifest: Manifest) -> pa.ChunkedArray:
     """Return the keys of the samples of a shard, from its table.
 
     Raise UsageError if there is no table, and DamageError if it is damaged.
     """
-    return _read_column(store, shard.name, KEY, settings, samples=shard.samples)
+    kind, settings = manifest.dataset, manifest.settings
+    return _read_column(store, shard.name, KEY, kind, settings, shard.samples)
 
 
 def _read_column(
-    store: Store, tar: str, column: str, settings: Settings, *, samples: int
+    store: Store, tar: str, column: str, dataset: str, settings: Settings, samples: int
 ) -> pa.ChunkedArray:
     name, is_small = table_name(tar), samples <= WHOLE_ROWS
     try:
         content = store.read(name, nbytes=None if is_small else 1)  # or learns that it is missing
     except NotFoundError:
-        step = table_step(store.url, "latents", settings)
+        step = table_step(store.url, dataset, settings)
         raise UsageError(f"{store.url}/{name} is missing: {step}") from None
-    columns = table_columns("latents", settings)
+    columns = table_columns(dataset, settings)
     with _open_table(store, name, columns, samples, content if is_small else None) as file:
         return file.read((column,)).column(column)

@@ -81,7 +81,7 @@ def _planned_lines(removal: Removal) -> Iterator[str]:
         yield f"{plural(removal.unmatched, 'line')} of the lists that match no image here"
     if removal.beside:
         yield (
-            f"{', '.join(removal.beside)}: made of these images, and keeps their samples: add "
+            f"{', '.join(removal.beside)}: made of these shards, and may have the samples: add "
             "--all to remove them there too"
         )
 
@@ -103,7 +103,7 @@ def _removed_lines(removal: Removal) -> Iterator[str]:
     kinds = {place.dataset for place in removal.places}
     if removal.beside:
         words = shlex.join(["wdsprep", "remove", *removal.beside])
-        yield f'{", ".join(removal.beside)} still has them: "{words}" removes them'
+        yield f'{", ".join(removal.beside)} may still have them: "{words}" removes them'
     elif "latents" not in kinds:
         yield "latents made of these images, if there are any elsewhere, still have them"
     if {place_scheme(place.shown) for place in removal.places} - {""}:  # out of our reach
