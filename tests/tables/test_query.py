@@ -24,7 +24,7 @@ from wdsprep.errors import FormatError
 from wdsprep.sources.tables.parquet import open_parquet
 from wdsprep.store.local import LocalStore
 from wdsprep.tables import query
-from wdsprep.tables.query import MOST_ROWS, Query, open_engine, read_named
+from wdsprep.tables.query import MOST_ROWS, Query, WantedTexts, open_engine, read_named
 
 SCHEMA = {
     "width": pa.int64(), "height": pa.int64(), "score": pa.float64(), "caption": pa.string(),
@@ -336,6 +336,17 @@ def test_names_that_no_row_has_are_known_afterwards() -> None:
         more = table_of([{**a_row(random.Random(1)), "meta": {"a": {}, "source": 1}}])
         list(asked.masks([[more]]))
         assert asked.unseen == {("c",), ("caption", "x")}
+
+
+# --- texts that are wanted
+def test_a_text_with_the_hash_of_a_wanted_one_is_not_taken_for_it() -> None:
+    class Text(str):
+        def __hash__(self) -> int:
+            return 7
+
+    wanted = WantedTexts("key", [Text("a"), Text("b"), Text("b")])
+    assert wanted.find([Text("c"), None, Text("b"), Text("")]).tolist() == [2]
+    assert (len(wanted), [*wanted.unseen(["a", "b"])]) == (2, ["a"])
 
 
 # --- what it costs

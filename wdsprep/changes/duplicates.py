@@ -187,21 +187,16 @@ def _opened(shown: Sequence[str], hashes: str, role: str) -> list[HashedImages]:
             f"--hashes {hashes}: two datasets have the same last name ({', '.join(lasts)}), and "
             "would be kept in one folder: leave --hashes out, or give it for one dataset at a time"
         )
-    for url in places:
-        if not hashes and place_scheme(url) == "hf":
-            raise UsageError(
-                f"{url}: the hub is only read, and what its pictures look like has to be kept: "
-                "give a folder for that with --hashes"
-            )
     kept = [
         f"{absolute(hashes)}/{last}" if hashes else hashes_folder(place)
         for place, last in zip(places, lasts, strict=True)
     ]
     for url in kept:
-        if any(f"{url}/".startswith(f"{place}/") for place in places):
+        is_inside = any(f"{url}/".startswith(f"{place}/") for place in places)
+        if is_inside or place_scheme(url) == "hf":
+            why = "it is inside a dataset" if is_inside else "the hub is only read"
             raise UsageError(
-                f"the hashes would lie in {url}, which is inside a dataset: give another folder "
-                "with --hashes"
+                f"{url} cannot hold the hashes, as {why}: give another folder with --hashes"
             )
     return [HashedImages(*names, role) for names in zip(places, shown, kept, strict=True)]
 
@@ -455,12 +450,11 @@ def name_files(
                 raise UsageError(
                     f"{option} {url} lies in {dataset.shown}: give a file outside of it"
                 )
-    if table and not table.endswith(".parquet"):
+    if (table and not table.endswith(".parquet")) or output.endswith(".parquet"):
         raise UsageError(
-            f"--table {table} will be a Parquet file: give a name that ends in .parquet"
+            "-o is a list of keys, and --table a Parquet file: give names such as copies.txt and "
+            "copies.parquet"
         )
-    if output and output == table:
-        raise UsageError(f"-o and --table are both {output}: give two files")
     lists, tables = (
         tuple(name.replace(NUMBER, str(n)) for n in range(1, len(images) + 1) if name)
         for name in (output, table)

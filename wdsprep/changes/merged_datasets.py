@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -121,11 +122,6 @@ class Group:
         pairs = [(at, shard) for at, origin in enumerate(self.origins) for shard in origin.shards]
         return tuple(sorted(pairs, key=lambda pair: pair[1].bucket))
 
-    def find_shard(self, samples: ShardSamples) -> tuple[Origin, Shard]:
-        """Return the dataset and the shard that samples belong to."""
-        number, shard = self.shards[samples.shard]
-        return self.origins[number], shard
-
     @property
     def all_samples(self) -> SampleSelection:
         sizes = np.array([shard.samples for _, shard in self.shards], np.int64)
@@ -182,21 +178,24 @@ def group_datasets(datasets: Sequence[Place], out: str) -> list[Group]:
 
 def _group(place: str, origins: list[Origin]) -> Group:
     """Return a group of datasets. Raise UsageError if they cannot become one dataset."""
-    first = origins[0]
-    for other in origins[1:]:
-        both, hint = f"{first.shown} and {other.shown}", f"give each a place, such as OUT/{NAME}"
-        settings = first.manifest.settings, other.manifest.settings
-        if first.manifest.dataset != other.manifest.dataset:
-            kinds = f"one of {first.manifest.kind} and one of {other.manifest.kind}"
-            raise UsageError(f"{both} are {kinds}: {hint}")
-        if first.manifest.dataset == "latents" and (changes := changed_settings(*settings)):
-            shown = say_changes(changes, " and ")
-            raise UsageError(f"{both} were encoded differently ({shown}): {hint}")
-        if settings[0].get("buckets") != settings[1].get("buckets"):
-            raise UsageError(f"{both} have different buckets: pack them with the same --buckets")
-        if first.manifest.dataset == "images" and roles_of(settings[0]) != roles_of(settings[1]):
-            raise UsageError(f"{both} have images in different roles: {hint}")
+    first, *others = ((origin.shown, _common_settings(origin.manifest)) for origin in origins)
+    for shown, settings in others:
+        if changes := changed_settings(first[1], settings):
+            kinds = {name: pair for name, pair in changes.items() if name == "kind"}
+            differing = say_changes(kinds or changes, " and ")
+            raise UsageError(
+                f"{first[0]} and {shown} cannot become one dataset ({differing}): give each a "
+                f"place, such as OUT/{NAME}"
+            )
     return Group(place=place, origins=tuple(origins))
+
+
+def _common_settings(manifest: Manifest) -> dict[str, Any]:
+    """Return what datasets that become one must have in common."""
+    settings = manifest.settings
+    if manifest.dataset == "images":
+        settings = {"buckets": settings.get("buckets"), "roles": [*roles_of(settings)]}
+    return {"kind": manifest.kind, **settings}
 
 
 def _follow_images(group: Group, images: Group) -> Group:
@@ -204,19 +203,14 @@ def _follow_images(group: Group, images: Group) -> Group:
 
     Raise UsageError unless exactly one of them was made of each dataset of images.
     """
-    of: dict[int, Origin] = {}
-    for origin in group.origins:
-        other = of.setdefault(_images_of(origin, images), origin)
-        if other is not origin:
-            both = f"{other.shown} and {origin.shown}"
-            raise UsageError(f"{both} are latents of the same images: give one of them")
-    lacking = [origin.shown for at, origin in enumerate(images.origins) if at not in of]
-    if lacking:
+    numbers = [_images_of(origin, images) for origin in group.origins]
+    if sorted(numbers) != [*range(len(images.origins))]:
         raise UsageError(
-            f"no latents of {', '.join(lacking)} are given beside {group.origins[0].shown}: give "
-            "latents of all datasets of images that become one, or of none of them"
+            f"{group.shown} are not the latents of {images.shown}, one of each: give latents of "
+            "all datasets of images that become one, once, or of none of them"
         )
-    return replace(group, origins=tuple(of[at] for at in sorted(of)), follows=images)
+    by_number = dict(zip(numbers, group.origins, strict=True))
+    return replace(group, origins=tuple(by_number[at] for at in sorted(numbers)), follows=images)
 
 
 def _images_of(latents: Origin, images: Group) -> int:

@@ -79,7 +79,10 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 def parse_split(value: Any) -> Parts:
     """Parse the shares of a split: "train=0.9,val=0.1", or a mapping."""
-    wrong = UsageError(f"{brief(value)}: give names and shares, such as train=0.9,val=0.1")
+    wrong = UsageError(
+        f"{brief(value)}: give names, and shares above 0 that are 1 or less together, such as "
+        "train=0.9,val=0.1"
+    )
     if isinstance(value, str):
         words = [part.strip().partition("=")[::2] for part in value.split(",") if part]
     elif isinstance(value, Mapping):
@@ -90,13 +93,9 @@ def parse_split(value: Any) -> Parts:
         shares = {name: Fraction(share) for name, share in words}
     except (ValueError, ZeroDivisionError):
         raise wrong from None
-    if len(shares) < len(words) or not all(map(WORD.fullmatch, shares)):
+    are_names = len(shares) == len(words) and all(map(WORD.fullmatch, shares))
+    if not are_names or min(shares.values(), default=1) <= 0 or sum(shares.values()) > 1:
         raise wrong
-    if any(share <= 0 for share in shares.values()) or sum(shares.values()) > 1:
-        are_percent = min(shares.values()) >= 1 and sum(shares.values()) <= 100
-        meant = ",".join(f"{name}={float(share / 100):g}" for name, share in shares.items())
-        hint = f": did you mean {meant}?" if are_percent else ""
-        raise UsageError(f"{brief(value)}: give shares above 0 that are 1 or less together{hint}")
     return shares
 
 

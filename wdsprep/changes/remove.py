@@ -65,7 +65,6 @@ from wdsprep.dataset.kept_file import delete_texts
 from wdsprep.dataset.manifest import CONTENT, Receipt, image_shard_digest
 from wdsprep.dataset.removed_samples import (
     Marks,
-    Removed,
     ShardRemoval,
     ShardSuccessor,
     UnitRemoval,
@@ -156,7 +155,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
         return removal
     job.mark()
     job.catch_up()
-    job.change()
+    _change(opened, listener)
     return replace(found(), done=True)
 
 
@@ -254,13 +253,13 @@ class _Dataset:
             for unit, files in zip(ledger.units(), ledger.column("files"), strict=True)
         )
 
-    def marks(self, finder: SampleFinder | None) -> Iterator[bytes]:
+    def marks(self, finder: SampleFinder) -> Iterator[bytes]:
         """Yield the marks of inputs that must stay away."""
         yield from self.found_marks
-        if finder and self.has_images:
+        if self.has_images:
             yield from finder.marks
 
-    def result(self, finder: SampleFinder | None) -> RemovalPlace:
+    def result(self, finder: SampleFinder) -> RemovalPlace:
         """Return what was found, for the user."""
         shards = [shard for unit in self.units.values() for shard in unit.shards]
         return RemovalPlace(
@@ -274,7 +273,7 @@ class _Dataset:
             is_listed=any(mark not in self.removed.marks for mark in self.marks(finder)),
         )
 
-    def mark(self, finder: SampleFinder | None, *, is_more: bool = False) -> None:
+    def mark(self, finder: SampleFinder, *, is_more: bool = False) -> None:
         """Write the file `removed`.
 
         Raise BusyError if another removal has begun, unless it is this one, which has found more.
@@ -353,8 +352,9 @@ def _finish_begun(
     """Finish removals that were begun in these datasets and killed; return those datasets.
 
     The images that latents among them were made of are included, even if they were not given. The
-    latents that are returned second were marked alone: nothing was removed there, and their marks
-    are left for the removal that follows to replace or to drop.
+    latents that are returned second were marked alone: nothing was removed there, as their images
+    were never marked, and their marks are left for the removal that follows to replace or to drop.
+    But what their images had lost before is removed from them.
     """
     begun = {url: removed for url in urls if (removed := removed_from(open_store(url))).units}
     if not begun:
@@ -365,14 +365,56 @@ def _finish_begun(
                 open_dataset(removed.images)
                 begun[removed.images] = removed_from(open_store(removed.images))
     listener.on_message(f"finishing a removal that was begun in {', '.join(sorted(begun))}")
-    job = _RemovalJob([_Dataset(url, url) for url in begun], listener)
-    only_marked = job.resume(begun)
-    job.change()
-    return tuple(begun), only_marked
+    datasets = {url: _Dataset(url, url) for url in begun}
+    only_marked = set[str]()
+    for url, removed in begun.items():
+        dataset, images = datasets[url], datasets.get(removed.images)
+        dataset.images = removed.images
+        dataset.units = {unit.unit: unit for unit in removed.units}
+        if images and not images.removed.units:
+            now, follow = images.manifest.image_digests(), images.removed.follow
+            if any(
+                unit.made_of in now
+                or ((lost := follow(unit.made_of)) and lost.rows != unit.lost_rows)
+                for unit in removed.units
+            ):
+                only_marked.add(url)
+    _change([dataset for url, dataset in datasets.items() if url not in only_marked], listener)
+    return tuple(begun), frozenset(only_marked)
+
+
+def _change(datasets: Sequence[_Dataset], listener: JobListener) -> None:
+    """Rewrite the units, images first and then latents, and finish each dataset.
+
+    Columns of texts that were joined to samples are deleted on this machine.
+    """
+    ordered = _images_first(datasets)
+    changed = {dataset.url: dataset for dataset in datasets}
+    done, count = 0, sum(len(dataset.units) for dataset in datasets)
+    for dataset in ordered:
+        units = list(dataset.units.values())
+        images: dict[str, str] = {}  # the digests of shards that lost samples, now or earlier
+        if dataset.images:
+            follow = removed_from(open_store(dataset.images)).follow
+            for unit in units:
+                if successor := follow(unit.made_of):
+                    images[unit.unit] = successor.digest
+        if dataset.images in changed:
+            images |= changed[dataset.images].digests
+        for _ in map_ahead(partial(dataset.rewrite, images), units, UNITS_AT_ONCE):
+            done += 1
+            listener.on_change(done, count)
+    for dataset in reversed(ordered):
+        dataset.finish()
+    delete_texts()
+
+
+def _images_first(datasets: Sequence[_Dataset]) -> list[_Dataset]:
+    return sorted(datasets, key=lambda dataset: not dataset.has_images)
 
 
 class _RemovalJob:
-    """The work of one removal, in some datasets.
+    """The search for the samples to remove from some datasets, and their marks.
 
     `successors` has what became of the shards of images beside them, by their URL.
     """
@@ -381,13 +423,12 @@ class _RemovalJob:
         self,
         datasets: Sequence[_Dataset],
         listener: JobListener,
-        finder: SampleFinder | None = None,
-        successors: Mapping[str, Mapping[str, ShardSuccessor]] | None = None,
+        finder: SampleFinder,
+        successors: Mapping[str, Mapping[str, ShardSuccessor]],
     ) -> None:
-        self._datasets = sorted(datasets, key=lambda dataset: not dataset.has_images)
-        """Images, then what was made of them."""
+        self._datasets = _images_first(datasets)
         self._by_url = {dataset.url: dataset for dataset in datasets}
-        self._listener, self._finder, self._successors = listener, finder, successors or {}
+        self._listener, self._finder, self._successors = listener, finder, successors
 
     # --- find
     def find(self) -> None:
@@ -399,8 +440,7 @@ class _RemovalJob:
 
     def _search(self, dataset: _Dataset, receipts: Sequence[Receipt]) -> None:
         """Search some units of a dataset, and keep what is found there, and the marks of before."""
-        if (finder := self._finder) is None:
-            return
+        finder = self._finder
         images, lost = self._by_url.get(dataset.images), dict[str, ShardRemoval]()
         any_slice = dataset.has_other_keys() or not (dataset.has_images or finder.are_own)
 
@@ -464,13 +504,13 @@ class _RemovalJob:
         removals = [removal for dataset in datasets for removal in dataset.units.values()]
         known = {key for dataset in datasets for key in dataset.known}
         known -= {key for removal in removals for key in removal.keys}
-        nowhere, examples = finder.unseen_keys() if finder else (0, ())
+        nowhere, examples = finder.unseen_keys()
         return Removal(
             places=tuple(dataset.result(finder) for dataset in datasets),
             nowhere=nowhere,
             examples=examples,
             known=len(known),
-            unmatched=finder.unmatched if finder else 0,
+            unmatched=finder.unmatched,
         )
 
     # --- mark
@@ -495,53 +535,6 @@ class _RemovalJob:
                 receipts = [r for r in dataset.manifest.receipts if r.unit in other]
                 self._search(dataset, receipts)
                 dataset.mark(self._finder, is_more=True)
-
-    # --- change
-    def resume(self, begun: Mapping[str, Removed]) -> frozenset[str]:
-        """Take over what a removal of an earlier run has left to do, for `change`.
-
-        If images were never marked, nothing was removed from their latents either: these latents
-        are returned, and nothing is done there, but for what their images had lost before.
-        """
-        for url, removed in begun.items():
-            dataset, images = self._by_url[url], self._by_url.get(removed.images)
-            dataset.images = removed.images
-            if images and not images.removed.units:
-                now, follow = images.manifest.image_digests(), images.removed.follow
-                dataset.is_only_marked = any(
-                    unit.made_of in now
-                    or ((lost := follow(unit.made_of)) and lost.rows != unit.lost_rows)
-                    for unit in removed.units
-                )
-            if not dataset.is_only_marked:
-                dataset.units = {unit.unit: unit for unit in removed.units}
-        only_marked = [dataset.url for dataset in self._datasets if dataset.is_only_marked]
-        self._datasets = [dataset for dataset in self._datasets if not dataset.is_only_marked]
-        return frozenset(only_marked)
-
-    def change(self) -> None:
-        """Rewrite the units, images first and then latents, and finish each dataset.
-
-        Columns of texts that were joined to samples are deleted on this machine.
-        """
-        count = sum(len(dataset.units) for dataset in self._datasets)
-        done = 0
-        for dataset in self._datasets:
-            units = list(dataset.units.values())
-            images: dict[str, str] = {}  # the digests of shards that lost samples, now or earlier
-            if dataset.images:
-                follow = removed_from(open_store(dataset.images)).follow
-                for unit in units:
-                    if successor := follow(unit.made_of):
-                        images[unit.unit] = successor.digest
-            if dataset.images in self._by_url:
-                images |= self._by_url[dataset.images].digests
-            for _ in map_ahead(partial(dataset.rewrite, images), units, UNITS_AT_ONCE):
-                done += 1
-                self._listener.on_change(done, count)
-        for dataset in reversed(self._datasets):
-            dataset.finish()
-        delete_texts()
 
     def drop_marks(self) -> None:
         """Drop the marks of latents in which an earlier removal has changed nothing."""

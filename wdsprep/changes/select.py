@@ -108,12 +108,11 @@ class _Selection:
         out, keys = os.fspath(options.out), options.keys
         self.options, self.parts = options, cast("Parts", options.split or {})
         self._keys = None if isinstance(keys, str) and not keys else read_wanted_keys(keys)
-        if self.parts and SPLIT not in out:
+        if bool(self.parts) != (SPLIT in out):
             raise UsageError(
-                f"--split makes several datasets: put {SPLIT} into OUT, as {out}/{SPLIT}"
+                f"{out}: --split and {SPLIT} in OUT go together: give both, such as OUT/{SPLIT} "
+                "with --split train=0.9,val=0.1, or neither"
             )
-        if SPLIT in out and not self.parts:
-            raise UsageError(f"{out} has {SPLIT} in it: give a --split, such as train=0.9,val=0.1")
         self._groups = group_datasets(options.places, out)
         join = [os.fspath(place) for place in as_places(options.join)]
         self._subsets = find_subsets(self._groups, join, options.where)

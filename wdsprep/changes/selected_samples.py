@@ -94,7 +94,7 @@ def divide_samples(
     """
 
     def draw_words(samples: ShardSamples) -> NDArray[np.uint64]:
-        _origin, shard = group.find_shard(samples)
+        _, shard = group.shards[samples.shard]
         return draw(key_of("select", seed, shard.digest), samples.numbers.astype(np.int64))
 
     all_words = np.concatenate([np.empty(0, np.uint64), *map(draw_words, selection.per_shard())])
@@ -187,11 +187,12 @@ def cut_into_shards(
         )
 
     def read_sizes(samples: ShardSamples) -> NDArray[np.int64]:
-        origin, shard = group.find_shard(samples)
+        at, shard = group.shards[samples.shard]
+        store = group.origins[at].store
         if is_table(shard.name):
             return np.full(len(samples.numbers), shard.nbytes // shard.samples)
-        with naming_repair(origin.store):
-            return ShardReader(origin.store, shard).sizes[samples.numbers]
+        with naming_repair(store):
+            return ShardReader(store, shard).sizes[samples.numbers]
 
     all_sizes = map_ahead(read_sizes, selection.per_shard(), group.readers)
     for sizes, (samples, keys) in zip(all_sizes, group.read_keys(selection), strict=True):

@@ -79,10 +79,7 @@ def _read_parquet(
 ) -> Batches:
     kinds = table.kinds()
     if kinds[by] != "text":
-        raise UsageError(
-            f"the column {by} of {place} holds {kinds[by] or 'something else'}: write its values "
-            f"{_as_texts(by)}"
-        )
+        raise _names_error(place, by, kinds[by] or "something else")
     if other := next((name for name in sorted(named) if not kinds[name]), ""):
         raise UsageError(
             f"the column {other} of {place} holds {table.schema.field(other).type}, neither "
@@ -133,10 +130,7 @@ def _read_text(
             unreadable += len(batch) - len(rows)
             names = [row.get(by) or "" for row in rows]
             if wrong := next((name for name in names if not isinstance(name, str)), None):
-                raise UsageError(
-                    f"the column {by} of {place} has other values than texts, such as "
-                    f"{wrong!r:.40}: write them {_as_texts(by)}"
-                )
+                raise _names_error(place, by, f"{wrong!r:.40}")
             columns = {}
             for name in dict.fromkeys(name for row in rows for name in row if name != by):
                 cells, kinds = _cells_of([row.get(name) for row in rows])
@@ -223,7 +217,9 @@ def _parts(column: pa.Array) -> "Iterator[tuple[str, NDArray[np.uint8]]]":
         yield "numbers", numbers_of(filled, filled.type.to_pandas_dtype()).view(np.uint8)
 
 
-def _as_texts(by: str) -> str:
-    """Return how to write the names of rows, for a message."""
+def _names_error(place: str, by: str, holds: str) -> UsageError:
     example = ", such as '000000000012'" if by == "key" else ""
-    return f"as texts, as the samples have them{example}"
+    return UsageError(
+        f"the column {by} of {place} holds {holds}: write its values as texts, as the samples have "
+        f"them{example}"
+    )
