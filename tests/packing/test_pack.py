@@ -361,6 +361,7 @@ def test_fields_and_extensions_that_nothing_has_are_told(tmp_path: Path) -> None
             (
                 {"caption_ext": ".foo,.txt", "save_additional_columns": "score"},
                 {"caption_ext": ".txt,.foo", "save_additional_columns": "scoer"},
+                {"filter": "scoer > 1"},
             )
         ):
             out = tmp_path / f"out-{number}"
@@ -368,6 +369,7 @@ def test_fields_and_extensions_that_nothing_has_are_told(tmp_path: Path) -> None
     assert told == [
         "no file beside an image ends in .foo: check --caption-ext",
         "none of the first 2 samples has scoer, but score: check --save-additional-columns",
+        "none of the first 2 samples has scoer, but score: check --filter",
     ]
 
 

@@ -310,13 +310,16 @@ LOOKED_AT = 100  # samples: enough to see what others have
 def find_unseen(source: Source, items: Iterable[Item]) -> Iterator[tuple[Role | None, str]]:
     """Yield each role in which none of the first samples has an image, with a text that says so.
 
-    Yield such a text also for each field to be kept that none of them has, without a role. `items`
-    are those of the source. Roles of a folder and columns of tables are not looked at: who lists or
-    opens these finds out. Yield nothing if none of the first samples can be read.
+    Yield such a text also, without a role, for each field that none of them has and that is to be
+    kept, or that a filter names. `items` are those of the source. Roles of a folder and columns of
+    tables are not looked at: who lists or opens these finds out. Yield nothing if none of the first
+    samples can be read.
     """
     columns = source.columns
     roles = {role.name: role for role in columns.roles if source.kind != "folder"}
-    fields = {*columns.kept} if source.kind in ("folder", "tars") else set()
+    options = dict.fromkeys(columns.kept, "--save-additional-columns")
+    options |= dict.fromkeys(columns.filtered, "--filter")
+    fields = {*options} if source.kind in ("folder", "tars") else set()
     count, others = 0, set[str]()
     rows = chain.from_iterable(source.read(item, others.add) for item in items)
     for row in islice(rows, LOOKED_AT) if roles or fields else ():
@@ -330,7 +333,7 @@ def find_unseen(source: Source, items: Iterable[Item]) -> Iterator[tuple[Role | 
             break
     unseen: list[tuple[Role | None, str, str]] = [
         *((role, f"a {role.name}", f"--role {role.name}={role.where}") for role in roles.values()),
-        *((None, field, "--save-additional-columns") for field in sorted(fields)),
+        *((None, field, options[field]) for field in sorted(fields)),
     ]
     there = f", but {examples(sorted(others))}" if others else ""
     for role, what, option in unseen if count else ():
