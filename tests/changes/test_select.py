@@ -16,13 +16,14 @@ from tests.kit.damaged import findings, flip
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, members, packed, pictures, positions_in, samples_in
 from tests.kit.packs import manifest_of, tars, tree
-from wdsprep.changes.selected_samples import read_wanted_keys
+from wdsprep.changes.options import read_lines
 from wdsprep.cli import main
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.stored_dataset import read_receipt
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError, UsageError, WdsprepError
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
+from wdsprep.tables.query import WantedTexts
 
 OPTIONS: dict[str, dict[str, Any]] = {"latents": {}, "shaped": {"shapes": "nearest:16,2"}}
 
@@ -270,7 +271,7 @@ def select_of(*names: str, out: str = "sub", **options: Any) -> Asks:
         (select_of("images", "images"), "given twice"),
         (select_of("in"), "holds no dataset"),
         (select_of("images", samples_per_shard=0), "give 1 or more"),
-        (select_of("images", keys=[]), "the list of keys has no keys"),
+        (select_of("images", keys=[]), "nothing is selected"),
     ],
 )
 def test_one_line_says_what_is_wrong(made: Path, asks: Asks, said: str) -> None:
@@ -343,5 +344,6 @@ def test_a_list_of_keys_is_the_same_in_any_order_and_however_often_a_key_comes(
 ) -> None:
     keys = [f"{number:012d}" for number in range(300)]
     (tmp_path / "keys").write_text(" \r\n\n".join(keys[:200] + keys[100:]))
-    marks = [read_wanted_keys(given).marks for given in (tmp_path / "keys", keys[::-1], keys[1:])]
+    lists = (tmp_path / "keys", keys[::-1], keys[1:])
+    marks = [WantedTexts("key", read_lines("keys", given)).marks for given in lists]
     assert marks[0] == marks[1] != marks[2]

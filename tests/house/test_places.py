@@ -107,7 +107,7 @@ def test_a_dataset_on_the_hub_is_read_as_it_was_uploaded(
         ("remove HF/images --keys 000000000000 --yes", "hf upload"),
         ("index HF/images", "hf upload"),
         ("rebuild HF/images", "hf upload"),
-        ("duplicates HF/images", "give a folder for that with --hashes"),
+        ("duplicates HF/images", "give another folder with --hashes"),
         ("duplicates HERE/images --hashes HF/kept --workers 1", "hf upload"),
     ],
 )

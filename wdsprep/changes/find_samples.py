@@ -212,10 +212,10 @@ class SampleFinder:
         if in_json := IN_JSON & kinds:
             names |= {*JSON, *(f"{role}_{kind}" for role in roles for kind in in_json)}
         table = read_sound_columns(store, receipt, shard, names)
-        texts = {name: table.column(name).to_pylist() for name in (KEY, *kinds - in_json)}
-        for name in in_json:
-            column = texts_in(table.select([name, *JSON]), name)
-            texts[name] = (pc.utf8_lower(column) if name == "sha256" else column).to_pylist()
+        columns = {name: texts_in(table, name) for name in {KEY, *kinds}}
+        if "sha256" in kinds:
+            columns["sha256"] = pc.utf8_lower(columns["sha256"])
+        texts = {name: column.to_pylist() for name, column in columns.items()}
         numbers = {*self._find_numbers(texts, kinds, lost_keys)}
         in_roles = set[str]()  # the URLs and digests of images in roles
         if roles and in_json:  # those of the first in each have columns, those of others are there

@@ -39,19 +39,19 @@ import numpy as np
 
 from wdsprep.changes.copy_samples import CopyJob, open_worker
 from wdsprep.changes.merged_datasets import NAME, SPLIT, Group, find_subsets, group_datasets
-from wdsprep.changes.options import Parts, SelectOptions
+from wdsprep.changes.options import Parts, SelectOptions, read_lines
 from wdsprep.changes.selected_samples import (
     CopyUnit,
     SamplesToCopy,
     cut_into_shards,
     divide_samples,
-    read_wanted_keys,
     select_keys,
     select_where,
 )
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.manifest import Shard
+from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import canonical_json, hex_digest
 from wdsprep.dataset.shapes import buckets_encoded
@@ -65,6 +65,7 @@ from wdsprep.runners.options import with_runner
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.store import open_store
 from wdsprep.store.base import Store, absolute, check_apart, write_bytes
+from wdsprep.tables.query import WantedTexts
 from wdsprep.text import plural
 
 
@@ -107,7 +108,8 @@ class _Selection:
     def __init__(self, options: SelectOptions) -> None:
         out, keys = os.fspath(options.out), options.keys
         self.options, self.parts = options, cast("Parts", options.split or {})
-        self._keys = None if isinstance(keys, str) and not keys else read_wanted_keys(keys)
+        is_given = not isinstance(keys, str) or keys
+        self._keys = WantedTexts(KEY, read_lines("keys", keys)) if is_given else None
         if bool(self.parts) != (SPLIT in out):
             raise UsageError(
                 f"{out}: --split and {SPLIT} in OUT go together: give both, such as OUT/{SPLIT} "
@@ -183,7 +185,7 @@ class _Selection:
         """
         group, options = self._groups[0], self.options
         samples = group.all_samples
-        if self._keys:
+        if self._keys is not None:
             samples = select_keys(samples, group, self._keys, options.keys)
         if options.where:
             samples = select_where(samples, group, self._subsets)

@@ -9,7 +9,6 @@ where the next key does not rise, which is usually between two datasets. So keys
 as `verify` and `inspect` expect.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -24,7 +23,6 @@ from wdsprep.dataset.file_names import image_shard, is_table, latent_unit, slice
 from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
-from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import key_order
 from wdsprep.dataset.sealed_json import canonical_json, hex_digest
 from wdsprep.dataset.shard_reader import ShardReader
@@ -38,18 +36,6 @@ from wdsprep.text import EXAMPLES, examples, plural
 
 
 # --- by keys
-def read_wanted_keys(keys: NameList) -> WantedTexts:
-    """Return the keys to select, of a file with a key on each line, or of a list."""
-    wanted = WantedTexts(KEY, read_lines("keys", keys))
-    if not len(wanted):
-        raise UsageError(f"{_shown(keys)} has no keys: write one on each line")
-    return wanted
-
-
-def _shown(keys: NameList) -> str:
-    return os.fspath(keys) if isinstance(keys, str | os.PathLike) else "the list of keys"
-
-
 def select_keys(
     selection: SampleSelection, group: Group, wanted: WantedTexts, keys: NameList
 ) -> SampleSelection:
@@ -65,7 +51,7 @@ def select_keys(
     if missing := int((~wanted.seen).sum()):
         missing_keys = [*islice(wanted.unseen(read_lines("keys", keys)), EXAMPLES + 1)]
         raise UsageError(
-            f"{_shown(keys)} has {plural(missing, 'key')} that no sample has "
+            f"--keys has {plural(missing, 'key')} that no sample has "
             f"({examples(missing_keys)}): remove them from the list"
         )
     return selection.filter(is_wanted)

@@ -175,11 +175,7 @@ def read_named(file: OpenParquet, names: Iterable[PathParts]) -> pa.Table:
 
 def read_texts(file: OpenParquet, name: str) -> pa.ChunkedArray:
     """Return what a table of samples says of a name as texts: its column, else from the JSON."""
-    if name in file.schema.names:
-        column = file.read([name]).column(name)
-        if not column.null_count:
-            return column.cast(pa.string())
-    return texts_in(file.read({name, META, REST} - {ROW}), name)
+    return texts_in(read_named(file, [(name,)]), name)
 
 
 def texts_in(rows: pa.Table, name: str) -> pa.ChunkedArray:
@@ -189,6 +185,8 @@ def texts_in(rows: pa.Table, name: str) -> pa.ChunkedArray:
     """
     column = rows[name] if name in rows.column_names else pa.chunked_array([pa.nulls(len(rows))])
     texts = column.cast(pa.string())
+    if not texts.null_count:
+        return texts
     is_named = np.zeros(len(rows), np.bool_)
     for json in {META, REST}.intersection(rows.column_names):
         is_named |= mask_of(pc.match_substring(rows[json], f'"{name}"').fill_null(False))
