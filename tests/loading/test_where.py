@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import wdsprep
-from tests.kit.conditions import a_condition, a_row, meets
+from tests.kit.conditions import a_condition, a_row
 from tests.kit.latent_sets import field, flat, keys, npy, write_latents
 from tests.kit.packs import TWENTY, jpeg, pack, samples_of, upload, write_files
 from tests.kit.shape_sets import SHAPES, write_shapes

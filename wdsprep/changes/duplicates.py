@@ -344,12 +344,9 @@ def _find_near_things(
     image that is flat is near only what has the same bytes.
     """
     targets = distinct[0]
-    if len(distinct) == 1:
-        candidates = iter([find_near_pairs(targets, distance, on_count)])
-    else:
-        starts = _run_starts(targets)
-        pairs = find_near_pairs(targets[starts], distance, on_count)
-        candidates = _pairs_in_runs(numpy.append(starts, len(targets)), *pairs)
+    starts = _run_starts(targets)
+    pairs = find_near_pairs(targets[starts], distance, on_count)
+    candidates = _pairs_in_runs(numpy.append(starts, len(targets)), *pairs)
     near = []
     for first, second in candidates:
         is_near = numpy.ones(len(first), bool)

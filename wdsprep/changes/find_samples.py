@@ -67,9 +67,8 @@ MOST_LISTED = 20_000
 """The most names that are listed of a prefix in a bucket, which lists all files below it."""
 Rows = dict[int, dict[str, Any]]
 """Rows of the table of a shard, by their numbers, which rise."""
-FoundInUnit = tuple[UnitRemoval | None, set[bytes], set[str]]
-"""What a unit loses, the marks of inputs that must stay away, and the wanted keys that were removed
-before."""
+FoundInUnit = tuple[UnitRemoval | None, set[bytes]]
+"""What a unit loses, and the marks of inputs that must stay away."""
 OWN_KEY = re.compile(r"\d{12,}")
 DIGITS = 6  # the fewest of a slice, and of a number in it
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -141,7 +140,7 @@ class SampleFinder:
         """
         lost_keys = frozenset(lost.keys if lost else ())
         if not (kinds or lost_keys):
-            return None, set(), set()
+            return None, set()
         shards: dict[ShardRemoval, Rows] = {}
         for shard in receipt.shards:
             with naming_place(f"{store.url}/{shard.name}"):
@@ -180,7 +179,7 @@ class SampleFinder:
             marks = self._image_marks(store, shards, facts)
         else:
             marks = {mark_of("source", row["source"]) for row in facts if row["source"]}
-        return unit if shards or rejects or lost else None, marks, known
+        return unit if shards or rejects or lost else None, marks
 
     def _image_marks(
         self, store: Store, shards: Iterable[ShardRemoval], facts: Iterable[Mapping[str, Any]]

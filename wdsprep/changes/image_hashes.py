@@ -38,7 +38,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed_samples import ShardRemoval
 from wdsprep.dataset.samples import ROLE_IMAGE, roles_of
 from wdsprep.dataset.shard_reader import HashedTape
-from wdsprep.dataset.stored_dataset import check_kind, open_current_dataset, read_shard
+from wdsprep.dataset.stored_dataset import open_current_dataset, read_shard
 from wdsprep.dataset.tar.read import read_samples
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import AccessError, NotFoundError, UsageError
@@ -175,7 +175,6 @@ class HashedImages:
         if self.manifest.dataset == "latents":
             what = f"{shown} is a dataset of {self.manifest.kind}"
             raise UsageError(f"{what}: give the images that it was made of")
-        check_kind(store, self.manifest.dataset, "images")
         if not self.manifest.shards:
             raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
         if role != WHOLE:

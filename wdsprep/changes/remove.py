@@ -168,7 +168,6 @@ class RemovalPlace:
     samples: int
     rejects: int
     shards: int
-    shards_of: int
     nbytes: int
     is_listed: bool
     """True if its list of what must stay away becomes longer."""
@@ -178,14 +177,13 @@ class RemovalPlace:
 class Removal:
     """A removal from some datasets.
 
-    `nowhere` counts keys that are in no dataset, of which `examples` has some; `known` counts keys
-    that were removed before. `ended` are the datasets in which an earlier removal was finished.
+    `nowhere` counts keys that are in no dataset, of which `examples` has some. `ended` are the
+    datasets in which an earlier removal was finished.
     """
 
     places: tuple[RemovalPlace, ...]
     nowhere: int = 0
     examples: tuple[str, ...] = ()
-    known: int = 0
     unmatched: int = 0
     """The number of URLs, digests and sources that no image has."""
     ended: tuple[str, ...] = ()
@@ -209,7 +207,7 @@ class Removal:
         That is not for lists of URLs: most of them may be unknown here, since they are of other
         crawls.
         """
-        return bool(self.nowhere) and not (self.is_needed or self.known or self.ended)
+        return bool(self.nowhere) and not (self.is_needed or self.ended)
 
     @property
     def is_whole(self) -> bool:
@@ -227,8 +225,6 @@ class _Dataset:
         self.removed = removed_from(self.store)
         self.units = dict[str, UnitRemoval]()
         """What its units lose, by their names."""
-        self.known = set[str]()
-        """The wanted keys whose samples were removed before."""
         self.images = ""
         """The URL of the images that latents were made of, or "" if nobody knows them."""
         self.is_only_marked = is_only_marked
@@ -268,7 +264,6 @@ class _Dataset:
             samples=sum(unit.samples for unit in self.units.values()),
             rejects=sum(len(unit.rejects) for unit in self.units.values()),
             shards=len(shards) or len(self.units),
-            shards_of=len(self.manifest.shards),
             nbytes=sum(shard.nbytes for shard in shards),
             is_listed=any(mark not in self.removed.marks for mark in self.marks(finder)),
         )
@@ -465,11 +460,10 @@ class _RemovalJob:
             for receipt in receipts:
                 dataset.units.pop(receipt.unit, None)
             found = map_ahead(look, receipts, dataset.store.readers)
-            for done, (removal, marks, known) in enumerate(found):
+            for done, (removal, marks) in enumerate(found):
                 self._listener.on_listing(dataset.shown, done, len(receipts))
                 dataset.units |= {removal.unit: removal} if removal else {}
                 dataset.found_marks |= marks
-                dataset.known |= known
 
     def _images_of(self, latents: _Dataset) -> str:
         """Return the URL of the images that latents were made of, or "" if nobody knows them.
@@ -500,16 +494,12 @@ class _RemovalJob:
 
     def removal(self) -> Removal:
         """Return what was found, for the user."""
-        datasets, finder = self._datasets, self._finder
-        removals = [removal for dataset in datasets for removal in dataset.units.values()]
-        known = {key for dataset in datasets for key in dataset.known}
-        known -= {key for removal in removals for key in removal.keys}
+        finder = self._finder
         nowhere, examples = finder.unseen_keys()
         return Removal(
-            places=tuple(dataset.result(finder) for dataset in datasets),
+            places=tuple(dataset.result(finder) for dataset in self._datasets),
             nowhere=nowhere,
             examples=examples,
-            known=len(known),
             unmatched=finder.unmatched,
         )
 

@@ -72,8 +72,6 @@ class RemoveOutput(CommandOutput[Removal]):
 def _planned_lines(removal: Removal) -> Iterator[str]:
     for place in removal.places:
         yield f"{place.shown}: {_place_line(place)}"
-    if removal.known:
-        yield f"{plural(removal.known, 'key')} removed before"
     if removal.nowhere:
         keys = examples(removal.examples)
         yield f"{plural(removal.nowhere, 'key')} in none of these datasets ({keys})"
@@ -91,8 +89,8 @@ def _place_line(place: RemovalPlace) -> str:
     if place.rejects:
         parts.append(f"the readable part of {plural(place.rejects, 'reject')}")
     if place.shards:
-        of = f"{place.shards:,} of {plural(place.shards_of, 'shard')}"
-        parts.append(f"{human_bytes(place.nbytes)} in {of} to write again")
+        shards = plural(place.shards, "shard")
+        parts.append(f"{human_bytes(place.nbytes)} in {shards} to write again")
     parts += ["a longer list of what stays away"] if place.is_listed else []
     return ", ".join(parts)
 
