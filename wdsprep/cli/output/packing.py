@@ -117,8 +117,9 @@ class PackOutput(CommandOutput[Outcome]):
             yield f"roles: {', '.join(parts)}"
         yield from self.retry_lines([packed])
         remedies = REMEDIES | (RETRIES if is_fetched else {})
-        if lacking := [r.unit for r in manifest.receipts if Code.NO_FIELD in r.rejects]:
-            rejects = rejects_in(open_store(images), lacking[0])
+        if packed.is_void and Code.NO_FIELD in manifest.rejects:
+            unit = next(r.unit for r in manifest.receipts if Code.NO_FIELD in r.rejects)
+            rejects = rejects_in(open_store(images), unit)
             detail = next(r.detail for r in rejects if r.code is Code.NO_FIELD)
             remedies[Code.NO_FIELD] = (
                 f'--filter asks for what their json or row lacks, such as "{detail}": for sizes '
