@@ -108,7 +108,10 @@ def test_a_dataset_on_the_hub_is_read_as_it_was_uploaded(
         ("index HF/images", "hf upload"),
         ("rebuild HF/images", "hf upload"),
         ("duplicates HF/images", "give another folder with --hashes"),
-        ("duplicates HERE/images --hashes HF/kept --workers 1", "hf upload"),
+        (
+            "duplicates HERE/images --hashes HF/kept --workers 1",
+            "give another folder with --hashes",
+        ),
     ],
 )
 def test_what_would_be_written_to_the_hub_is_refused_in_one_line(
