@@ -14,13 +14,12 @@ import pytest
 import wdsprep
 from tests.kit.damaged import findings, flip
 from tests.kit.encode_work import Making
-from tests.kit.encodes import encode_here, members, packed, pictures, positions_in, samples_in
+from tests.kit.encodes import encode_here, packed, pictures, samples_in
 from tests.kit.packs import manifest_of, tars, tree
 from wdsprep.changes.options import read_lines
 from wdsprep.cli import main
-from wdsprep.dataset.reindex import index
 from wdsprep.dataset.stored_dataset import read_receipt
-from wdsprep.errors import DamageError, FingerprintError, NotFoundError, UsageError, WdsprepError
+from wdsprep.errors import FingerprintError, NotFoundError, UsageError, WdsprepError
 from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 from wdsprep.tables.query import WantedTexts
@@ -80,10 +79,6 @@ def test_images_and_what_was_made_of_them_are_a_pair_again(made: Path, latents: 
     assert sound("sub/images", f"sub/{latents}")
     shards = manifest_of(Path("sub/images")).shards
     assert max(shard.samples for shard in shards) == 8
-    for shard in manifest_of(Path(f"sub/{latents}")).shards:
-        keys = list(members(Path(f"sub/images/{shard.name}")))
-        rows = positions_in(Path(f"sub/{latents}"), shard.name)
-        assert [keys[row] for row in rows] == list(members(Path(f"sub/{latents}/{shard.name}")))
     settings = manifest_of(made / latents).settings
     assert manifest_of(Path(f"sub/{latents}")).settings == settings
     assert manifest_of(Path(f"sub/{latents}")).extra["model"] == "tiny"
@@ -323,20 +318,6 @@ def test_the_command_tells_what_came_of_it(made: Path, capsys: pytest.CaptureFix
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["dataset"], first["copied"], first["samples"]) == ("sub/images", 0, 30)
     assert (second["kind"], second["complete"]) == ("latents", True)
-
-
-def test_a_table_that_is_lost_or_damaged_is_one_line(made: Path, tmp_path: Path) -> None:
-    images = Path(shutil.copytree(made / "images", tmp_path / "copy"))
-    table = min(images.glob("*/*.parquet"))
-    table.write_bytes(table.read_bytes()[:-1])
-    with pytest.raises(DamageError, match=r"parquet is damaged.*run \"wdsprep repair"):
-        wdsprep.select(images, "sub", keys=all_keys(made)[:3])
-    table.unlink()
-    with pytest.raises(NotFoundError, match=r"parquet is missing: run \"wdsprep index"):
-        wdsprep.select(images, "sub", keys=all_keys(made)[:3])
-    index(str(images))
-    wdsprep.select(images, "sub", keys=all_keys(made)[:3])
-    assert sorted(samples_in("sub")) == all_keys(made)[:3]
 
 
 def test_a_list_of_keys_is_the_same_in_any_order_and_however_often_a_key_comes(

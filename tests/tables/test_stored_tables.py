@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from wdsprep.errors import DamageError
 from wdsprep.store import open_store
 from wdsprep.tables.stored_tables import ShardTables
 
-COLUMNS = ("key", "width", "caption")
+READ = methodcaller("read", ("key", "width", "caption"))
 Rows = list[dict[str, object]]
 
 
@@ -28,13 +29,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stored_rows(images: Path) -> list[Rows]:
     manifest = manifest_of(images)
     tables = ShardTables(open_store(str(images)), manifest.shards, manifest)
-    return [table.to_pylist() for table in tables.columns(COLUMNS)]
+    return [table.to_pylist() for table in tables.read(READ)]
 
 
 def foreign_rows(tars: Path) -> list[Rows]:
     names = sorted(path.name for path in tars.glob("*.tar"))
     tables = ShardTables(open_store(str(tars)), [Shard(name, 3) for name in names])
-    return [table.to_pylist() for table in tables.columns(COLUMNS)]
+    return [table.to_pylist() for table in tables.read(READ)]
 
 
 def test_shards_of_a_dataset_may_be_chosen_in_any_order(images: Path) -> None:
@@ -43,9 +44,9 @@ def test_shards_of_a_dataset_may_be_chosen_in_any_order(images: Path) -> None:
     assert [len(rows) for rows in whole] == [3, 3, 3]
     assert whole[1][0] == {"key": "000001000000", "width": 67, "caption": "caption 3"}
     some = ShardTables(store, manifest.shards[::-2], manifest)
-    assert [table.to_pylist() for table in some.columns(COLUMNS)] == whole[::-2]
-    keys = some.columns(["key"], some.shards[:1])
-    assert [table["key"].to_pylist() for table in keys] == [[row["key"] for row in whole[2]]]
+    assert [table.to_pylist() for table in some.read(READ)] == whole[::-2]
+    first = some.read(READ, some.shards[:1])
+    assert [table.to_pylist() for table in first] == [whole[2]]
 
 
 def test_tars_of_others_have_the_same_rows_with_and_without_tables(

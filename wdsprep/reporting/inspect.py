@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from typing import Any, ParamSpec, cast
 
 from wdsprep.dataset.damage import naming_repair
@@ -78,7 +79,7 @@ def _find_matching(options: InspectOptions) -> MatchingSamples:
         if first_numbers := mask.nonzero()[0][:left].tolist():
             numbers[count] = first_numbers
         matching += int(mask.sum())
-    shown = search.tables.columns(SHOWN, [shards[number] for number in numbers])
+    shown = search.tables.read(methodcaller("read", SHOWN), [shards[number] for number in numbers])
     first = [
         {"shard": shards[shard].name, "number": number, **dict.fromkeys(SHOWN), **row}
         for (shard, there), table in zip(numbers.items(), shown, strict=True)

@@ -88,12 +88,6 @@ class ShardTables:
             for shard in receipt.shards
         }
 
-    def columns(
-        self, names: Collection[str], shards: Iterable[Shard] | None = None
-    ) -> Generator[pa.Table, None, None]:
-        """Yield for each shard, in order, a table of those of these columns that it has."""
-        return self.read(lambda file: file.read(names), shards)
-
     def read(
         self, read: Callable[[OpenParquet], Read], shards: Iterable[Shard] | None = None
     ) -> Generator[Read, None, None]:
