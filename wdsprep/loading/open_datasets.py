@@ -388,7 +388,7 @@ def _keep_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -
         return NO_GROUP if fit is None else cut.sizes.index((fit.width, fit.height))
 
     def find_shapes() -> Iterator[Iterator[int]]:
-        for table in open_tables(images).columns(SIDES):
+        for table in open_tables(images).read(lambda file: file.read(SIDES)):
             sides = ([length or 0 for length in table[side].to_pylist()] for side in SIDES)
             yield map(shape_number, zip(*sides, strict=True))
 
