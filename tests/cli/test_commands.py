@@ -62,11 +62,11 @@ def test_help_has_headings_whole_sentences_and_examples_that_can_be_parsed(
             assert isinstance(param, click.Argument), "its options are made by `option`"
     assert 1 <= len(declared.examples) <= 3
     for example in declared.examples:
-        program, called, *words = shlex.split(example)
-        assert (program, called) == ("wdsprep", name)
+        prompt, program, called, *words = shlex.split(example)
+        assert (prompt, program, called) == ("$", "wdsprep", name)
         declared.make_context(name, words)
     printed = command(name, "--help")
-    assert printed.out.index(f"$ {declared.examples[-1]}\n") < printed.out.index(" --help ")
+    assert printed.out.index(f"{declared.examples[-1]}\n") < printed.out.index(" --help ")
     assert max(map(len, printed.lines)) <= 100
 
 

@@ -76,16 +76,17 @@ class CommandGroup(Command, click.Group):
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
     },
-    examples=(
-        "wdsprep demo",
-        "wdsprep pack photos shards/images",
-        "wdsprep encode shards/images shards/latents-256 --resolution 256",
-    ),
 )
 @click.version_option(__version__, prog_name="wdsprep")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Turn image-caption downloads into tar shards that diffusion trainers stream."""
+    """Turn image-caption downloads into tar shards that diffusion trainers stream.
+
+    Examples:
+    $ wdsprep demo
+    $ wdsprep pack photos shards/images
+    $ wdsprep encode shards/images shards/latents-256 --resolution 256
+    """
     if context.invoked_subcommand is None:
         echo(context.get_help())
 

@@ -5,8 +5,9 @@ Options of functions of the library are declared beside them: see `wdsprep.cli.d
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from inspect import cleandoc
 from typing import Any
 
 import click
@@ -65,14 +66,16 @@ def volume_options() -> list[click.Parameter]:
 
 
 class Command(click.Command):
-    """A command whose help shows examples first, and then its options under headings."""
+    """A command whose help shows examples first, and then its options under headings.
 
-    def __init__(
-        self, *args: Any, examples: Sequence[str] = (), resumes: bool = True, **options: Any
-    ) -> None:
+    The examples end the docstring of its function.
+    """
+
+    def __init__(self, *args: Any, resumes: bool = True, **options: Any) -> None:
         """Make a command. `resumes` says that the same command goes on after an interrupt."""
         super().__init__(*args, **options)
-        self.examples, self.resumes = examples, resumes
+        self.help, _, examples = cleandoc(self.help or "").partition("\n\nExamples:\n")
+        self.examples, self.resumes = examples.splitlines(), resumes
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -99,7 +102,7 @@ class Command(click.Command):
         if self.examples:
             with formatter.section("Examples"):
                 for example in self.examples:
-                    formatter.write(f"  $ {example}\n")
+                    formatter.write(f"  {example}\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
