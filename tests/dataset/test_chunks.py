@@ -115,11 +115,3 @@ def test_a_stream_that_is_left_early_leaves_no_thread(tmp_path: Path) -> None:
             "watch",
         }
     assert not stream_threads() - before
-
-
-def test_a_file_of_one_chunk_takes_no_thread(tmp_path: Path) -> None:
-    before, seen = stream_threads(), list[bytes]()
-    with Chunks(Seen(tmp_path), "f", watch=seen.append).as_stream() as file:
-        assert file.read() == DATA
-        assert seen == [DATA]
-        assert not stream_threads() - before

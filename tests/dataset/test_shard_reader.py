@@ -5,20 +5,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from tests.kit.stores import Far
-from wdsprep.dataset import shard_reader
 from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.read import TarSample, file_tape, read_samples, scan
 from wdsprep.dataset.tar.write import TarWriter
-from wdsprep.errors import DamageError, NotFoundError, ShortReadError
+from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.store import open_store
 
 COUNT = 60
@@ -103,15 +101,6 @@ def test_each_level_brings_the_same_from_a_disk_and_over_a_network(made: Made) -
         ]
 
 
-def test_json_is_read_of_many_samples_at_a_time(made: Made) -> None:
-    with (
-        patch.object(shard_reader, "SAMPLES_AT_ONCE", 7),
-        patch.object(shard_reader, "PIECE_NBYTES", 50_000),
-    ):
-        for shard in readers(made):
-            assert [key for key, _ in shard.json()] == [key(number) for number in range(COUNT)]
-
-
 def test_a_json_before_others_is_found_from_header_to_header(tmp_path: Path) -> None:
     """As in tars of other programs, with members in any order."""
     out = io.BytesIO()
@@ -154,9 +143,9 @@ def test_small_samples_come_whole_and_of_large_ones_the_ends(tmp_path: Path) -> 
         made = make(tmp_path / f"{image_nbytes}", image_nbytes=image_nbytes)
         store: Any = Far(made.root)
         with ShardReader(store, made.shard) as shard:
-            (*_,) = shard.json()
+            assert len([*shard.json()]) == COUNT
         if image_nbytes == 100:
-            assert asked(store, made.shard) == [shard.offsets[-1]]
+            assert len(asked(store, made.shard)) == 1
         else:
             assert len(asked(store, made.shard)) < COUNT + 10
             assert max(asked(store, made.shard)) < 20_000
@@ -224,18 +213,12 @@ def test_a_walk_finds_an_index_of_other_samples(made: Made, tmp_path: Path) -> N
         list(shard.walk(lambda *_: False))
 
 
-def test_what_a_cut_tar_lacks_is_none_of_its_samples(made: Made, tmp_path: Path) -> None:
-    """But of a tar that another program packed, where it is an error."""
+def test_a_cut_tar_and_one_that_is_gone_are_errors(made: Made, tmp_path: Path) -> None:
     own = made.copied(tmp_path / "own")
     own.tar.write_bytes(own.tar.read_bytes()[: own.samples[-2].start + 5])
-    with ShardReader(own.stores()[0], own.shard) as shard:
-        last = (key(COUNT - 3), own.samples[-3].fields["json"])
-        assert list(shard.json())[-3:] == [last, ("", None), ("", None)]
-    with (
-        ShardReader(own.stores()[0], own.shard, is_foreign=True) as shard,
-        pytest.raises(ShortReadError, match="ends before its last sample does"),
-    ):
-        list(shard.json())
+    for shard in readers(own):
+        with pytest.raises(DamageError, match="it is truncated"):
+            list(shard.json())
     own.tar.unlink()
     for look in (ShardReader.json, ShardReader.keys, lambda shard: shard.walk(lambda *_: True)):
         for shard in readers(own):

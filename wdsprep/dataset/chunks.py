@@ -52,7 +52,7 @@ class Chunks(io.RawIOBase):
         self._chunk_nbytes = chunk_nbytes or (LOCAL_CHUNK_NBYTES if is_local else CHUNK_NBYTES)
         self._expected = math.inf if expected is None else expected
         self._ahead = (0 if is_local else AHEAD) if ahead is None else ahead
-        self._start = self._next = start  # the begin of the file, and of the next chunk
+        self._next = start  # the begin of the next chunk
         self._coming = self._read_on()
         self._ended = False
         self._peeked = b""
@@ -93,11 +93,10 @@ class Chunks(io.RawIOBase):
             self._coming = self._read_on()
             raise
         self._ended = len(data) < self._chunk_nbytes
-        is_alone = self._ended and self._next == self._start
         self._next += len(data)
         if self._watch is None or not data:
             return data
-        if not self._ahead or is_alone:  # a file of one chunk needs no thread
+        if not self._ahead:
             self._watch(data)
             return data
         while len(self._watched) >= WATCHED_BEHIND:

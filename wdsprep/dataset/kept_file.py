@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, cast
+from typing import IO, Annotated, Any
 
 import numpy as np
 from blake3 import blake3
@@ -62,8 +62,8 @@ class KeptWriter:
     One comes in parts, or has room `reserve`d for it.
     """
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._file, self._path, self._at = file, path, 0
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._at = file, 0
         self._arrays: dict[str, tuple[int, int, str]] = {}
         self.facts: dict[str, Any] = {}
         """Values that are to stand beside the arrays."""
@@ -85,11 +85,10 @@ class KeptWriter:
         self._arrays[name] = start, nbytes, dtype
         if not count:
             return np.empty(0, dtype)
-        with _store_errors(self._path):
-            self._file.flush()
-            os.posix_fallocate(self._file.fileno(), start, nbytes)  # or a full disk kills later
-            data = mmap.mmap(self._file.fileno(), start + nbytes)
-            self._file.seek(nbytes, os.SEEK_CUR)
+        self._file.flush()
+        os.posix_fallocate(self._file.fileno(), start, nbytes)  # or a full disk kills later
+        data = mmap.mmap(self._file.fileno(), start + nbytes)
+        self._file.seek(nbytes, os.SEEK_CUR)
         self._at += nbytes
         return np.frombuffer(data, dtype, count, start)
 
@@ -99,18 +98,16 @@ class KeptWriter:
         self._write(facts)
         self._write(len(facts).to_bytes(8, "little"))
         digest = blake3()
-        with _store_errors(self._path):
-            self._file.seek(0)
-            while data := self._file.read(CHUNK_NBYTES):
-                digest.update(data)
-            self._file.write(digest.digest())
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        self._file.seek(0)
+        while data := self._file.read(CHUNK_NBYTES):
+            digest.update(data)
+        self._file.write(digest.digest())
+        self._file.flush()
+        os.fsync(self._file.fileno())
         return digest.digest()
 
     def _write(self, data: bytes) -> None:
-        with _store_errors(self._path):
-            self._file.write(data)
+        self._file.write(data)
         self._at += len(data)
 
 
@@ -149,34 +146,30 @@ def open_or_make(
         if (file := _open(path)) is not None:
             return file
         folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / f"{name}.lock"):
-        with _store_errors(path):
-            file = _open(path)
-        if file is not None:
-            return file
-        begun = path.with_suffix(".begun")  # whoever has the lock is alone with it
-        try:
-            with _open_file("w+b", begun) as unnamed:
-                writer = KeptWriter(unnamed, path)
-                make(writer, path)
-                digest = writer.finish()
-            with _store_errors(path):
+        with _locked(folder / f"{name}.lock"):
+            if (file := _open(path)) is not None:
+                return file
+            begun = path.with_suffix(".begun")  # whoever has the lock is alone with it
+            try:
+                with begun.open("w+b") as unnamed:
+                    writer = KeptWriter(unnamed)
+                    make(writer, path)
+                    digest = writer.finish()
                 begun.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                begun.unlink()
-            raise
-        file = _map_again(path, digest)
-        with _store_errors(folder):
+            except BaseException:
+                with suppress(OSError):
+                    begun.unlink()
+                raise
+            file = _map_again(path, digest)
             _delete_unused(folder, name)
-        return file
+            return file
 
 
 @contextmanager
 def _store_errors(path: Path) -> Iterator[None]:
     """Turn OSErrors of the block, which works on a cached file, into StoreErrors.
 
-    Reads of what the file is made of stay outside such blocks.
+    What the file is made of is read from stores, whose errors are no OSErrors.
     """
     try:
         yield
@@ -196,14 +189,13 @@ def _locked(path: Path) -> Iterator[None]:
     """
     has_lock = False
     while not has_lock:
-        with _open_file("ab", path) as file:
-            with _store_errors(path):
-                fcntl.flock(file, fcntl.LOCK_EX)
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             if has_lock := _is_there(file, path):
                 yield
 
 
-def _is_there(file: BinaryIO, path: Path) -> bool:
+def _is_there(file: IO[bytes], path: Path) -> bool:
     """Return whether a path still leads to this open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
@@ -252,17 +244,6 @@ def _delete_unless_used(folder: Path, name: str) -> None:
             path.unlink()
         for rest in (path.with_suffix(".begun"), Path(lock.name)):
             rest.unlink(missing_ok=True)
-
-
-@contextmanager
-def _open_file(mode: str, path: Path) -> Iterator[BinaryIO]:
-    with _store_errors(path):
-        file = cast("BinaryIO", path.open(mode))
-    try:
-        yield file
-    finally:
-        with _store_errors(path):
-            file.close()
 
 
 def _open(path: Path, digest: bytes = b"") -> KeptFile | None:

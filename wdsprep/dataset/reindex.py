@@ -34,10 +34,10 @@ from wdsprep.dataset.stored_dataset import read_manifest, read_receipt
 from wdsprep.dataset.tar.members import BadSampleError
 from wdsprep.dataset.tar.read import index_tar, open_tape
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.errors import DamageError, SourceError
+from wdsprep.errors import SourceError
 from wdsprep.store import open_store
 from wdsprep.store.base import Entry, Store, write_bytes
-from wdsprep.text import Counting, command, ignore_count
+from wdsprep.text import Counting, command, examples, ignore_count
 
 UNTOLD = "no keys tell which images its samples are of"
 """The reason why a table of samples of tars that pack did not make cannot be made."""
@@ -129,10 +129,9 @@ def _write_tables(
             else:
                 lost.append(name)
     if lost:
-        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
         why = SCORES_ALONE if manifest.is_scored else UNTOLD
         step = make_step(store.url, manifest.dataset, manifest.settings)
-        on_message(f"{store.url}/{lost[0]}{more} cannot be made: {why}: {step}")
+        on_message(f"{store.url}/{examples(lost)} cannot be made: {why}: {step}")
     return done
 
 
@@ -147,16 +146,14 @@ def make_table(
     """Make the table of a tar from the keys and the json of its samples, and count its rows.
 
     `positions` are those of its samples in the image shard, if the table has them. The tar has an
-    index. A sample that cannot be read is damage, or in a tar of another program a row without a
-    key.
+    index. A sample that cannot be read is damage, but one with a field twice in a tar of another
+    program is a row without a key.
     """
     table = TableWriter(columns)
     samples = len(store.read(index_name(tar))) // 8 - 1
     rows = () if positions is None else positions.tolist()
     with ShardReader(store, Shard(tar, samples), is_foreign=is_foreign) as reader:
         for number, (key, data) in enumerate(reader.json()):
-            if data is None and not is_foreign:
-                raise DamageError(reader.place, "it has a sample that cannot be read")
             facts = parse_object(data or b"")
             table.add(key, {**(facts or {}), ROW: rows[number]} if rows else facts)
     return table.finish(), samples

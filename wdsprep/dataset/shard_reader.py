@@ -2,21 +2,20 @@
 
     offsets   where samples begin: the index, one request, 8 bytes a sample
     keys      the first header of each sample: 512 bytes, over a network a request
-    json      of all samples: the ends of these alone, or everything in ranges of 8 MB
     sample    a request with all of it, or one for each of a few members
     walk      of all samples what is wanted of their members, from header to header
+    json      of all samples, in the same way
 
 `HashedTape` reads every byte of a shard, and makes its digest. A shard of scores is a table, or, if
 embeddings are kept, a tar of arrays with a table beside it: `ScoreReader` makes the json of a
 sample of its row.
 
-On a local disk the ends of samples are read alone, many in a system call: json and caption stand
-there, behind an image or arrays that nobody wants. From S3, one read costs the processor half a
-millisecond, and as long brings a megabyte of a range that is read anyway (the figures are in
-`store.s3.reads`). On a network that brings each of the threads 100 MB/s, and answers after some ten
-milliseconds, the two are even at a few hundred KB; with 32 requests at once, of 20 ms each, beside
-a stream of 400 MB/s, at `LARGE_NBYTES`. So the ends come alone where samples are larger, and else
-the whole shard.
+Json and caption stand at the ends of samples, behind an image or arrays that nobody wants. From S3,
+one read costs the processor half a millisecond, and as long brings a megabyte of a range that is
+read anyway (the figures are in `store.s3.reads`). On a network that brings each of the threads
+100 MB/s, and answers after some ten milliseconds, the two are even at a few hundred KB; with 32
+requests at once, of 20 ms each, beside a stream of 400 MB/s, at `LARGE_NBYTES`. So over a network
+the ends come alone where samples are larger, and else the whole shard.
 
 What is wrong is raised as a `DamageError` with its place; whoever reads adds what to do about it.
 """
@@ -34,7 +33,6 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from wdsprep.dataset.aio import address_of, read_all
 from wdsprep.dataset.chunks import Chunks
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, naming_place
 from wdsprep.dataset.file_names import index_name, is_table, table_name
@@ -43,19 +41,11 @@ from wdsprep.dataset.sample_table import KEY, ROW, read_table, table_columns
 from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, is_scored
-from wdsprep.dataset.tar import BLOCK, END, padded
-from wdsprep.dataset.tar.members import (
-    BadSampleError,
-    Tape,
-    decode_index,
-    members,
-    name_of,
-    split_member,
-    truncated,
-)
+from wdsprep.dataset.tar import BLOCK, END
+from wdsprep.dataset.tar.members import BadSampleError, Tape, decode_index, name_of, split_member
 from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, open_tape, scan
 from wdsprep.dataset.thread_map import map_ahead
-from wdsprep.errors import DamageError, NotFoundError, ShortReadError
+from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.store.base import Store, check_name
 from wdsprep.store.local import open_file
 
@@ -67,14 +57,9 @@ Offsets: TypeAlias = NDArray[np.int64]
 LARGE_NBYTES = 256 << 10
 """The bytes of an average sample from which a shard counts as large: over a network only the ends
 of its samples are read."""
-END_NBYTES = 4 << 10
-"""The bytes at the end of a sample that mostly hold its json and caption."""
 TAIL_NBYTES = 8 << 10
 """The bytes read at the end of a sample over a network, where a second request costs more."""
 WINDOW_NBYTES = 4 << 10  # read at least, where a few bytes are asked for
-SAMPLES_AT_ONCE = 1024
-PIECE_NBYTES = 8 << 20
-JSON, TXT = b".json\0", b".txt\0"
 
 
 class ShardSize(Protocol):
@@ -192,7 +177,8 @@ class ShardReader:
         held = [] if only else [(0, self._read(start, end - start))]
         tape = self._tape(end - start, held, start=start)
         with naming_place(self.place):
-            sample = _read_members(tape, only) if only else next(scan(tape), None)
+            wants = (lambda name, *_: name in only) if only else None
+            sample = next(scan(tape, wants=wants), None)
             if isinstance(sample, BadSampleError):
                 raise sample
         if sample is None:
@@ -204,63 +190,6 @@ class ShardReader:
         if numbers:
             _ = self.offsets  # one request before all others
         return map_ahead(self.sample, numbers, self.threads, most=self.store.readers)
-
-    # --- all of them, without what is large
-    def json(self) -> Iterator[tuple[str, bytes | None]]:
-        """Yield the key and the json of each sample.
-
-        A sample that cannot be read has no key and None for its json, one without a json has b"".
-        """
-        offsets = np.array(self.offsets, np.uint64).astype(np.int64)
-        first, count = 0, len(offsets) - 1
-        is_small = offsets[-1] - offsets[0] <= LARGE_NBYTES * count
-        comes_whole = self.store.root is None and is_small
-        while first < count:
-            stop = min(first + SAMPLES_AT_ONCE, count)
-            if comes_whole:
-                reached = np.searchsorted(offsets, offsets[first] + PIECE_NBYTES, side="right") - 1
-                stop = max(first + 1, min(stop, int(reached)))
-            part, first = offsets[first : stop + 1], stop
-            sizes = np.diff(part)
-            is_sound = (sizes > 0) & (part[:-1] % BLOCK == 0) & (part[1:] % BLOCK == 0)
-            if self.store.root and not self._is_foreign:  # what that lacks is an error where read
-                is_sound &= part[1:] <= self._file[1]
-            sizes[~is_sound] = 0
-            if comes_whole and sizes.all():
-                whole = self._read_all(int(part[0]), int(part[-1] - part[0]))
-                ends = [whole[a:b] for a, b in pairwise((part - part[0]).tolist())]
-            else:
-                ends = self._read_ends(part[1:], sizes)
-            for start, nbytes, data in zip(part.tolist(), sizes.tolist(), ends, strict=False):
-                facts = None if self._is_foreign else parse_sample_end(data)
-                if facts is None and nbytes:  # by its headers
-                    tape = self._tape(nbytes, [(nbytes - len(data), data)], start=start)
-                    sample = next(scan(tape, wants=lambda name, *_: name == "json"), None)
-                    if isinstance(sample, TarSample):
-                        facts = sample.key, sample.fields.get("json", b"")
-                yield facts or ("", None)
-
-    def _read_ends(self, stops: Offsets, sizes: Offsets) -> list[bytes]:
-        """Return the last bytes of samples, given where they end and how large they are."""
-        lengths = np.minimum(sizes, END_NBYTES)
-        starts = stops - lengths
-        if self.store.root is None:
-            return [*map(self._read_all, starts.tolist(), lengths.tolist())]
-        rows = np.zeros((len(sizes), END_NBYTES), np.uint8)
-        vectors = np.empty((len(sizes), 1, 2), np.uint64)
-        vectors[:, 0, 0] = address_of(rows) + np.arange(len(sizes)) * END_NBYTES
-        vectors[:, 0, 1] = lengths
-        came = read_all([self._file[0]] * len(sizes), starts.tolist(), vectors)
-        ends = [row[:nbytes].tobytes() for row, nbytes in zip(rows, lengths.tolist(), strict=True)]
-        for number in np.flatnonzero(came != lengths).tolist():  # again, to learn why
-            ends[number] = self._read_all(int(starts[number]), int(lengths[number]))
-        return ends
-
-    def _read_all(self, start: int, nbytes: int) -> bytes:
-        data = self._read(start, nbytes)
-        if len(data) != nbytes:
-            raise ShortReadError(f"{self.place} ends before its last sample does")
-        return data
 
     # --- all of them, from header to header
     def walk(self, wants: Wants) -> Iterator[TarSample]:
@@ -281,10 +210,34 @@ class ShardReader:
         if len([*starts]) != 1:
             raise DamageError(self.place, "its index has other samples")
 
+    def json(self) -> Iterator[tuple[str, bytes | None]]:
+        """Yield the key and the json of each sample, which is b"" if it has none.
+
+        In a tar of another program, a sample with a field twice has no key, and None for its json.
+        """
+        left = self.shard.samples
+        with self._tape_of_ends() as tape:
+            for sample in scan(tape, wants=lambda name, *_: name == "json"):
+                if (left := left - 1) < 0:
+                    break
+                if isinstance(sample, TarSample):
+                    yield sample.key, sample.fields.get("json", b"")
+                elif self._is_foreign and sample.code == "repeated_field":
+                    yield "", None
+                else:
+                    raise DamageError(self.place, str(sample), sample.key)
+        if left:
+            raise DamageError(self.place, "its index has other samples")
+
     @contextmanager
     def _tape_of_ends(self) -> Iterator[Tape]:
-        if self.store.root:
-            with open_tape(self.store, self.shard.name) as tape:
+        """Open a tape of the tar for reads of the ends of samples.
+
+        Over a network these alone come where samples are large, and else everything.
+        """
+        nbytes = self.offsets[-1]
+        if self.store.root or nbytes <= LARGE_NBYTES * self.shard.samples:
+            with open_tape(self.store, self.shard.name, expected=nbytes + len(END)) as tape:
                 yield tape
             return
         ends = [(max(a, b - TAIL_NBYTES), b + BLOCK) for a, b in pairwise(self.offsets)]
@@ -323,48 +276,6 @@ class ShardReader:
             return window[1][:wanted]
 
         return at
-
-
-def parse_sample_end(data: bytes) -> tuple[str, bytes] | None:
-    """Return the key and the json in the last bytes of a sample.
-
-    Return None unless json and caption are its last members.
-    """
-    at = data.find(JSON)
-    while at >= 0:
-        start = at & -BLOCK
-        try:
-            nbytes = int(data[start + 124 : start + 135], 8)
-            text = start + BLOCK + padded(nbytes)
-            end = text + BLOCK + padded(int(data[text + 124 : text + 135], 8))
-        except ValueError:  # no header
-            end = 0
-        if end == len(data) and data.startswith(data[start:at] + TXT, text):
-            if data[start + 345]:  # part of a longer name
-                return None
-            facts = data[start + BLOCK : start + BLOCK + nbytes]
-            return data[start:at].decode("utf-8", "surrogateescape"), facts
-        at = data.find(JSON, at + 1)
-    return None
-
-
-def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
-    """Return the first sample of a tar with the members in `only`, and read no further than these.
-
-    Return None if no member belongs to a sample.
-    """
-    sample: TarSample | None = None
-    for path, start, data_start, nbytes, target in members(at):
-        if (split := split_member(path)) and not target:
-            key, name = split
-            sample = sample or TarSample(key=key, start=start)
-            if name in only:
-                sample.fields[name] = data = at(data_start, nbytes)
-                if len(data) < nbytes:
-                    raise truncated(data_start, path)
-            if sample.fields.keys() >= set(only):
-                break
-    return sample
 
 
 class ScoreReader(ShardReader):

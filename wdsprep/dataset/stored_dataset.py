@@ -59,7 +59,6 @@ from wdsprep.dataset.shapes import buckets_of_phase
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.dataset.unit_locks import Edition, wait_for_holders
 from wdsprep.errors import (
-    DamageError,
     FingerprintError,
     FormatError,
     NotFoundError,
@@ -268,28 +267,22 @@ def refresh_manifest(
                 younger.add(unit)
         elif locks is not None and (name := held_name(entry.name)):
             locks.add(name)
-    doubtful: dict[str, bytes] = {}  # lines that stand only if their receipts cannot be read
     for unit, line in manifest.ledger.named_lines():
-        if unit in lines:
-            (doubtful if unit in younger else lines)[unit] = line
+        if unit in lines and unit not in younger:
+            lines[unit] = line
     for unit, line in written.named_lines():
         if unit in lines:
             lines[unit] = line
     for unit, line in stored.ledger.named_lines() if stored else ():
         if lines.get(unit) not in (None, b"", line):
-            lines[unit], doubtful[unit] = b"", lines[unit]
+            lines[unit] = b""
     unread = sorted(unit for unit, line in lines.items() if not line)
 
     def read_line(unit: str) -> bytes:
         try:
-            receipt = read_receipt(store, unit, manifest.settings)
+            return line_of(read_receipt(store, unit, manifest.settings))
         except NotFoundError:  # another run has just taken it out
             return b""
-        except DamageError:
-            if unit in doubtful:
-                return doubtful[unit]
-            raise
-        return line_of(receipt)
 
     before, of = len(lines) - len(unread), len(lines)
     read = read_each(read_line, unread, store.readers, lambda count: on_count(before + count, of))
