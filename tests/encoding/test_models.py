@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -15,7 +14,9 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
+import torch
 from blake3 import blake3
+from safetensors.torch import save
 
 from tests.kit.hub import Hub, set_constants
 from tests.kit.model_files import VAE, flux_files, sd_files
@@ -59,16 +60,12 @@ def test_tiny_is_in_the_package_and_says_what_it_is() -> None:
     assert sum(path.stat().st_size for path in TINY.rglob("*") if path.is_file()) <= 4_000_000
 
 
-def test_a_folder_is_a_model(tmp_path: Path) -> None:
-    model = find_model(str(write_files(tmp_path, sd_files())), text="emb")
-    assert (model.folder, model.revision, model.vae, model.note) == (str(tmp_path), "", "vae", "")
-    assert (model.channels, model.factor, model.scale, model.shift) == (4, 8, 0.18215, 0.0)
-    assert not any(".fp16." in name or "unet" in name or ".bin" in name for name in model.files)
-
-
-def test_the_digest_is_that_of_the_files_used(tmp_path: Path) -> None:
+def test_a_folder_is_a_model_and_its_digest_is_that_of_the_files_used(tmp_path: Path) -> None:
     folder = write_files(tmp_path, sd_files())
     model = find_model(str(folder), text="emb")
+    assert (model.folder, model.revision, model.vae, model.note) == (str(folder), "", "vae", "")
+    assert (model.channels, model.factor, model.scale, model.shift) == (4, 8, 0.18215, 0.0)
+    assert not any(".fp16." in name or "unet" in name or ".bin" in name for name in model.files)
     lines = [
         f"{blake3((folder / name).read_bytes()).hexdigest()}  {name}\n"
         for name in sorted(model.files)
@@ -103,14 +100,12 @@ def test_configs_decide_shapes_and_scales(tmp_path: Path) -> None:
 def test_a_resolution_has_to_fit_the_vae_and_what_a_transformer_cuts_into_tokens(
     tmp_path: Path,
 ) -> None:
+    tiny = find_model("tiny", text="none")
     flux = find_model(str(write_files(tmp_path, flux_files())), text="none")
-    wrong = {4: "8", 260: "256 or 264"}, {5: "16", 264: "256 or 272"}
-    for model, part, said in zip(
-        (find_model("tiny", text="none"), flux), ("VAE", "transformer"), wrong, strict=True
-    ):
+    for model, multiple in ((tiny, 8), (flux, 16)):
         check_multiples(model, Recipe(resolution=272, model="tiny"))
-        for side, near in said.items():
-            line = rf"--resolution {side} is not a multiple of \d+, as the {part} .*: give {near}$"
+        for side, near in ((4, multiple), (260, 256)):
+            line = f"--resolution {side} is not a multiple of {multiple}, .* needs: give {near}$"
             with pytest.raises(UsageError, match=line):
                 check_multiples(model, Recipe(resolution=side, model="tiny"))
 
@@ -157,19 +152,6 @@ def test_tokens_need_no_weights_of_towers_and_images_no_text_at_all(tmp_path: Pa
 # VAEs
 
 
-def safetensors(**tensors: tuple[str, bytes]) -> bytes:
-    """A file of small tensors of one row, by the format's description."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    data = b""
-    for name, (dtype, values) in tensors.items():
-        size = len(values) // (2 if dtype == "BF16" else 4)
-        span = [len(data), len(data) + len(values)]
-        header[name.replace("__", ".")] = {"dtype": dtype, "shape": [size], "data_offsets": span}
-        data += values
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
-
-
 def bare(folder: Path, config: dict[str, Any], weights: bytes = b"weights") -> Model:
     files = {"config.json": json.dumps(config).encode()}
     files["diffusion_pytorch_model.safetensors"] = weights
@@ -214,10 +196,9 @@ def test_a_scale_beside_deviations_counts_where_there_is_a_unet(
     assert (model.scale, model.shift) == ((scale,) * 4, (1.0,) * 4)
 
 
-@pytest.mark.parametrize("dtype", ["F32", "BF16"])
-def test_a_batch_norm_is_read_from_the_weights(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_norm_is_read_from_the_weights(dtype: torch.dtype, tmp_path: Path) -> None:
     means = [number / 64 for number in range(8)]
-    variances = [0.25] * 8
     flux2 = {
         "_class_name": "AutoencoderKLFlux2",
         "block_out_channels": [1, 1, 1, 1],
@@ -226,17 +207,15 @@ def test_a_batch_norm_is_read_from_the_weights(dtype: str, tmp_path: Path) -> No
         "patch_size": [2, 2],
     }
 
-    def packed(values: list[float]) -> tuple[str, bytes]:
-        wide = [struct.pack("<f", value) for value in values]
-        return dtype, b"".join(each[2:] if dtype == "BF16" else each for each in wide)
-
-    norm = {"bn__running_mean": packed(means), "bn__running_var": packed(variances)}
-    model = bare(tmp_path / "whole", flux2, safetensors(other=packed([7.0]), **norm))
+    other = {"other": torch.full((1,), 7.0, dtype=dtype)}
+    norm = {"bn.running_mean": torch.tensor(means, dtype=dtype)}
+    norm["bn.running_var"] = torch.full((8,), 0.25, dtype=dtype)
+    model = bare(tmp_path / "whole", flux2, save(other | norm))
     assert (model.channels, model.factor, model.multiple, model.patch) == (8, 16, 16, 2)
     assert model.shift == tuple(means)
     assert model.scale == (2.0,) * 8
     with pytest.raises(WorkError, match=r"lacks bn\.running_mean"):
-        bare(tmp_path / "lacking", flux2, safetensors(other=packed([7.0])))
+        bare(tmp_path / "lacking", flux2, save(other))
     with pytest.raises(WorkError, match="is not a safetensors file"):
         bare(tmp_path / "damaged", flux2, b"weights of another kind")
 

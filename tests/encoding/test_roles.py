@@ -356,7 +356,7 @@ SOURCE, PIXELS = {"roles": "source"}, "source=pixels"
         ({**SOURCE, "role_size": "source=nearest:7,2"}, "nearest:7,2 lacks 64x64"),
         (
             {**SOURCE, "role_size": "source=nearest:4,2"},
-            "--role-size source: 44 of 44x88 is not a multiple of 8, as the VAE of tiny needs",
+            "--role-size source: 44 of 44x88 is not a multiple of 8, as tiny needs",
         ),
         (
             {**SOURCE, "role_size": "source=pipeline"},

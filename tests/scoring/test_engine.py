@@ -1,7 +1,6 @@
 """Scores are computed by the engine of `encode` from what transformers alone prepares."""
 
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoImageProcessor,
-    ConvNextImageProcessor,
-    ViTForImageClassification,
-    ViTImageProcessor,
-)
+from transformers import AutoImageProcessor, ConvNextImageProcessor, ViTImageProcessor
 
 from tests.kit.encodes import pictures
 from tests.kit.packs import pack
@@ -24,69 +18,12 @@ from tests.kit.scores import columns_in, score_here
 from tests.kit.scoring_models import KINDS, SQUARE, small
 from wdsprep.dataset.samples import Sample
 from wdsprep.encoding.models.base import Part
-from wdsprep.encoding.models.device import Device
 from wdsprep.encoding.sample_chain import EncodingSample, Row
 from wdsprep.images.crop import NO_PIXELS
 from wdsprep.images.nearest_shape import Fit
 from wdsprep.scoring.models import find_score_model
 from wdsprep.scoring.networks import ImageProcessor, ScoreEncoder
 from wdsprep.scoring.worker import PreparedImage, ScoreBatcher, ScoreEngine
-
-CHECKS = [2, 2]
-"""The batches by which a model is tried before a run."""
-
-
-class Batches:
-    """The sizes of the batches that a ViT gets; there is no memory for more than `most` images."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.most = 1_000
-
-    def note(self, size: int) -> None:
-        self.sizes.append(size)
-        if size > self.most:
-            raise RuntimeError("CUDA error: out of memory")
-
-
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
-    seen, forward = Batches(), ViTForImageClassification.forward
-
-    def counted(network: Any, **inputs: Any) -> Any:
-        seen.note(len(inputs["pixel_values"]))
-        return forward(network, **inputs)
-
-    monkeypatch.setattr(ViTForImageClassification, "forward", counted)
-    return seen
-
-
-def test_a_batch_size_that_was_too_large_is_not_tried_again(
-    images: Path, models: Path, tmp_path: Path, batches: Batches
-) -> None:
-    batches.most = 2
-    outcome = score_here(images, tmp_path / "scores", model=str(models / "vit"), batch_size=4)
-    assert outcome.samples == 15
-    assert batches.sizes.count(4) == 1
-    assert max(batches.sizes[len(CHECKS) + 1 :]) == 2
-
-
-def test_several_batches_are_launched_before_the_first_is_finished(
-    images: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Batches
-) -> None:
-    finish, waits = Device.finish, [len(CHECKS) + 2]
-
-    def late(device: Device, launched: Any) -> Any:
-        end_s = time.monotonic() + 60
-        while waits and len(batches.sizes) < waits[0]:
-            assert time.monotonic() < end_s, "the second batch waits for the first"
-            time.sleep(0.01)
-        waits.clear()
-        return finish(device, launched)
-
-    monkeypatch.setattr(Device, "finish", late)
-    score_here(images, tmp_path / "scores", model=str(models / "vit"), batch_size=1)
-    assert not waits
 
 
 def test_on_a_gpu_a_batch_is_padded_in_pinned_memory_that_is_used_again(

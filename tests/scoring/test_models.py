@@ -98,7 +98,7 @@ def test_a_model_that_lacks_something_is_refused(
         ({"label": "cat"}, "no model has the label 'cat'"),
         ({"label": "nsfw=width"}, "cannot be named width"),
         ({"label": "nsfw=SHA256"}, "cannot be named SHA256"),
-        ({"head": "aesthetic={}/head.safetensors"}, "no model of that name has an embedding"),
+        ({"head": "aesthetic={}/head.safetensors"}, "embedding of one model, and 0 of that name"),
     ],
 )
 def test_what_a_classifier_does_not_have_is_refused(

@@ -24,7 +24,6 @@ from wdsprep.encoding.models.load_networks import explain_load_errors
 from wdsprep.encoding.models.model_files import (
     LocalModel,
     ModelFiles,
-    check_there,
     fetch_files,
     find_files,
     weight_files,
@@ -116,10 +115,10 @@ def _read_model(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
     The configs are checked first, so that the weights of an unsuitable model are not downloaded.
     """
     files = _files_of(place)
-    check_there(place, files)
     folder = fetch_configs(place, files, remedy=ANOTHER)
-    for file in set(PROCESSORS).intersection(files):
-        check_sides(of_images(Config.read(folder / file)))
+    for file in PROCESSORS:
+        if file in files:
+            check_sides(of_images(Config.read(folder / file)))
     config = Config.read(folder / CONFIG)
     with explain_load_errors(folder / CONFIG, "a config"):
         role = _role_of(place.what, config)

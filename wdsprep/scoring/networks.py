@@ -89,8 +89,10 @@ class ImageProcessor:
         images = make_probes()
         with explain_load_errors(file, "an image processor"):
             wanted = [self._call([image])[0] for image in images]
-            self.scales_channels = self.is_fast and self._scales_channels_to(wanted, images)
+            self.scales_channels = self.is_fast
             """whether images are scaled one by one, and prepared together"""
+            if self.is_fast and not self._makes(wanted, images):
+                self.scales_channels = False
         self.blank = wanted[0]
         """What it makes of an image: the shape of all that it makes."""
 
@@ -110,25 +112,6 @@ class ImageProcessor:
         """
         if not self.scales_channels:
             return self._call([image])[0]
-        return self._scale_channels(image, shared)
-
-    def finish(self, scaled: Sequence[Any]) -> list[Prepared]:
-        """Return the inputs of the network, given what `scale` has made of images."""
-        return self._finish_planes(scaled) if self.scales_channels else list(scaled)
-
-    def _scales_channels_to(self, wanted: list[Prepared], images: Sequence[Image.Image]) -> bool:
-        """Return whether scaled channels become to the bit what is wanted of the images."""
-        try:
-            made = self._finish_planes([self._scale_channels(image, {}) for image in images])
-        except METHOD_ERRORS:
-            return False
-        return all(
-            one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-            for one, other in zip(wanted, made, strict=True)
-        )
-
-    def _scale_channels(self, image: Image.Image, shared: dict[str, Tensor]) -> Tensor:
-        """Scale the four channels in which Pillow keeps an image by the processor's own method."""
         size, resample = self._own.size, self._own.resample
         scaling = f"{type(self._own).resize} {size} {resample}"
         if scaling not in shared:
@@ -138,8 +121,22 @@ class ImageProcessor:
             shared[scaling] = copy_planes(scaled)
         return shared[scaling]
 
-    def _finish_planes(self, planes: Sequence[Tensor]) -> list[Prepared]:
-        return self._call(planes, input_data_format="channels_first", do_resize=False)
+    def finish(self, scaled: Sequence[Any]) -> list[Prepared]:
+        """Return the inputs of the network, given what `scale` has made of images."""
+        if not self.scales_channels:
+            return list(scaled)
+        return self._call(scaled, input_data_format="channels_first", do_resize=False)
+
+    def _makes(self, wanted: list[Prepared], images: Sequence[Image.Image]) -> bool:
+        """Return whether what is made of images is to the bit what is wanted."""
+        try:
+            made = self.finish([self.scale(image, {}) for image in images])
+        except METHOD_ERRORS:
+            return False
+        return all(
+            one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+            for one, other in zip(wanted, made, strict=True)
+        )
 
     def _call(self, images: Sequence[Any], **more: Any) -> list[Prepared]:
         if not images:

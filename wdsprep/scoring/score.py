@@ -196,9 +196,8 @@ def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> l
             if model.role != CLASSIFIER and prefix in ("", model.prefix)
         ]
         if len(able) != 1:
-            which = "choose one by MODEL.COLUMN=FILE" if able else "give a --model that has one"
-            what = "more than one model has" if able else "no model of that name has"
-            raise UsageError(f"--head {place} needs an embedding, and {what} an embedding: {which}")
+            what = f"needs the embedding of one model, and {len(able)} of that name have one"
+            raise UsageError(f"--head {place} {what}: choose one by MODEL.COLUMN=FILE")
         model = with_heads[able[0]]
         with_heads[able[0]] = replace(model, heads=(*model.heads, read_head(column, place)))
     return with_heads

@@ -14,6 +14,13 @@ DECODER = {
     "head_dim": 16,
     "max_position_embeddings": 2048,
 }
+SIGHT = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": WIDTH,
+}
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 PICTURES = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"} | {
     f"vision_{each}_token_id": f"<|vision_{each}|>" for each in ("start", "end")
@@ -108,14 +115,7 @@ def qwen2_5_vl(tokenizer: Any) -> transformers.Qwen2_5_VLForConditionalGeneratio
     text = {key: value for key, value in DECODER.items() if key != "head_dim"}
     text |= {"vocab_size": len(tokenizer), "rope_parameters": MROPE}
     text |= {f"{each}_token_id": None for each in ("bos", "eos", "pad")}
-    seen = {
-        "depth": 1,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_heads": 2,
-        "out_hidden_size": WIDTH,
-        "fullatt_block_indexes": [0],
-    }
+    seen = SIGHT | {"fullatt_block_indexes": [0]}
     config = transformers.Qwen2_5_VLConfig(
         text_config=text, vision_config=seen, **_places(tokenizer)
     )
@@ -133,15 +133,7 @@ def speaking_qwen3_vl(tokenizer: Any) -> transformers.Qwen3VLForConditionalGener
 def _qwen3_vl(tokenizer: Any, layers: int) -> transformers.Qwen3VLConfig:
     text = DECODER | {"num_hidden_layers": layers, "intermediate_size": 16}
     text |= {"vocab_size": len(tokenizer), "rope_parameters": MROPE}
-    seen = {
-        "depth": 1,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_heads": 2,
-        "out_hidden_size": WIDTH,
-        "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [0],
-    }
+    seen = SIGHT | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
     return transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **_places(tokenizer))
 
 

@@ -6,7 +6,6 @@ folder, and numbers that no network has: a library would run, open or allocate t
 """
 
 import json
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ BEYOND = re.compile(r"theta|window|base")
 """Matches the names of numbers that may be larger than `MOST`: nothing is allocated by them."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """The files that say what a processor makes of images."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 ADAPTER = "adapter_config.json"
 """A file that names a base model, which transformers would load instead of the weights here."""
 NO_CODE = "which wdsprep never does: choose another --model, or add --text none"
@@ -71,16 +71,11 @@ class Config:
             raise self._value_error(name, value, f"a whole number from 1 to {most:,}")
         return value
 
-    def real(self, name: str, default: float | None = None) -> float:
-        return self._finite(name, self._require(name, default))
+    def real(self, name: str, default: float | None = None, *, above: float = -MOST) -> float:
+        return self._number(name, self._require(name, default), above)
 
-    def above_zero(self, name: str, default: float | None = None) -> float:
-        if (value := self.real(name, default)) <= 0:
-            raise self._value_error(name, value, "a number above 0")
-        return value
-
-    def reals(self, name: str) -> tuple[float, ...]:
-        return tuple(self._finite(name, value) for value in self.list(name, MOST))
+    def reals(self, name: str, *, above: float = -MOST) -> tuple[float, ...]:
+        return tuple(self._number(name, value, above) for value in self.list(name, MOST))
 
     def list(self, name: str, most: int) -> list[Any]:
         value = self._require(name, None)
@@ -93,10 +88,10 @@ class Config:
             raise unsuitable(f"{self.path} lacks {name}")
         return value
 
-    def _finite(self, name: str, value: Any) -> float:
+    def _number(self, name: str, value: Any, above: float) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or abs(value) > MOST:
-            raise self._value_error(name, value, "a finite number")
+        if not is_number or not above < value <= MOST:
+            raise self._value_error(name, value, f"a number above {above:,}, up to {MOST:,}")
         return value  # type: ignore[no-any-return]  # as it stands there: settings hold it
 
     def _value_error(self, name: str, value: object, wanted: str) -> UsageError:
@@ -126,12 +121,14 @@ def fetch_configs(
     ported: Collection[str] = (),
     remedy: str = NO_CODE,
 ) -> Path:
-    """Fetch the JSON among the files of a model, check it, and return its folder.
+    """Fetch the JSON among the files that a model needs, check it, and return its folder.
 
-    Raise UsageError if a config would run code, open other files or make too large a network, or if
-    a part has an adapter, as its weights lie elsewhere. Of the parts that are `ported` to diffusers
-    the `auto_map` is not run, and is allowed. `remedy` is the end of a message about code.
+    Raise UsageError if a file is not there, if a config would run code, open other files or make
+    too large a network, or if a part has an adapter, as its weights lie elsewhere. Of the parts
+    that are `ported` to diffusers the `auto_map` is not run, and is allowed. `remedy` is the end of
+    a message about code.
     """
+    _check_there(place, files)
     names, jsons = place.names(), sorted(name for name in files if name.endswith(".json"))
     folder = place.fetch(jsons)
     for file in jsons:
@@ -149,6 +146,21 @@ def fetch_configs(
                 "another --model"
             )
     return folder
+
+
+def _check_there(place: "ModelFiles", files: Sequence[str]) -> None:
+    """Raise UsageError if a model lacks files, or has only pickled weights in place of them."""
+    names = place.names()
+    missing = [name for name in files if name not in names]
+    folders = {name.rpartition("/")[0] for name in missing if name.endswith(".safetensors")}
+    pickled = [n for n in names if n.endswith(PICKLES) and n.rpartition("/")[0] in folders]
+    if pickled:
+        raise UsageError(
+            f"{place.what} has only pickled weights ({min(pickled)}), which can run code when they "
+            "are opened: convert it to safetensors, or pass another --model"
+        )
+    if missing:
+        raise unsuitable(f"{place.what} lacks {', '.join(missing)}")
 
 
 def of_images(config: Config) -> Config:

@@ -18,7 +18,6 @@ from wdsprep.encoding.models.model_files import (
     Folder,
     LocalModel,
     ModelFiles,
-    check_there,
     fetch_files,
     find_files,
     find_on_node,
@@ -129,7 +128,6 @@ def _read_model(name: str, place: ModelFiles, text: str, *, has_vae: bool) -> Mo
     kind = str(index.get("_class_name", ""))
     if text != "none" and not vae:
         raise UsageError(f"{what} is a VAE alone: add --text none, or pass a whole pipeline")
-    check_there(place, files)
     ported = {part.name for part in components if part.is_ported}
     configs = fetch_configs(place, files, ported=ported)
     config, rule = Config(configs), NO_VAE
@@ -191,10 +189,6 @@ def check_multiples(model: Model, recipe: "Recipe") -> None:
     multiple = model.multiple
     for side, what in sides:
         if side % multiple:
-            whose = "VAE" if multiple == model.factor else "transformer"
-            below = side // multiple * multiple
-            near = " or ".join(str(fitting) for fitting in (below, below + multiple) if fitting > 0)
-            raise UsageError(
-                f"{what} is not a multiple of {multiple}, as the {whose} of {model.name} needs: "
-                f"give {near}"
-            )
+            near = max(multiple, side // multiple * multiple)
+            why = f"is not a multiple of {multiple}, as {model.name} needs"
+            raise UsageError(f"{what} {why}: give {near}")

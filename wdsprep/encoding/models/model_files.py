@@ -28,7 +28,6 @@ from blake3 import blake3
 from wdsprep.dataset.kept_file import KeptWriter, open_or_make
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.thread_map import read_each
-from wdsprep.encoding.models.config_files import unsuitable
 from wdsprep.errors import StoreError, UsageError, WdsprepError, WorkError
 from wdsprep.runners.stuck_workers import awaiting
 from wdsprep.store import did_you_mean_place
@@ -39,7 +38,6 @@ TIMEOUT_S = 10.0
 BRANCH = "main"
 TOLD_NBYTES = 1_000_000  # a download of fewer is not worth a line
 COMMIT = re.compile(r"[0-9a-f]{40}")
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 HALVES = (".fp16", ".bf16")
 """What the names of files of weights in half precision have before their end."""
 BLOCK_NBYTES = 8 << 20
@@ -250,21 +248,6 @@ def fetch_files(place: ModelFiles, names: Sequence[str]) -> dict[str, Any]:
         "sizes": tuple((folder / name).stat().st_size for name in names),
         "weights": weights_digest(folder, names),
     }
-
-
-def check_there(place: ModelFiles, files: Iterable[str]) -> None:
-    """Raise UsageError if a model lacks files, or has only pickled weights in place of them."""
-    names = place.names()
-    missing = [name for name in files if name not in names]
-    folders = {name.rpartition("/")[0] for name in missing if name.endswith(".safetensors")}
-    pickled = [n for n in names if n.endswith(PICKLES) and n.rpartition("/")[0] in folders]
-    if pickled:
-        raise UsageError(
-            f"{place.what} has only pickled weights ({min(pickled)}), which can run code when they "
-            "are opened: convert it to safetensors, or pass another --model"
-        )
-    if missing:
-        raise unsuitable(f"{place.what} lacks {', '.join(missing)}")
 
 
 def find_missing(folder: Path, sizes: Mapping[str, int]) -> list[str]:

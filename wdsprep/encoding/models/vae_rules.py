@@ -94,7 +94,7 @@ def _read_rule(kind: str, config: Config) -> VaeRule:
     match kind:
         case "AutoencoderKLHunyuanImage":
             factor = config.whole("spatial_compression_ratio", most=MOST_FACTOR)
-            facts = {"scale": config.above_zero("scaling_factor")}
+            facts = {"scale": config.real("scaling_factor", above=0)}
         case "AutoencoderKLQwenImage":
             factor = 2 ** len(config.list("temperal_downsample", MOST_BLOCKS))
         case "AutoencoderKLQwenImage21" | "AutoencoderKLWan":
@@ -102,7 +102,7 @@ def _read_rule(kind: str, config: Config) -> VaeRule:
             factor = config.whole("scale_factor_spatial", usual, most=MOST_FACTOR)
         case "AutoencoderDC":
             factor = 2 ** (len(config.list("encoder_block_out_channels", MOST_BLOCKS)) - 1)
-            facts = {"scale": config.above_zero("scaling_factor", 1.0), "is_sampled": False}
+            facts = {"scale": config.real("scaling_factor", 1.0, above=0), "is_sampled": False}
         case _:
             factor = 2 ** (len(config.list("block_out_channels", MOST_BLOCKS)) - 1)
     if kind == "AutoencoderKLFlux2":
@@ -110,7 +110,7 @@ def _read_rule(kind: str, config: Config) -> VaeRule:
         facts = {"patch": FLUX2_PATCH}
     elif kind == "AutoencoderKL":
         facts = {
-            "scale": config.above_zero("scaling_factor", SCALE),
+            "scale": config.real("scaling_factor", SCALE, above=0),
             "shift": config.real("shift_factor", 0.0),
             "fits_fp16": config.get("force_upcast") is not True,
         }
@@ -140,12 +140,10 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
         )
     rule = _read_rule(kind, config)
     if is_by_channel or kind in VIDEO_KINDS:
-        means, deviations = config.reals("latents_mean"), config.reals("latents_std")
+        means, deviations = config.reals("latents_mean"), config.reals("latents_std", above=0)
         if not len(means) == len(deviations) == rule.channels:
             counts = f"{len(means)} means and {len(deviations)} deviations"
             raise unsuitable(f"{config.path} has {counts} for {rule.channels} channels")
-        if not all(deviation > 0 for deviation in deviations):
-            raise unsuitable(f"{config.path} has a deviation that is not above 0 (latents_std)")
         scale: Any = rule.scale if has_unet else 1.0  # where there is a UNet, by the scale as well
         rule = replace(rule, scale=tuple(scale / each for each in deviations), shift=means)
     return replace(rule, shift=0.0) if pipeline in SHIFTLESS else rule
