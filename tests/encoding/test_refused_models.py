@@ -139,7 +139,7 @@ OF_FLUX: Cases = {
                 ({"scaling_factor": 0}, "has to be a number above 0"),
                 (
                     {"latents_mean": [0], "latents_std": [0]},
-                    "says latents_std 0, which has to be a",
+                    "says latents_std 0, which has to be",
                 ),
                 ({"latent_channels": 10**9}, "says latent_channels 1000000000"),
                 ({"latent_channels": -4}, "says latent_channels -4"),
