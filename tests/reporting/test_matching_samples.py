@@ -200,8 +200,8 @@ def test_a_condition_that_means_nothing_is_one_line(images: Path, where: str, me
     [
         (["000000000001", "--where", "width"], "leave out KEY"),
         (["--urls", "--where", "width"], "leave out KEY"),
-        (["--join", "scores.csv"], "--join adds columns for --where: give a condition too"),
-        (["--limit", "5"], "--limit counts the samples that --where shows: give a condition too"),
+        (["--join", "scores.csv"], "--join and --limit are for --where: give a condition too"),
+        (["--limit", "5"], "--join and --limit are for --where: give a condition too"),
     ],
 )
 def test_a_condition_goes_with_no_key(

@@ -122,9 +122,7 @@ def test_a_notebook_has_one_output_that_is_replaced(
     assert "slice" not in "".join(capsys.readouterr())
 
 
-def test_samples_are_counted_where_their_number_is_known_and_units_come_last(
-    tmp_path: Path,
-) -> None:
+def test_samples_are_counted_where_their_number_is_known(tmp_path: Path) -> None:
     statuses: list[JobStatus] = []
     source = photos(tmp_path / "photos", 5)
     (source / "broken.jpg").write_bytes(b"no image")
@@ -143,8 +141,8 @@ def test_samples_are_counted_where_their_number_is_known_and_units_come_last(
         counted = "image"
 
     status = JobStatus(samples=3, samples_of=20, units=2, rejects={"too_small": 1})
-    first, *_, last = Encoding(waits=False).parts(status)
-    assert (first, last) == ("4 of 20 images", "shard 0 of 2")
+    first, *others = Encoding(waits=False).parts(status)
+    assert (first, others) == ("4 of 20 images", ["shard 0 of 2", "rejects: too_small 1"])
 
 
 def test_an_interrupt_says_what_is_kept_and_what_is_lost(

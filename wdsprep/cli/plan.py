@@ -206,10 +206,8 @@ def phase_at(
         counts = parse_counts(options.counts).items()
         samples, read = round(sum(count for size, count in counts if size >= least)), []
         shards = -(-samples // options.samples_per_shard)
-    speed: dict[str, Any] = {
-        "source": "",
-        **dict.fromkeys(("rate", "gpu_hours", "wall_hours", "dollars")),
-    }
+    unknown = ("rate", "gpu_hours", "wall_hours", "dollars")
+    speed: dict[str, Any] = {"source": "", **dict.fromkeys(unknown)}
     if trial:
         speed, nbytes_each = _measured(*trial, samples, options)
     else:

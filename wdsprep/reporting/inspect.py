@@ -126,10 +126,8 @@ def inspect(options: InspectOptions) -> "Inspected":
         raise UsageError("-o writes the sample with a KEY: give the KEY too")
     if options.where and key:
         raise UsageError("--where finds samples by a condition: leave out KEY")
-    if options.join and not options.where:
-        raise UsageError("--join adds columns for --where: give a condition too")
-    if options.limit != InspectOptions.limit and not options.where:
-        raise UsageError("--limit counts the samples that --where shows: give a condition too")
+    if (options.join or options.limit != InspectOptions.limit) and not options.where:
+        raise UsageError("--join and --limit are for --where: give a condition too")
     if options.where:
         return _find_matching(options)
     store, manifest = open_dataset(dataset)

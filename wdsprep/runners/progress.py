@@ -84,10 +84,9 @@ class JobProgress(JobListener):
             done,
             *([] if is_early else [rate]),
             *([f"{human_time(left)} left"] if left else []),
-            *([] if status.samples_of else [unit]),
+            unit,
             *self.details(status),
             *([f"rejects: {human_counts(status.rejects)}"] if status.rejects else []),
-            *([unit] if status.samples_of else []),
         ]
 
     def left_off(self, status: JobStatus) -> LeftOff:

@@ -77,17 +77,8 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         self.start_counting()
 
     def details(self, _status: JobStatus) -> list[str]:
-        """Return how busy the devices are, and for several workers the range of their rates.
-
-        Return nothing until a rate is known.
-        """
-        if not (rates := self._speeds.rates().values()):
-            return []
-        parts = [str(self._speeds)]
-        if len(rates) > 1:
-            span = f"{min(rates):,.1f} to {max(rates):,.1f}"
-            parts.append(f"{span} on each of {len(rates)} workers")
-        return parts
+        """Return how busy the devices are, once a rate is known."""
+        return [str(self._speeds)] if self._speeds.rates() else []
 
     def summary(self, encoded: Outcome | list[Outcome]) -> list[str]:
         outcomes = _outcomes(encoded)
