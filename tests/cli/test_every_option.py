@@ -127,31 +127,6 @@ def test_whatever_an_option_is_given_is_taken_or_refused_in_one_short_line(name:
                 assert not isinstance(kept, np.generic | np.ndarray), (option.name, value)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("pack", {"min_size": True}),
-        ("pack", {"save_additional_columns": [1]}),
-        ("pack", {"buckets": b"ab"}),
-        ("pack", {"workers": ()}),
-        ("encode", {"captions_by": np.array(["key"])}),
-        ("remove", {"keys": [1]}),
-        ("select", {"split": ["train"]}),
-        ("load", {"device": 10**400}),
-        ("export", {"to": "mds", "out": "a\0b"}),
-    ],
-)
-def test_what_was_once_taken_for_something_else_is_refused(
-    name: str, options: dict[str, Any]
-) -> None:
-    (wrong,) = options.keys() - {"to"}
-    spelled = {option.name: option.spelled for option in declared(name)}[wrong]
-    place = IN_PYTHON.get(name) or command_of(name)._place
-    needed = {each.name: "there" for each in declared(name) if each.is_required}
-    with pytest.raises(UsageError, match=f"^{spelled} "):
-        import_function(place)(**{**needed, **NEEDED.get(name, {}), **options})
-
-
 @pytest.mark.parametrize(("name", "option"), ALL)
 def test_a_name_that_is_misspelt_is_one_line_with_what_may_be_meant(
     name: str, option: Option

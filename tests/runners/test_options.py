@@ -97,7 +97,6 @@ def test_little_work_and_one_worker_of_safe_work_need_no_process_of_their_own(
         ("0::/", {"cpu.max": "max 100000"}, 8),
         ("0::/", {"cpu.max": "150000 100000"}, 2),
         ("0::/", {"cpu.max": "50000 100000"}, 1),
-        ("0::/", {"cpu.max": "6400000 100000"}, 8),
         ("0::/pod/box", {"pod/cpu.max": "300000 100000", "pod/box/cpu.max": "max 100000"}, 3),
         ("0::/../of/the/host", {"cpu.max": "300000 100000"}, 3),
         ("4:cpu,cpuacct:/pod", {"cpu,cpuacct/pod/cpu.cfs_quota_us": "400000"}, 4),

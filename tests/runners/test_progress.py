@@ -141,7 +141,7 @@ def test_samples_are_counted_where_their_number_is_known(tmp_path: Path) -> None
         counted = "image"
 
     status = JobStatus(samples=3, samples_of=20, units=2, rejects={"too_small": 1})
-    first, *others = Encoding(waits=False).parts(status)
+    first, _, *others = Encoding(waits=False).parts(status)
     assert (first, others) == ("4 of 20 images", ["shard 0 of 2", "rejects: too_small 1"])
 
 

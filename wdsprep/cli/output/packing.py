@@ -82,10 +82,7 @@ class PackOutput(CommandOutput[Outcome]):
             "captionless": packed.captionless,
             "failed_hosts": packed.failed_hosts,
             "left_out": _left_out(manifest),
-            "phases": {
-                str(resolution): {"samples": samples, "shards": shards}
-                for resolution, (samples, shards) in phases(manifest).items()
-            },
+            "phases": overview(manifest)["phases"],
             "retryable": retryable(manifest),
             "slices": len(manifest.receipts),
         }
