@@ -258,6 +258,7 @@ def select_of(*names: str, out: str = "sub", **options: Any) -> Asks:
         (select_of("images", count=43), "--count 43 is more than the 42 samples"),
         (select_of("images", split="a=0.5"), r"--split and \{split\} in OUT go together"),
         (select_of("images", out="{split}"), r"--split and \{split\} in OUT go together"),
+        (select_of("images", out="{spilt}/{name}", split="a=0.5"), r"has \{spilt\} in it, which"),
         (select_of("images", out="{split}", split="a=0.5,a=0.1"), "train=0.9,val=0.1"),
         (select_of("images", out="{split}", split="a=0.5,b=0.6"), "1 or less together"),
         (select_of("images", out="{split}", split="a=0.9,b=0.001"), "leaves none of .* for b"),

@@ -185,6 +185,7 @@ def test_models_lists_each_that_has_a_name_and_what_a_sample_weighs(command: Com
         (["pack", "--reencode", "png:3"], 2, "write jpg:95"),
         (["pack", "--no-such-option"], 2, '--no-such-option: "wdsprep pack --help" lists them'),
         (["index", "downloads"], 1, "downloads holds no .tar to index"),
+        (["select", "downloads"], 2, "select needs OUT: the folder or URL to copy to"),
         (["rebuild", "downloads"], 1, "has no receipts"),
     ],
 )

@@ -29,6 +29,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -110,6 +111,10 @@ class _Selection:
         self.options, self.parts = options, cast("Parts", options.split or {})
         is_given = not isinstance(keys, str) or keys
         self._keys = WantedTexts(KEY, read_lines("keys", keys)) if is_given else None
+        if unknown := {*re.findall(r"\{[^/]*?\}", out)} - {NAME, SPLIT}:
+            raise UsageError(
+                f"{out} has {min(unknown)} in it, which stands for nothing: write {NAME} or {SPLIT}"
+            )
         if bool(self.parts) != (SPLIT in out):
             raise UsageError(
                 f"{out}: --split and {SPLIT} in OUT go together: give both, such as OUT/{SPLIT} "

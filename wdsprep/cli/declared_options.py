@@ -165,10 +165,14 @@ class DeclaredCommand(Command):
         return parser
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [*args]  # the parser takes those of `args` away
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
             name = str(error.param.name) if error.param else ""
+            places = self.make_parser(ctx).parse_args(words)[0]
+            if name == "datasets" and isinstance(places.get("out"), str):
+                name = "out"  # in whose place the only dataset stands
             if name not in {option.name for option in self.declared}:
                 raise
             raise UsageError(

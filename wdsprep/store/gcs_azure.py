@@ -212,8 +212,8 @@ class ObjectStore(MarkedStore):
             client = make(client_options=HTTP, retry_config={"max_retries": 0})
             return loaded, client, make(client_options=HTTP, retry_config=patience)
 
-    def _ask(self, act: Callable[[Any, Any], T]) -> T:
-        """Return the result of `act`, called with the library and a client.
+    def _ask(self, name: str, act: Callable[[Any, Any], T]) -> T:
+        """Return the result of `act`, called with the library and a client, about a file.
 
         It is called again after a transient error. Before each attempt, the locks of this thread
         are renewed and checked.
@@ -225,7 +225,8 @@ class ObjectStore(MarkedStore):
             self.check_locks()
             return act(library, client)
 
-        return self.retrying(attempt)
+        with self.store_errors(name):
+            return self.retrying(attempt)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         """List the files in the order of their names.
@@ -278,14 +279,12 @@ class ObjectStore(MarkedStore):
                     raise
                 return memoryview(b"")
 
-        with self.store_errors(name):
-            return self._ask(act)
+        return self._ask(name, act)
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the object is written."""
         key = self.key(name)
-        with self.store_errors(name):
-            head = self._ask(lambda loaded, client: loaded.head(client, key))
+        head = self._ask(name, lambda loaded, client: loaded.head(client, key))
         return f"{head['e_tag']} {head['version']} {head['last_modified'].isoformat()}"
 
     def new_sink(self, name: str, *, exclusive: bool) -> "ObjectSink":
@@ -294,8 +293,7 @@ class ObjectStore(MarkedStore):
     def put_whole(self, name: str, facts: Mapping[str, str], data: bytes, mode: str) -> None:
         """Make an object with one request. With the mode `create`, there must be none."""
         key, options = self.key(name), {"attributes": facts, "mode": mode, "use_multipart": False}
-        with self.store_errors(name):
-            self._ask(lambda loaded, client: loaded.put(client, key, data, **options))
+        self._ask(name, lambda loaded, client: loaded.put(client, key, data, **options))
 
     def put_parts(self, name: str, facts: Mapping[str, str], parts: Iterator[bytes]) -> None:
         """Make an object of parts, as they come."""
@@ -306,9 +304,8 @@ class ObjectStore(MarkedStore):
 
     def writer_of(self, name: str, /) -> str:
         key, head = self.key(name), {"head": True}
-        with self.store_errors(name):
-            answer = self._ask(lambda loaded, client: loaded.get(client, key, options=head))
-            return str(answer.attributes.get(WRITER, ""))
+        answer = self._ask(name, lambda loaded, client: loaded.get(client, key, options=head))
+        return str(answer.attributes.get(WRITER, ""))
 
     def read_mark(self, name: str, /) -> Mark:
         key = self.key(name)
@@ -319,18 +316,20 @@ class ObjectStore(MarkedStore):
             age = datetime.datetime.now(datetime.timezone.utc) - written
             return data, _tag(answer.meta), age.total_seconds()
 
-        with self.store_errors(name):
-            return self._ask(act)
+        return self._ask(name, act)
 
     def make_mark(self, name: str, data: bytes, /) -> str:
         key, create = self.key(name), {"mode": "create", "use_multipart": False}
-        with self.store_errors(name):
-            return self._ask(lambda loaded, client: _tag(loaded.put(client, key, data, **create)))
+        return self._ask(name, lambda loaded, client: _tag(loaded.put(client, key, data, **create)))
 
     def delete(self, name: str, /) -> None:
         key = self.key(name)
-        with self.store_errors(name), contextlib.suppress(FileNotFoundError):
-            self._ask(lambda loaded, client: loaded.delete(client, key))
+
+        def act(loaded: Any, client: Any) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                loaded.delete(client, key)
+
+        self._ask(name, act)
 
     def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
         """Remove nothing: the library does not tell of unfinished uploads."""
