@@ -131,6 +131,7 @@ def test_what_is_made_of_other_images_is_not_joined(tmp_path: Path) -> None:
 
 # --- what does not fit
 SQUARE = (field("latent", (4, 8, 8)), field("emb", (7, 16)))
+SDXL, KONTEXT = ({"pipeline": f"{n}Pipeline"} for n in ("StableDiffusionXL", "FluxKontext"))
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,11 @@ SQUARE = (field("latent", (4, 8, 8)), field("emb", (7, 16)))
         ("kohya", {"fields": TEXT}, "is a dataset of text, and --to kohya takes latents"),
         ("kohya", {}, "has no images, .* --join the images that it was made of"),
         ("mds", {"more": {"latents": "given"}}, "imported latents of unknown scale"),
+        ("musubi", {"more": SDXL}, "takes latents of FluxKontext, Flux2,"),
+        ("musubi", {"fields": SQUARE, "more": KONTEXT}, r"has no pooled\.npy"),
+        ("musubi", {"more": KONTEXT}, "has 0 roles of references, .* one for flux_kontext"),
+        ("automodel", {"fields": SQUARE}, "has no references.*--roles target,source"),
+        ("automodel", {"fields": SQUARE[:1]}, r"has no emb\.npy"),
     ],
 )
 def test_what_a_layout_does_not_take_is_one_line(

@@ -224,25 +224,6 @@ def test_workers_make_the_same_caches(
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
 
 
-@pytest.mark.parametrize(
-    ("to", "how", "said"),
-    [
-        ("musubi", {"pipeline": "StableDiffusionXL"}, "takes latents of FluxKontext, Flux2,"),
-        ("musubi", {"pipeline": "FluxKontext"}, r"has no pooled\.npy"),
-        ("automodel", {"fields": (LATENT, EMB)}, "has no references.*--roles target,source"),
-        ("automodel", {"fields": (LATENT, SOURCE)}, r"has no emb\.npy"),
-    ],
-)
-def test_what_a_layout_does_not_take_is_one_line(
-    to: str, how: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    source = edits(tmp_path / "in", **{"pipeline": "QwenImageEdit", **how})
-    with pytest.raises(UsageError, match=said) as caught:
-        wdsprep.export(source, tmp_path / "out", to=to)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
 def test_masks_that_a_layout_has_no_place_for_are_named_first(tmp_path: Path) -> None:
     source = edits(tmp_path / "in", "QwenImageEdit", (LATENT, SOURCE, MASK, EMB), roles=several)
     lines: list[str] = []

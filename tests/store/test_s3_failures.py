@@ -76,17 +76,6 @@ def test_fault_without_end_is_one_clear_line_after_eight_attempts(
             assert len(proxy.seen) == before + ATTEMPTS
 
 
-@pytest.mark.parametrize("exclusive", [False, True])
-def test_lost_answer_of_a_write_is_success(through: Through, exclusive: bool) -> None:
-    rule = first(1, DropAfter(), "PUT")
-    with through(rule) as (proxy, store):
-        write_bytes(store, "f", b"mine", exclusive=exclusive)
-        assert len([1 for method, _ in proxy.seen if method == "PUT"]) == 2
-        assert store.read("f") == b"mine"
-        with pytest.raises(ExistsError):
-            write_bytes(store, "f", b"mine", exclusive=True)
-
-
 @pytest.mark.parametrize("nbytes", [0, 100])
 def test_a_refusal_that_breaks_off_is_known_by_its_status(through: Through, nbytes: int) -> None:
     """A retry meets what it has done already, and then cannot read the code."""
@@ -111,14 +100,6 @@ def test_lost_answer_is_no_excuse_where_somebody_else_was_first(
     rule = first(1, DropAfter(), "PUT")
     with through(rule) as (_, store), pytest.raises(ExistsError):
         write_bytes(store, "f", b"same", exclusive=True)
-
-
-def test_lost_answer_of_a_completion_is_success(through: Through, bucket: str) -> None:
-    rule = first(1, DropAfter(), "POST", "uploadId")
-    with through(rule) as (_, store):
-        write_bytes(store, "big", BIG)
-        assert store.read("big") == BIG
-    assert uploads(bucket) == []
 
 
 def test_body_that_breaks_off_is_asked_for_again(through: Through, s3_store: S3Store) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.kit.webserver import Behaviour, WebServer, in_turn, raw, response, stall
 from wdsprep.store.base import Entry
-from wdsprep.store.s3.listing import ALONE, STRETCHES, Page, Stretch, guesses, listing
+from wdsprep.store.s3.listing import ALONE, STRETCHES, Page, Stretch, listing
 from wdsprep.store.s3.reads import Wire
 
 BODY = bytes(range(256)) * 400
@@ -180,12 +180,3 @@ def test_an_error_in_a_later_stretch_reaches_the_reader_in_its_place() -> None:
         found.extend(entry.name for entry in listing(Broken(KINDS["counted"]).ask, "receipts/"))
     found_before = [name for name in KINDS["counted"] if name < "receipts/256/001"]
     assert found[: len(found_before)] == found_before[: len(found)]
-
-
-def test_guesses_count_on_and_leave_the_prefix_alone() -> None:
-    marks = list(guesses("r/256/000000.json", "r/256/007999.json", floor=2))
-    assert marks[:3] == ["r/256/01", "r/256/02", "r/256/03"]
-    assert marks[-1] == "r/256/99"
-    assert list(guesses("r/8", "r/9", floor=2)) == []
-    assert next(guesses("a b", "a c", floor=0)) == "a d"
-    assert list(guesses("x", "x", floor=0)) == []

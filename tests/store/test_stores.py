@@ -157,14 +157,6 @@ def test_name_or_prefix_that_leaves_the_store_is_refused(store: Store) -> None:
             names(store, prefix)
 
 
-def test_stream_reads_more_than_its_chunk(store: Store) -> None:
-    for nbytes in (99, 100, 101, 200, 1050):
-        data = random.Random(nbytes).randbytes(nbytes)
-        write_bytes(store, "f", data)
-        with Chunks(store, "f", chunk_nbytes=100).as_stream() as file:
-            assert file.read(150) + file.read() + file.read() == data
-
-
 def test_url_or_pickle_opens_the_same_store(store: Store) -> None:
     write_bytes(store, "a/f", b"x")
     copy: Store = pickle.loads(pickle.dumps(store))

@@ -75,16 +75,15 @@ class MusubiLayout(Layout):
         family = dataset.check_latents("musubi-tuner", BY_PIPELINE)
         if "klein" in family.name and dataset.fields[EMB].shape[-1] == KLEIN_9B_WIDTH:
             family = KLEIN_9B
-        self.family = family
+        texts = tuple(f"{role}.npy" for role in family.texts)
+        dataset.check_arrays(texts)
+        self.family, self.arrays = family, (LATENT, MASK, *texts)
         self.roles = dataset.references if family.reference else ()
         if family.reference == CONTROL and len(self.roles) != 1:
             raise UsageError(
                 f"{dataset.url} has {len(self.roles)} roles of references, and musubi-tuner takes "
                 f"one for {family.name}: encode with --roles target,source"
             )
-        texts = tuple(f"{role}.npy" for role in family.texts)
-        dataset.check_arrays(texts)
-        self.arrays = (LATENT, MASK, *texts)
         square = int(dataset.settings["resolution"])
         sizes = shapes_of(dataset.settings) or [(square, square)]
         self.largest = max(sizes, key=prod)
