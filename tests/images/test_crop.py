@@ -146,17 +146,6 @@ def test_image_of_the_right_size_keeps_every_pixel():
         assert np.array_equal(crop(corpus.saved(image, "PNG"), R).pixels.numpy(), wanted)
 
 
-def test_long_side_never_falls_under_the_resolution():
-    for shorter in range(R, 300):
-        for longer in range(shorter, shorter + 5):
-            assert covering_size(shorter, longer, (R, R))[0] == R
-            assert covering_size(shorter, longer, (R, R))[1] >= R
-            assert (
-                covering_size(longer, shorter, (R, R))
-                == covering_size(shorter, longer, (R, R))[::-1]
-            )
-
-
 def test_nothing_is_enlarged_and_the_area_is_checked_before_decoding():
     assert code_of(corpus.jpeg(size=(63, 500))) is Code.TOO_SMALL
     assert code_of(corpus.png_bomb()) is Code.TOO_LARGE

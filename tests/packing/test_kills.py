@@ -131,22 +131,6 @@ def test_killed_at_twelve_moments_the_bytes_are_those_of_an_undisturbed_run(
     sys.stdout.write(f"{kills} kills, {complete + 1} datasets\n")
 
 
-def test_killed_on_s3_the_objects_are_those_of_an_undisturbed_run(
-    album: Path, undisturbed: dict[str, bytes], bucket: str, chance: random.Random
-) -> None:
-    out = f"s3://{bucket}/out"
-    kills = 0
-    while kills < 2:
-        run = Run(album, out)
-        if run.wait(chance.uniform(0.5, 1.5)):
-            run.send(signal.SIGKILL, whole_group=chance.random() < 0.5)
-            kills += 1
-        run.end()
-        wait_gone(run.workers)
-    pack(album, out, *TWENTY)
-    assert tree(out) == undisturbed
-
-
 def test_the_hold_of_a_killed_worker_goes_where_nothing_else_is_left_to_do(tmp_path: Path) -> None:
     out = pack(photos(tmp_path / "in", 3), tmp_path / "out")
     whole = tree(out)

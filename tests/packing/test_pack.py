@@ -386,23 +386,6 @@ def plan(workers: int, *, cpus: int = 0, slices: int = 1_000) -> tuple[RunnerSet
     return settings, [threads, fetch.requests, fetch.per_host]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "planned"),
-    [
-        (plan(1), (1, 1, 3, 1, 256, 8)),
-        (plan(2), (2, 1, 3, 1, 128, 4)),
-        (plan(6, slices=2), (2, 3, 1, 1, 128, 4)),
-        (plan(0, cpus=64), (0, 8, 3, 8, 32, 1)),  # a node with many cores has workers with several
-        (plan(0, cpus=4), (0, 1, 3, 1, 64, 2)),
-    ],
-)
-def test_workers_share_the_bounds_of_their_machine(
-    wanted: tuple[RunnerSettings, list[int]], planned: tuple[int, ...]
-) -> None:
-    of, (threads, *share) = wanted
-    assert (of.workers, threads, of.units_per_worker, of.cpus_per_worker, *share) == planned
-
-
 @pytest.mark.parametrize("workers", [1, 3, 8, 9, 16, 64, 200])
 @pytest.mark.parametrize("cpus", [1, 2, 7, 8, 9, 16, 64, 192])
 def test_no_machine_asks_for_more_than_it_may(workers: int, cpus: int) -> None:

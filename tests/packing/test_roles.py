@@ -568,16 +568,21 @@ def test_a_run_says_how_many_samples_have_a_role_and_what_helps_against_gaps(
 
 def test_targets_and_roles_are_told_apart_by_what_the_user_names(tmp_path: Path) -> None:
     """Also where the role comes first, and where its fields follow `meta` in the json."""
-    members = [("a.after.jpg", jpeg(1)), ("a.before.jpg", jpeg(2)), ("a.json", b'{"n": {"m": 1}}')]
+    facts = {"n": {"m": 1}, "instruction": "edit"}
+    members = [("a.after.jpg", jpeg(1)), ("a.before.jpg", jpeg(2))]
+    members += [("a.json", json.dumps(facts).encode())]
     write_files(tmp_path, {"tars/a.tar": tar_bytes(members)})
-    write_table(tmp_path / "t/t.parquet", [{"before": jpeg(2), "after": jpeg(1), "n": {"m": 1}}])
-    columns = {"tars": ("after.jpg", "before.jpg"), "t": ("after", "before")}
-    for place, (target, before) in columns.items():
-        options = {"image_col": target, "limit": 1}
-        out = packed(tmp_path / place, tmp_path / f"out-{place}", f"net={before}", **options)
+    write_table(tmp_path / "t/t.parquet", [{"before": jpeg(2), "after": jpeg(1), **facts}])
+    for place, target, before in (
+        ("tars", "after.jpg", "before.jpg"),
+        ("tars", "after", "before"),
+        ("t", "after", "before"),
+    ):
+        out, options = tmp_path / f"out {place} {target}", {"image_col": target, "limit": 1}
+        packed(tmp_path / place, out, f"net={before}", **options)
         (sample,) = samples_of(out)
         assert (sample["jpg"], sample["net.jpg"]) == (jpeg(1), jpeg(2))
-        assert sample["json"]["meta"] == {"n": {"m": 1}}
+        assert (sample["json"]["meta"], sample["txt"]) == (facts, "edit")
         check_dataset(out)
 
 
@@ -638,38 +643,20 @@ def test_tables_have_columns_of_roles_that_conditions_may_name(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("target", "source", "caption"),
-    [
-        ("target_image", "source_image", "edit_prompt"),
-        ("edited_image", "original_image", "edit_prompt"),
-        ("target_img", "source_img", "instruction"),
-        ("target.jpg", "source.jpg", "txt"),
-        ("output.png", "input.png", "json"),
-    ],
+    [("target_image", "source_image", "edit_prompt"), ("target_img", "source_img", "instruction")],
 )
-def test_published_pairs_are_read_by_naming_columns_or_members(
+def test_published_pairs_are_read_by_naming_columns(
     target: str, source: str, caption: str, tmp_path: Path
 ) -> None:
-    """Tables of images with their paths, and tars with two images of a key. What is to be done is
-    found under the names that such sets have for it, and members by their names alone."""
-    kind = {"jpg": "JPEG", "png": "PNG"}.get(target.partition(".")[2], "JPEG")
-    pairs = [(jpeg(n, SIZE, kind), jpeg(10 + n, SIZE, kind), f"edit {n}") for n in range(3)]
-    if "_" in target:
-        rows = [
-            {source: {"bytes": b}, target: {"bytes": a, "path": "a.jpg"}, caption: text}
-            for a, b, text in pairs
-        ]
-        write_table(tmp_path / "in" / "train-00000-of-00001.parquet", rows)
-    else:
-        members: list[tuple[str, bytes]] = []
-        for number, (after, before, text) in enumerate(pairs):
-            said = json.dumps({"instruction": text}) if caption == "json" else text
-            members += [(f"{number}.{source}", before), (f"{number}.{target}", after)]
-            members += [(f"{number}.{caption}", said.encode())]
-        write_files(tmp_path, {"in/a.tar": tar_bytes(members)})
-    names = {"image_col": target.partition(".")[0]}
-    out = packed(tmp_path / "in", tmp_path / "out", f"source={source.partition('.')[0]}", **names)
-    (ending,) = {"jpg", "png"} & samples_of(out)[0].keys()
-    stored = [(s[ending], s[f"source.{ending}"], s["txt"]) for s in samples_of(out)]
+    """What is to be done is found under the names that such sets have for it."""
+    pairs = [(jpeg(n, SIZE), jpeg(10 + n, SIZE), f"edit {n}") for n in range(3)]
+    rows = [
+        {source: {"bytes": before}, target: {"bytes": after, "path": "a.jpg"}, caption: text}
+        for after, before, text in pairs
+    ]
+    write_table(tmp_path / "in" / "train-00000-of-00001.parquet", rows)
+    out = packed(tmp_path / "in", tmp_path / "out", f"source={source}", image_col=target)
+    stored = [(s["jpg"], s["source.jpg"], s["txt"]) for s in samples_of(out)]
     assert stored == pairs
 
 

@@ -234,10 +234,3 @@ def test_a_file_that_the_state_names_has_to_be_there_and_sound(place: Path) -> N
         damage()
         with pytest.raises(SourceError, match=said):
             list(source_of(place).items())
-
-
-def test_a_missing_column_names_those_that_are_there(place: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no column 'alt' .*it has image, text, n"):
-        rows_of(place, caption="alt")
-    with pytest.raises(UsageError, match="'text' holds no image bytes"):
-        rows_of(place, image="text")
