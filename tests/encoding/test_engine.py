@@ -288,13 +288,13 @@ def test_all_is_computed_on_one_core_each_so_that_their_count_never_shows(engine
     assert set(encoder.cores) == {1}
 
 
-SHAPES, SQUARE = Shapes.from_sizes([(16, 16), (8, 32)]), Shapes.square(8)
+SHAPES, SQUARE = Shapes(((16, 16), (8, 32))), Shapes.square(8)
 CUTS = DatasetCuts(target=SHAPES), DatasetCuts(target=SQUARE)
 ROLES = (
     DatasetCuts(
         target=SHAPES,
         sizes={"source": "shapes", "more": "aligned", "style": "pipeline"},
-        shapes={"source": Shapes.from_sizes([(24, 8)])},
+        shapes={"source": Shapes(((24, 8),))},
     ),
     DatasetCuts(target=SQUARE, has_target=False, sizes={"mask": "latent"}),
 )
@@ -547,7 +547,7 @@ def test_batches_have_one_shape_and_one_that_seldom_comes_waits_but_not_for_ever
     engine: Engines, waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = Shaped()
-    shapes = Shapes.from_sizes([(16, 16), (8, 32), (32, 8)])
+    shapes = Shapes(((16, 16), (8, 32), (32, 8)))
     monkeypatch.setattr("wdsprep.encoding.engine.MOST_WAITING", waiting)
     made = engine(encoder, cuts=[DatasetCuts(target=shapes)])
     results: dict[int, Block] = {}

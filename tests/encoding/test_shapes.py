@@ -122,7 +122,7 @@ def test_what_a_denoiser_is_told_of_sizes_is_that_of_the_shape() -> None:
     """Heights before widths, of the image as it came, of the crop's corner, and of the shape."""
     fields = [Field(name=name, dtype="<i4", shape=(6 if name == "time_ids.npy" else 2,))
               for name in OF_SIZES]  # fmt: skip
-    shapes = Shapes.from_sizes(sizes_of(NEAREST, 64))
+    shapes = Shapes(tuple(sizes_of(NEAREST, 64)))
     for size in ((200, 90), (90, 200), (100, 100)):
         cut = crop(jpeg(1, size), shapes)
         sample = Sample(

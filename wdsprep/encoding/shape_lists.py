@@ -150,4 +150,4 @@ def _check_shapes(sizes: Iterable[Any], resolution: int, what: str) -> tuple[Siz
         if other := by_ratio.get(ratio):
             raise UsageError(f"{what} has one ratio twice, {other} and {name}: leave one out")
         by_ratio[ratio] = name
-    return Shapes.from_sizes(shapes).sizes
+    return Shapes(tuple(shapes)).sizes

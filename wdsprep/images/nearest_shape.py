@@ -5,7 +5,7 @@ from the image's size alone, in whole numbers.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -50,7 +50,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """A list of shapes from the tallest to the widest, no ratio twice.
+    """A list of shapes, which are sorted from the tallest to the widest; no ratio twice.
 
     An image that would lose more than `max_crop` of its area is rejected, and so is one that would
     have to be scaled up by more than `upscale`. A JPEG is decoded at a
@@ -63,15 +63,8 @@ class Shapes:
     upscale: float = 1.0
     oversampling: float = field(default=0.0, repr=False)  # by the rest loaders keep which fit where
 
-    @classmethod
-    def from_sizes(
-        cls,
-        sizes: Iterable[Size],
-        max_crop: float = 1.0,
-        upscale: float = 1.0,
-        oversampling: float = 0.0,
-    ) -> "Shapes":
-        return cls(tuple(sorted(sizes, key=_ratio)), max_crop, upscale, oversampling)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(sorted(self.sizes, key=_ratio)))
 
     @classmethod
     def square(cls, side: int, oversampling: float = 0.0) -> "Shapes":
@@ -157,7 +150,7 @@ def cut_of(settings: Mapping[str, Any]) -> Shapes:
     oversampling = OVERSAMPLING if settings.get(DECODE) == FAST else 0.0
     sizes = shapes_of(settings) or [(side, side)]
     max_crop, upscale = settings.get("max_crop", 1.0), settings.get("upscale", 1.0)
-    return Shapes.from_sizes(sizes, max_crop, upscale, oversampling)
+    return Shapes(tuple(sizes), max_crop, upscale, oversampling)
 
 
 def covering_size(width: int, height: int, size: Size) -> Size:

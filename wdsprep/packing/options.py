@@ -297,10 +297,6 @@ class PackRules(ShardSizes, ImageOptions):
         """Return the smallest shorter side of each bucket."""
         return parse_buckets(self.buckets)
 
-    @property
-    def full_check(self) -> bool:
-        return self.check == "full"
-
     @cached_property
     def max_nbytes(self) -> int:
         return parse_size(self.max_bytes) or MAX_NBYTES

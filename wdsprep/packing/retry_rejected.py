@@ -71,10 +71,6 @@ class Retries:
     edition: Edition
     slices: tuple[Slice, ...] = ()
 
-    @property
-    def store(self) -> Store:
-        return self.edition.store
-
     def pending(self, manifest: Manifest) -> list[Slice]:
         """Return the retry slices without a receipt."""
         done = set(manifest.ledger.units())
@@ -90,7 +86,7 @@ class Retries:
 
     def taken_from(self, unit: str) -> frozenset[str]:
         """Return the sources of the rows that finished retry slices have taken from a slice."""
-        return self.moved(done_units(self.store)).get(unit, frozenset())
+        return self.moved(done_units(self.edition.store)).get(unit, frozenset())
 
     def moved(self, done: Iterable[str] | None = None) -> Moved:
         """Return what slices of rows lose to the retry slices, or to those of them in `done`."""
@@ -122,8 +118,8 @@ class Retries:
                 receipts.append(receipt)
                 continue
             with self.edition.holding(unit), suppress(NotFoundError):  # a repair has taken it out
-                stored = read_receipt(self.store, unit)
-                receipts.append(_settle_receipt(self.store, stored, gone))
+                stored = read_receipt(self.edition.store, unit)
+                receipts.append(_settle_receipt(self.edition.store, stored, gone))
         return replace(manifest, receipts=tuple(receipts))
 
     def extended(
@@ -149,7 +145,7 @@ class Retries:
                 for receipt in manifest.receipts
                 if not codes.isdisjoint(receipt.rejects)
                 for item in _retryable_items(
-                    self.store,
+                    self.edition.store,
                     receipt.unit,
                     lambda reject: _is_curable(reject, fetch, codes),
                     planned.get(receipt.unit, frozenset()),
@@ -158,7 +154,7 @@ class Retries:
             first = 1 + max((part.number for part in slices), default=FIRST_RETRY - 1)
             new = tuple(_cut_slices(items, size=size, first=first))
             for part in new:
-                write_bytes(self.store, inputs_name(part.name), part.inputs)
+                write_bytes(self.edition.store, inputs_name(part.name), part.inputs)
         return replace(self, slices=slices + new)
 
 

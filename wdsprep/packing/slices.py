@@ -497,7 +497,7 @@ def check_not_retried(store: Store, part: Slice, known: Collection[str]) -> None
     `known` are the names of the retry slices that there were then. New ones get the numbers that
     follow. So if the next number is missing, there are none, and nothing needs to be listed.
     """
-    if part.is_retry:
+    if is_retry(part.name):
         return
     following = 1 + max(map(int, known), default=FIRST_RETRY - 1)
     try:

@@ -24,7 +24,7 @@ from typing import Any, cast
 from wdsprep.dataset.coarse_histograms import count_sample
 from wdsprep.dataset.condition_syntax import format_path
 from wdsprep.dataset.draft import Draft, DraftShard
-from wdsprep.dataset.file_names import image_shard, inputs_name, rejects_name, sample_key
+from wdsprep.dataset.file_names import image_shard, inputs_name, is_retry, rejects_name, sample_key
 from wdsprep.dataset.manifest import RETRIED, Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
@@ -82,7 +82,7 @@ def _check_sample(rules: PackRules, removed: Removed | None, row: SampleOrReject
     """
     if isinstance(row, Reject):
         return row
-    full = rules.full_check
+    full = rules.check == "full"
     try:
         for data in (row.image, *(image.data for image in row.images)):
             if removed and removed.has("sha256", hashlib.sha256(data).hexdigest()):
@@ -247,7 +247,7 @@ class PackWorker:
         downloads = None
         if self._fetcher is not None and job.fetch_rules is not None:
             repeated = partial(repeated_urls, job.source, part)
-            minds_outage = not (job.fetch_rules.ignore_outage or part.is_retry)
+            minds_outage = not (job.fetch_rules.ignore_outage or is_retry(part.name))
             downloads = Downloads(
                 self._fetcher, repeated, pace=self._pace, minds_outage=minds_outage
             )
@@ -304,7 +304,7 @@ class PackedSlice:
             places = (source.url, *(role.url for role in source.columns.roles if role.url))
             if any(shared_store(place).root is None for place in places):
                 threads = max(threads, REMOTE_READS)
-            elif not (rules.full_check or rules.reencode):
+            elif not (rules.check == "full" or rules.reencode):
                 threads = 1
 
             def read_and_judge(item: Item) -> list[tuple[bytes, CheckedSample]]:
@@ -371,12 +371,15 @@ class PackedSlice:
     def receipt(self, digest: str) -> Receipt:
         """Finish the open shards, and return the receipt of the slice with these inputs."""
         job, part, rejects = self._job, self._part, self._draft.rejects
+        generation = 0
+        if not is_retry(part.name):
+            generation = max(first for first in job.generations if first <= part.number)
         while self._open:
             self._done.append(self._open.popitem()[1].finish())
         return Receipt(
             dataset="images",
             unit=part.name,
-            generation=0 if part.is_retry else max(g for g in job.generations if g <= part.number),
+            generation=generation,
             settings=job.settings,
             input=digest,
             inputs=self._samples + rejects.counts.total(),

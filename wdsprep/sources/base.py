@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from blake3 import blake3
 
 from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.file_names import is_retry, slice_name
+from wdsprep.dataset.file_names import slice_name
 from wdsprep.dataset.manifest import CONTENT
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError, as_rejected
@@ -97,10 +97,6 @@ class Slice:
     @property
     def name(self) -> str:
         return slice_name(self.number)
-
-    @property
-    def is_retry(self) -> bool:
-        return is_retry(self.name)
 
     @property
     def samples(self) -> int:

@@ -164,7 +164,7 @@ class _Group:
     stem: str
     images: list[Entry] = field(default_factory=list)
     sidecars: dict[str, Entry] = field(default_factory=dict)
-    in_roles: dict[str, list[tuple[int, Entry]]] = field(default_factory=dict)
+    in_roles: "dict[str, list[NumberedFile]]" = field(default_factory=dict)
 
     def items(self, columns: Columns) -> Iterator[Item]:
         kinds = ("json", columns.caption_file(self.sidecars))
@@ -172,8 +172,9 @@ class _Group:
         for image in self.images:
             yield item_of(image, *beside, samples=1)
         if not self.images:
-            first, *_ = [*beside, *(entry for _, entry in chain(*self.in_roles.values()))]
-            yield item_of(*beside, name=first.name)
+            names = (entry.name for entry in beside)
+            first, *_ = chain(names, (name for _, (name, _, _) in chain(*self.in_roles.values())))
+            yield item_of(*beside, name=first)
 
 
 def _read(store: Store, name: str) -> bytes:
@@ -238,7 +239,8 @@ def _groups(
         if not open_groups or open_groups[-1].stem != stem:
             open_groups.append(_Group(stem))
         if in_role[0]:
-            open_groups[-1].in_roles.setdefault(in_role[0], []).append((in_role[1], entry))
+            numbered = in_role[1], (name, entry.nbytes, entry.stamp)
+            open_groups[-1].in_roles.setdefault(in_role[0], []).append(numbered)
         elif is_sidecar:
             open_groups[-1].sidecars[kind] = entry
         else:
@@ -295,10 +297,7 @@ class Metadata:
             if role.url:
                 files = self._files_named(role, group.stem, item.name)
             elif role.is_ending:
-                files = [
-                    (number, (entry.name, entry.nbytes, entry.stamp))
-                    for number, entry in number_files(group.in_roles.get(role.name, ()))
-                ]
+                files = number_files(group.in_roles.get(role.name, ()))
             else:
                 files = self._files_in_field(role, item, folder)
             has_image = any(stamp != NOT_THERE for _, (_, _, stamp) in files)
@@ -349,26 +348,18 @@ class Metadata:
 
     def check_roles(self, url: str) -> None:
         """Raise SourceError if there are images, and none of them has one of the roles."""
-        for role in self._roles if self._first else ():
-            if self._counts[role.name]:
-                continue
+        lacking = (role for role in self._roles if self._first and not self._counts[role.name])
+        for role in lacking:
             files = self._query("SELECT file FROM files WHERE role = ? LIMIT 1", role.name)
-            if role.is_ending:
-                why = f"no file ends in {role.where}: give another ending, a folder or a field"
-            elif not role.url:
-                why = (
-                    f"{role.where} is no folder, no ending (those begin with a dot, as .source.jpg "
-                    "beside its target), and no field of metadata.jsonl or metadata.csv here: give "
-                    "one of these"
-                )
-            elif not files:
-                meant = did_you_mean_place(role.url)
-                why = f"{role.where} holds no image{meant}: give another folder"
-            else:
-                names = f"one image is {shown(self._first)}, and {role.where} has"
-                other = shown(os.fsdecode(files[0][0]))
-                why = f"{names} {other}: give both the same name, apart from the extension"
-            raise SourceError(f"no image of {url} has a {role.name}: {why}")
+            there = did_you_mean_place(role.url) if role.url else ""
+            if files:
+                there = f", which has {shown(os.fsdecode(files[0][0]))}"
+            raise SourceError(
+                f"no image of {url}, such as {shown(self._first)}, has a {role.name} in "
+                f"{role.where}{there}: give a folder whose images have the same names, an ending "
+                "of files beside the targets that begins with a dot, as .source.jpg, or a field of "
+                "metadata.jsonl or metadata.csv"
+            )
 
 
 @contextlib.contextmanager

@@ -205,22 +205,10 @@ class TarsSource(Source):
         return is_wanted and nbytes <= self.max_nbytes
 
     def _is_image(self, name: str, before: Iterable[str] = ()) -> bool:
-        """Return whether a member may be the image of its sample, by its name and those before it.
+        """Return whether a member is the image of its sample, of it and those before it."""
+        return self._image((*before, name)) == name
 
-        If the user named a member, that is the image. Otherwise the first member with the
-        extension of an image and in no role is. One that wdsprep decodes may come after one that it
-        does not.
-        """
-        if self.columns.image:
-            return self._is_named(name)
-        kind = name.rpartition(".")[2]
-        if (kind not in IMAGES and kind not in OTHER_IMAGES) or self._is_in_role(name):
-            return False
-        before = before and [other for other in before if not self._is_in_role(other)]
-        there = {other.rpartition(".")[2] for other in before} if before else ()
-        return IMAGES.isdisjoint(there) and (kind in IMAGES or OTHER_IMAGES.isdisjoint(there))
-
-    def _image(self, fields: Mapping[str, bytes]) -> str:
+    def _image(self, fields: Iterable[str]) -> str:
         """Return the field that has the image, or "" if there is none.
 
         It is the member that the user named, or else the first that wdsprep can decode by its
