@@ -135,29 +135,15 @@ def test_the_hops_of_a_redirect_share_one_time_limit() -> None:
         assert server.paths() in (["/0", "/1"], ["/0"])
 
 
-PORT = refused_port()
-
-
-@pytest.mark.parametrize(
-    ("url", "code", "host", "detail"),
-    [
-        (
-            f"http://127.0.0.1:{PORT}/x",
-            Code.REFUSED,
-            "127.0.0.1",
-            f"to connect to 127.0.0.1:{PORT}",
-        ),
-        ("http://nobody.invalid/x", Code.DNS, "nobody.invalid", ""),
-        ("file:///etc/hostname", Code.BAD_URL, "", "file: is not http, https, s3, gs, az or hf"),
-    ],
-    ids=["refused", "no-such-host", "no-http"],  # the port is another in each process
-)
-def test_what_no_server_answers_has_its_code_too(
-    patient: Fetcher, url: str, code: Code, host: str, detail: str
-) -> None:
-    fetched = patient.submit(url).result(LONG_S)
-    assert (fetched.code, fetched.host) == (code, host)
-    assert fetched.detail.endswith(detail)
+def test_what_no_server_answers_has_its_code_too(patient: Fetcher) -> None:
+    port = refused_port()
+    for url, code, detail in (
+        (f"http://127.0.0.1:{port}/x", Code.REFUSED, f"to connect to 127.0.0.1:{port}"),
+        ("http://nobody.invalid/x", Code.DNS, ""),
+    ):
+        fetched = patient.submit(url).result(LONG_S)
+        assert (fetched.code, fetched.host) == (code, url.split("/")[2].partition(":")[0])
+        assert fetched.detail.endswith(detail)
 
 
 def test_a_black_hole_times_out() -> None:

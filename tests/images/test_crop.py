@@ -118,14 +118,10 @@ def test_image_of_any_kind_is_what_pack_would_have_stored(name: str):
 @pytest.mark.parametrize(
     ("size", "scaled", "box"),
     [
-        ((64, 64), (64, 64), (0, 0)),
         ((64, 200), (64, 200), (0, 68)),
         ((65, 64), (65, 64), (0, 0)),
-        ((65, 65), (64, 64), (0, 0)),
         ((320, 64), (320, 64), (128, 0)),
-        ((640, 128), (320, 64), (128, 0)),
         ((131, 129), (65, 64), (0, 0)),
-        ((129, 130), (64, 64), (0, 0)),
         ((256, 129), (127, 64), (31, 0)),
         ((256, 386), (64, 97), (0, 16)),
     ],
@@ -163,13 +159,13 @@ def test_damaged_image_is_rejected_as_pack_rejects_it(name: str):
 SEVERAL = [
     Shapes.square(R),
     Shapes.square(2 * R),
-    Shapes.from_sizes([(R, R), (48, 80), (80, 48)], max_crop=0.1),
-    Shapes.from_sizes([(3 * R, 3 * R), (144, 240), (240, 144)]),
+    Shapes(((R, R), (48, 80), (80, 48)), max_crop=0.1),
+    Shapes(((3 * R, 3 * R), (144, 240), (240, 144))),
 ]
 
 
 def test_a_small_image_is_scaled_up_by_a_bicubic_filter() -> None:
-    upscaled, small = Shapes.from_sizes([(64, 64)], upscale=1.5), noise((50, 60))
+    upscaled, small = Shapes(((64, 64),), upscale=1.5), noise((50, 60))
     cut = crop(corpus.saved(small, "PNG"), upscaled)
     assert (cut.width, cut.height, cut.scale) == (50, 60, 64 / 50)
     assert psnr(cut, by_pillow(small, 64)) > 45
@@ -177,7 +173,7 @@ def test_a_small_image_is_scaled_up_by_a_bicubic_filter() -> None:
     assert large.scale == 64 / 80
     assert told(lambda: large) == told(lambda: crop(corpus.saved(noise((80, 90)), "PNG"), 64))
     with pytest.raises(RejectedError):
-        crop(corpus.saved(small, "PNG"), Shapes.from_sizes([(64, 64)], upscale=1.25))
+        crop(corpus.saved(small, "PNG"), Shapes(((64, 64),), upscale=1.25))
 
 
 def told(act: Callable[[], Crop | RejectedError]) -> tuple[object, ...]:
@@ -299,21 +295,21 @@ LIST = [(64, 64), (48, 80), (80, 48), (32, 128), (128, 32), (56, 72), (72, 56)]
 
 def test_the_shape_is_that_of_the_nearest_ratio() -> None:
     """Half way between two it is the one nearer to the square."""
-    shapes = Shapes.from_sizes(LIST)
+    shapes = Shapes(tuple(LIST))
     for width, height in SIZES:
 
         def apart(size: tuple[int, int], ratio: float = width / height) -> float:
             return abs(math.log(size[0] / size[1] / ratio))
 
         assert apart(shapes.nearest(width, height)) <= min(map(apart, LIST)) + 1e-12
-    shapes = Shapes.from_sizes([(64, 64), (32, 128), (128, 32)])
+    shapes = Shapes(((64, 64), (32, 128), (128, 32)))
     assert shapes.nearest(200, 100) == shapes.nearest(100, 200) == (64, 64)
     assert shapes.nearest(201, 100) == (128, 32)
     assert shapes.nearest(100, 201) == (32, 128)
 
 
 def test_the_image_just_covers_its_shape_and_the_middle_is_taken() -> None:
-    shapes = Shapes.from_sizes(LIST)
+    shapes = Shapes(tuple(LIST))
     assert shapes.fit(300, 200) == Fit(80, 48, 80, 53)
     assert (shapes.fit(300, 200).left, shapes.fit(300, 200).top) == (0, 2)
     for width, height in SIZES:
@@ -329,7 +325,7 @@ def test_the_image_just_covers_its_shape_and_the_middle_is_taken() -> None:
 
 
 def test_what_is_scaled_up_is_so_by_no_more_than_was_asked_for() -> None:
-    shapes = Shapes.from_sizes(LIST, upscale=1.1)
+    shapes = Shapes(tuple(LIST), upscale=1.1)
     assert shapes.fit(64, 60) == Fit(64, 64, 68, 64)
     assert shapes.fit(59, 64) == Fit(64, 64, 64, 69)
     with pytest.raises(RejectedError) as caught:
@@ -343,7 +339,7 @@ def test_what_is_scaled_up_is_so_by_no_more_than_was_asked_for() -> None:
 
 
 def test_what_would_lose_too_much_is_rejected() -> None:
-    shapes = Shapes.from_sizes(LIST, max_crop=0.5)
+    shapes = Shapes(tuple(LIST), max_crop=0.5)
     assert shapes.fit(128, 256) == Fit(48, 80, 48, 96)  # loses a sixth
     assert shapes.fit(1_000, 125) == Fit(128, 32, 256, 32)  # loses half
     with pytest.raises(RejectedError) as caught:

@@ -292,15 +292,6 @@ def start_two(first: list[str], second: list[str]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.system
-def test_the_same_run_twice_at_once_does_no_harm(
-    album: Path, packed_album: Path, tmp_path: Path
-) -> None:
-    words = command_words(album, tmp_path / "out", *TWENTY, "--workers", "1")
-    assert [code for code, _ in start_two(words, words)] == [0, 0]
-    assert tree(tmp_path / "out") == tree(packed_album)
-
-
-@pytest.mark.system
 def test_two_different_runs_at_once_never_mix(album: Path, tmp_path: Path) -> None:
     other = photos(tmp_path / "other", 100, first=500)
     out = tmp_path / "out"

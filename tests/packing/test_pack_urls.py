@@ -130,15 +130,6 @@ def test_a_network_that_is_down_stops_the_run_and_writes_nothing(
     assert manifest_of(out).complete
 
 
-def test_names_that_do_not_exist_are_rejects_however_many(tmp_path: Path) -> None:
-    """Nobody has these, ever."""
-    table = tmp_path / "urls.txt"
-    table.write_text("".join(f"http://a.site{n}.invalid/{n}.jpg\n" for n in range(30)))
-    out = pack(table, tmp_path / "out", *FAST, "--timeout", "0.5")
-    assert list(outcome(out).values()) == ["dns"] * 30
-    assert manifest_of(out).complete
-
-
 @pytest.mark.system
 def test_killed_at_random_points_no_row_is_lost_or_doubled(
     tmp_path: Path, site: tuple[Site, WebServer]
