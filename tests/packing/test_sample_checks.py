@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.kit.corpus import CASES, LIMITS, damaged_strip
+from tests.kit.corpus import CASES, LIMITS
 from tests.kit.packs import (
     check_dataset,
-    jpeg,
     outcome,
     pack,
     photos,
-    run_pack,
     samples_of,
     write_files,
     write_table,
@@ -20,16 +18,6 @@ from tests.kit.packs import (
 from wdsprep.packing import slices
 
 RATIO = ("--max-aspect-ratio", "10")
-
-
-@pytest.mark.system
-def test_libtiff_says_nothing_of_a_damaged_tiff(tmp_path: Path) -> None:
-    """In a worker, whose stderr is the command's."""
-    write_files(tmp_path / "in", {"good.jpg": jpeg(1), "bad.tif": damaged_strip()})
-    done = run_pack(tmp_path / "in", tmp_path / "out")
-    assert done.returncode == 0
-    assert "ZIPDecode" not in done.stderr
-    assert outcome(tmp_path / "out")["bad.tif"] == "corrupt"
 
 
 @pytest.mark.parametrize("kind", ["folder", "table"])
