@@ -131,7 +131,8 @@ def name_hash(item: Item) -> int:
 
 def undated_hash(item: Item) -> int:
     """Return a hash of an item without its dates, and with a digest of its metadata."""
-    return _hash(_undated_json(item))
+    sizes = [(name, nbytes) for name, nbytes, _stamp in item.parts]
+    return _hash(json.dumps([item.name, sizes, without_facts(item).extra, item.take]))
 
 
 def _entry_hashes(item: Item) -> int:
@@ -140,12 +141,6 @@ def _entry_hashes(item: Item) -> int:
     One number takes less memory than a pair. Both hashes have a digest in place of the metadata.
     """
     return undated_hash(item) << 64 | _hash(without_facts(item).to_json())
-
-
-def _undated_json(item: Item) -> str:
-    """Return the entry of an item without its dates, and with a digest of its metadata."""
-    sizes = [(name, nbytes) for name, nbytes, _stamp in item.parts]
-    return json.dumps([item.name, sizes, without_facts(item).extra, item.take])
 
 
 def without_facts(item: Item) -> Item:
@@ -178,13 +173,13 @@ def compare_inputs(store: Store, part: Slice) -> Change:
     Its list of inputs may lack the metadata of samples that were removed.
     """
     try:
-        before = list(packed_items(store, [part.name]))
+        before = PackedItems(packed_items(store, [part.name]))
     except NotFoundError:  # without the list nobody knows
         return "changed"
-    if list(map(_undated_json, before)) != list(map(_undated_json, part.items)):
+    changes = {before.note_change(item) for item in part.items}
+    if len(before) != len(part.items) or not changes <= {"none", "dated"}:
         return "changed"
-    lines = [[without_facts(item).to_json() for item in items] for items in (before, part.items)]
-    return "none" if lines[0] == lines[1] else "dated"
+    return "dated" if "dated" in changes else "none"
 
 
 def units_with(store: Store, units: Iterable[str], names: Collection[int]) -> list[str]:

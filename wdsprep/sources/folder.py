@@ -272,10 +272,9 @@ class Metadata:
             return "", ""
         key = shown(name)
         rows = self._query("SELECT row, folder FROM rows WHERE name = ?", key)
-        if not rows:
-            return "", ""
-        self._query("DELETE FROM rows WHERE name = ?", key)
-        return rows[0][0], rows[0][1]
+        if rows:
+            self._query("DELETE FROM rows WHERE name = ?", key)
+        return rows[0] if rows else ("", "")
 
     def left(self) -> Iterator[tuple[str, str]]:
         """Yield the rows that nothing has taken, in the order of their names."""
@@ -308,7 +307,7 @@ class Metadata:
             self._first = self._first or item.name
         return item._replace(parts=tuple(parts))
 
-    def _query(self, question: str, *values: str | bytes) -> list[tuple[Any, ...]]:
+    def _query(self, question: str, *values: str | bytes) -> list[Any]:
         return self._rows.execute(question, values).fetchall() if self._rows else []
 
     def _files_named(self, role: Role, stem: str, image: str) -> list[NumberedFile]:
