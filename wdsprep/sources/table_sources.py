@@ -49,9 +49,8 @@ from wdsprep.sources.tables.mds import (
     shards_there,
     value_of,
 )
-from wdsprep.sources.tables.parquet import ParquetTable, is_bytes, open_parquet, rows_in
+from wdsprep.sources.tables.parquet import ParquetTable, is_bytes, rows_in
 from wdsprep.sources.tables.text import Table, open_table
-from wdsprep.store import shared_store
 from wdsprep.text import list_columns, shown
 
 BATCH_ROWS = 32
@@ -90,47 +89,66 @@ def _make_sample(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSource(Source):
-    """The Parquet files with images below `url` that match `pattern`; all if it is empty."""
+    """The tables of some kinds below `url` that match `pattern`, or all if it is empty.
+
+    Those of Parquet with the bytes of images are read here, and those of other forms, or with
+    URLs, by the subclasses.
+    """
 
     kind = "table"
     form: ClassVar[str] = "Parquet"
-    pattern: str
-    rows_per_item: int
+    pattern: str = ""
+    rows_per_item: int = 1
+    kinds: frozenset[str] = PARQUET
 
     def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
-        for entry in table_files(self.url, self.pattern, PARQUET, left_out):
-            with open_parquet(shared_store(self.url), entry.name) as file:
-                image_of_schema(self, file.schema, entry.name)
-                for first, last, rows in file.runs(self.rows_per_item):
-                    part = f"{first}:{last}"
-                    name = f"{entry.name}[{part}]"
-                    yield item_of(entry, name=name, extra=part, samples=rows)
+        for entry in table_files(self.url, self.pattern, self.kinds, left_out):
+            table = open_table(self.url, entry.name)
+            self.find_column(table)
+            first = 0
+            for where, rows in table.parts(self.rows_per_item, cuts_groups=self.kind == "urls"):
+                name = f"{entry.name}[{first}:{first + rows}]"
+                yield item_of(entry, name=name, extra=where, samples=rows)
+                first += rows
+
+    def find_column(self, table: Table) -> str:
+        """Return the column of images, or of their URLs. Raise an error if there is none."""
+        return image_of_schema(self, cast("ParquetTable", table).schema, table.name)
 
     def columns_of(self, item: Item) -> tuple[str, Sequence[str]]:
-        name = item.parts[0][0]
-        schema = ParquetTable(shared_store(self.url), name).schema
-        return image_of_schema(self, schema, name), schema.names
+        """Return the column of images, or of their URLs, and all columns of the file of an item."""
+        table = open_table(self.url, item.parts[0][0])
+        return self.find_column(table), table.columns()
+
+    def rows(self, item: Item) -> tuple[str, Iterator[tuple[int, TableRow]]]:
+        """Return the column of images, or of their URLs, and the rows of an item by their numbers.
+
+        A row has the same number in whatever item of its file it is.
+        """
+        table = open_table(self.url, item.parts[0][0])
+        return self.find_column(table), table.rows(item.extra)
+
+    def sample(self, row: TableRow, column: str, source: str) -> Sample:
+        """Make a Sample named `source` from a row, or raise RejectedError."""
+        return sample_of(row, column, self.columns, source)
 
     def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
-        name = item.parts[0][0]
-        first, last = map(int, item.extra.split(":"))
-        with open_parquet(shared_store(self.url), name) as file:
-            batches = file.batches(BATCH_ROWS, groups=range(first, last))
-            image = image_of_schema(self, file.schema, name)
-            yield from _makers(self, name, batches, image, first=sum(file.groups[:first]))
+        column, rows = self.rows(item)
+        for number, row in rows:
+            source = source_name(item.parts[0][0], number)
+            yield source, partial(self.sample, row, column, source)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArrowSource(Source):
+class ArrowSource(TableSource):
     """The Arrow files that `datasets` has saved below `url`: all splits, by name."""
 
-    kind = "table"
     form: ClassVar[str] = "Arrow"
 
     def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
-        for entry in arrow_files(self.url, left_out):
-            image_of_schema(self, arrow_schema(self.url, entry.name), entry.name)
-            yield item_of(entry)
+        for item in map(item_of, arrow_files(self.url, left_out)):
+            self.columns_of(item)
+            yield item
 
     def columns_of(self, item: Item) -> tuple[str, Sequence[str]]:
         schema = arrow_schema(self.url, item.name)
@@ -139,26 +157,15 @@ class ArrowSource(Source):
     def count(self, item: Item, /) -> int:
         return sum(batch.num_rows for batch in arrow_batches(self.url, item.name, COUNTED_ROWS))
 
-    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
-        image, _ = self.columns_of(item)
-        return _makers(self, item.name, arrow_batches(self.url, item.name, BATCH_ROWS), image)
-
-
-def _makers(
-    tables: Source, name: str, batches: Iterable[pa.RecordBatch], image: str, *, first: int = 0
-) -> Iterator[tuple[str, Callable[[], Sample]]]:
-    """Yield the name of each row in batches of a file, and a function that makes its sample."""
-    rows = (row for batch in batches for row in rows_in(batch))
-    for number, row in enumerate(rows, first):
-        source = f"{shown(name)}#{number}"
-        yield source, partial(sample_of, row, image, tables.columns, source)
+    def rows(self, item: Item) -> tuple[str, Iterator[tuple[int, TableRow]]]:
+        batches = arrow_batches(self.url, item.name, BATCH_ROWS)
+        return self.columns_of(item)[0], enumerate(row for b in batches for row in rows_in(b))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MdsSource(Source):
+class MdsSource(TableSource):
     """The MDS shards of images that indexes below `url` name."""
 
-    kind = "table"
     form: ClassVar[str] = "MDS"
 
     def items(self, _left_out: Told = ignore_left_out, /) -> Iterator[Item]:
@@ -182,7 +189,7 @@ class MdsSource(Source):
         shard = read_index(self.url, item.extra)[item.name]
         image = self._image(shard)
         for number, data in enumerate(read_samples(self.url, shard, item.parts[0][0])):
-            source = f"{shown(item.name)}#{number}"
+            source = source_name(item.name, number)
             yield source, partial(self._sample, shard, data, image, source)
 
     def _sample(self, shard: MdsShard, sample: bytes, image: str, source: str) -> Sample:
@@ -201,10 +208,6 @@ class MdsSource(Source):
             if not data and name != image:
                 row[name] = None
         return sample_of(row, image, self.columns, source)
-
-
-ImageTables = TableSource | ArrowSource | MdsSource
-"""The sources of tables that hold images."""
 
 
 def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sample:
@@ -298,12 +301,10 @@ def holds_bytes(kind: pa.DataType) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UrlSource(Source):
+class UrlSource(TableSource):
     """The tables of URLs below `url` that match `pattern`, or all of `kinds` if it is empty."""
 
     kind = "urls"
-    pattern: str
-    rows_per_item: int
     kinds: frozenset[str] = TEXT_TABLES
 
     @property
@@ -311,53 +312,33 @@ class UrlSource(Source):
         """Return whether the tables are plain lists of URLs, whose one column has no name."""
         return self.kinds == {"txt"}
 
-    def items(self, left_out: Told = ignore_left_out, /) -> Iterator[Item]:
-        for entry in table_files(self.url, self.pattern, self.kinds, left_out):
-            table = open_table(self.url, entry.name)
-            self._url_column(table, entry.name)
-            first = 0
-            for where, rows in table.parts(self.rows_per_item):
-                name = f"{entry.name}[{first}:{first + rows}]"
-                yield item_of(entry, name=name, extra=where, samples=rows)
-                first += rows
-
-    def columns_of(self, item: Item) -> tuple[str, Sequence[str]]:
-        table = open_table(self.url, item.parts[0][0])
-        return self._url_column(table, table.name), table.columns()
-
-    def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
-        column, rows = self._rows(item)
-        for number, row in rows:
-            source = source_name(item.parts[0][0], number)
-            yield source, partial(self._sample, row, column, source)
-
     def urls(self, item: Item, /) -> Iterator[str]:
         """Yield the URLs of each row of an item, be they valid or not: of its image, then by role.
 
         Rows that cannot be read, or have no text in the column of URLs, are skipped.
         """
-        column, rows = self._rows(item, urls_alone=True)
+        column, rows = self.rows(item, urls_alone=True)
         for _, row in rows:
             if isinstance(row, dict) and isinstance(url := row.get(column), str):
                 yield url.strip()
                 for role in self.columns.roles:
                     yield from filter(None, field_texts(role, row))
 
-    def _rows(
+    def rows(
         self, item: Item, *, urls_alone: bool = False
     ) -> tuple[str, Iterator[tuple[int, TableRow]]]:
-        """Return the column of URLs, and the rows of an item, each after its number in the table.
+        """Return the column of URLs, and the rows of an item by their numbers in the table.
 
         With `urls_alone`, no other columns are read where that is possible.
         """
         table = open_table(self.url, item.parts[0][0])
-        column = self._url_column(table, table.name)
+        column = self.find_column(table)
         only = (column, *self.columns.in_roles(table.columns())) if urls_alone else ()
         where, numbers = _place(item)
         rows = table.rows(where, only)
         return column, (row for row in rows if numbers is None or row[0] in numbers)
 
-    def _url_column(self, table: Table, name: str) -> str:
+    def find_column(self, table: Table) -> str:
         """Return the name of the column of URLs in a table.
 
         Raise SourceError if there is none. Raise UsageError if the table has a schema and lacks a
@@ -365,7 +346,7 @@ class UrlSource(Source):
         """
         there = table.columns()
         if table.has_schema:
-            self.columns.check(there, name)
+            self.columns.check(there, table.name)
         column = self.columns.url or url_column(table.texts())
         if column:
             return column
@@ -376,9 +357,9 @@ class UrlSource(Source):
                 "its first line; if it names files, call it metadata.jsonl or metadata.csv, and "
                 "pack their folder"
             )
-        raise SourceError(f"{self.url}/{name} has no column of URLs: {hint}")
+        raise SourceError(f"{self.url}/{table.name} has no column of URLs: {hint}")
 
-    def _sample(self, row: dict[str, Any] | RejectedError, column: str, source: str) -> Sample:
+    def sample(self, row: TableRow, column: str, source: str) -> Sample:
         if isinstance(row, RejectedError):
             raise row
         value = row.get(column)
@@ -393,7 +374,7 @@ class UrlSource(Source):
         return _make_sample(source, row, self.columns, take, url=url)
 
 
-def find_columns(source: ImageTables | UrlSource, item: Item) -> tuple[str, str]:
+def find_columns(source: TableSource, item: Item) -> tuple[str, str]:
     """Return the columns of images, or of URLs, and of captions in the file of an item.
 
     The second is "" if there are no captions. Raise an error if no column has images or URLs.

@@ -30,7 +30,7 @@ from wdsprep.store import open_store
 from wdsprep.text import command_line, human_bytes, human_counts, plural
 
 if TYPE_CHECKING:
-    from wdsprep.sources.table_sources import ImageTables, UrlSource
+    from wdsprep.sources.table_sources import TableSource, UrlSource
 
 
 KOHYA = ".caption"
@@ -146,7 +146,7 @@ def describe(survey: SourceSurvey) -> str:
         return f"{plural(survey.count, 'tar')}, {size}"
     from wdsprep.sources.table_sources import find_columns
 
-    source = cast("ImageTables | UrlSource", survey.source)
+    source = cast("TableSource", survey.source)
     image, caption = find_columns(source, next(survey.items()))
     if kind == "urls":
         columns = f"{plural(survey.samples, 'URL')} to download"
@@ -154,7 +154,7 @@ def describe(survey: SourceSurvey) -> str:
             return f"{columns}, without captions"
         columns += f", in column {image!r}"
     else:
-        form = cast("ImageTables", source).form
+        form = source.form
         rows = plural(survey.samples, "row") if survey.samples else plural(survey.count, "file")
         columns = f"{rows} of image bytes in {form}, images in {image!r}"
     if caption:

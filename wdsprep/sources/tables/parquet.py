@@ -49,9 +49,14 @@ class ParquetTable:
         self.store, self.name = store, name
 
     @cached_property
-    def schema(self) -> pa.Schema:
+    def _footer(self) -> "OpenParquet":
+        """Return the file as its footer describes it. It is closed."""
         with open_parquet(self.store, self.name) as file:
-            return file.schema
+            return file
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._footer.schema
 
     def columns(self) -> list[str]:
         return list(self.schema.names)
@@ -77,16 +82,16 @@ class ParquetTable:
         """Return the columns that may hold URLs."""
         return [field.name for field in self.schema if _is_text_type(field.type)]
 
-    def parts(self, rows: int) -> Iterator[tuple[str, int]]:
+    def parts(self, rows: int, *, cuts_groups: bool = True) -> Iterator[tuple[str, int]]:
         """Cut the table into parts of up to `rows` rows. Yield each one's place and number of rows.
 
-        The place is what the method `rows` takes.
+        The place is what the method `rows` takes. A row group that has more rows is a part as a
+        whole, unless `cuts_groups`.
         """
-        with open_parquet(self.store, self.name) as file:
-            for first, last, count in file.runs(rows):
-                for skipped in range(0, count, rows):
-                    taken = min(rows, count - skipped)
-                    yield f"{first}:{last}:{skipped}:{taken}", taken
+        for first, last, count in self._footer.runs(rows):
+            for skipped in range(0, count, rows if cuts_groups else count):
+                taken = min(rows, count - skipped) if cuts_groups else count
+                yield f"{first}:{last}:{skipped}:{taken}", taken
 
     def rows(self, where: str, only: Collection[str] = ()) -> Iterator[tuple[int, TableRow]]:
         """Yield the rows of a part, each after its number in the table, which counts from 0.

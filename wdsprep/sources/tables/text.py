@@ -65,11 +65,12 @@ class TextTable:
         """Return the columns that may hold URLs."""
         return self.columns()
 
-    def parts(self, rows: int) -> Iterator[tuple[str, int]]:
+    def parts(self, rows: int, *, cuts_groups: bool = True) -> Iterator[tuple[str, int]]:
         """Cut the table into parts of up to `rows` rows. Yield each one's place and number of rows.
 
-        The place is what the method `rows` takes.
+        The place is what the method `rows` takes. There are no groups of rows.
         """
+        del cuts_groups
         with self._lines() as lines:
             records: Iterator[object] = (line for line in lines if line.strip())
             if self._kind in DELIMITERS:
