@@ -9,7 +9,7 @@ URLs are in Parquet, CSV, TSV, JSON lines and plain lists. Rows come without the
 rows of that part alone, which are to be tried once more.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -22,7 +22,6 @@ from wdsprep.dataset.samples import RoleImage, Sample
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.formats import png_of_pixels
 from wdsprep.sources.base import (
-    Columns,
     Item,
     Role,
     Source,
@@ -58,33 +57,6 @@ COUNTED_ROWS = 1 << 20
 IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "data", "content")
 URL_NAMES = ("url", "image_url", "img_url", "urls", "top_url", "image_link", "img", "src", "link")
 CHOSEN = "|"
-
-
-def _make_sample(
-    source: str,
-    row: dict[str, Any],
-    columns: Columns,
-    take: Callable[[Role], Iterable[RoleImage]],
-    *,
-    image: bytes = b"",
-    url: str = "",
-) -> Sample:
-    """Make a Sample from a row without the column of its image or URL.
-
-    `take` returns the images that the row has in a role, whose columns are then removed from it.
-    """
-    images: list[RoleImage] = []
-    for role in columns.roles:
-        images += take(role)
-        for name in role.columns(row):
-            del row[name]
-    check_names(image.name for image in images)
-    facts = plain_facts(row)
-    captions = captions_of(facts, columns.caption)
-    further = tuple(images)
-    return Sample(
-        source=source, image=image, captions=captions, facts=facts, url=url, images=further
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +101,37 @@ class TableSource(Source):
         return self.find_column(table), table.rows(item.extra)
 
     def sample(self, row: TableRow, column: str, source: str) -> Sample:
-        """Make a Sample named `source` from a row, or raise RejectedError."""
-        return sample_of(row, column, self.columns, source)
+        """Make a Sample named `source` from a row. Its images are taken out of the row.
+
+        Raise RejectedError if an image is missing, or if the row is such an error itself.
+        """
+        if isinstance(row, RejectedError):
+            raise row
+        data, url = self.target(row, column)
+        images: list[RoleImage] = []
+        for role in self.columns.roles:
+            with naming_role(role.name):
+                images += self.in_role(row, role)
+            for name in role.columns(row):
+                del row[name]
+        check_names(image.name for image in images)
+        facts = plain_facts(row)
+        captions = captions_of(facts, self.columns.caption)
+        further = tuple(images)
+        return Sample(
+            source=source, image=data, captions=captions, facts=facts, url=url, images=further
+        )
+
+    def target(self, row: dict[str, Any], column: str) -> tuple[bytes, str]:
+        """Return the bytes of the image of a row, and the URL that they are to be fetched from."""
+        data = _bytes_of(column, row.pop(column))
+        if data is None:
+            raise RejectedError(Code.NO_IMAGE, f"column {column} is null")
+        return data, ""
+
+    def in_role(self, row: dict[str, Any], role: Role) -> list[RoleImage]:
+        images = [_bytes_of(role.where, value) for value in role.values(row)]
+        return [RoleImage(*named) for named in name_images(role, images)]
 
     def makers(self, item: Item) -> Iterator[tuple[str, Callable[[], Sample]]]:
         column, rows = self.rows(item)
@@ -207,27 +208,7 @@ class MdsSource(TableSource):
             row[name] = png_of_pixels(data) if said[name] == "pil" and data else data
             if not data and name != image:
                 row[name] = None
-        return sample_of(row, image, self.columns, source)
-
-
-def sample_of(row: TableRow, image: str, columns: Columns, source: str) -> Sample:
-    """Make a Sample named `source` from a row, whose column `image` holds the image.
-
-    The images are taken out of the row. Raise RejectedError if the row has no bytes of an image, or
-    is such an error itself.
-    """
-    if isinstance(row, RejectedError):
-        raise row
-    data = _bytes_of(image, row.pop(image))
-    if data is None:
-        raise RejectedError(Code.NO_IMAGE, f"column {image} is null")
-
-    def take(role: Role) -> list[RoleImage]:
-        with naming_role(role.name):
-            in_role = [_bytes_of(role.where, value) for value in role.values(row)]
-        return [RoleImage(*named) for named in name_images(role, in_role)]
-
-    return _make_sample(source, row, columns, take, image=data)
+        return self.sample(row, image, source)
 
 
 def _bytes_of(column: str, value: Any) -> bytes | None:
@@ -359,19 +340,16 @@ class UrlSource(TableSource):
             )
         raise SourceError(f"{self.url}/{table.name} has no column of URLs: {hint}")
 
-    def sample(self, row: TableRow, column: str, source: str) -> Sample:
-        if isinstance(row, RejectedError):
-            raise row
+    def target(self, row: dict[str, Any], column: str) -> tuple[bytes, str]:
         value = row.get(column)
         url = value.strip() if isinstance(value, str) else ""
         if not url:
             raise RejectedError(Code.BAD_URL, f"column {column} has none")
+        return b"", url
 
-        def take(role: Role) -> list[RoleImage]:
-            links = name_images(role, field_texts(role, row))
-            return [RoleImage(name, b"", link) for name, link in links]
-
-        return _make_sample(source, row, self.columns, take, url=url)
+    def in_role(self, row: dict[str, Any], role: Role) -> list[RoleImage]:
+        links = name_images(role, field_texts(role, row))
+        return [RoleImage(name, b"", link) for name, link in links]
 
 
 def find_columns(source: TableSource, item: Item) -> tuple[str, str]:
