@@ -33,7 +33,7 @@ from wdsprep.sources.base import (
     name_images,
     naming_role,
 )
-from wdsprep.sources.captions import NAMES, captions_of, first_of, plain_facts
+from wdsprep.sources.captions import captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import PARQUET, TEXT_TABLES, table_files
 from wdsprep.sources.tables import TableRow
 from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
@@ -288,11 +288,6 @@ class UrlSource(TableSource):
     kind = "urls"
     kinds: frozenset[str] = TEXT_TABLES
 
-    @property
-    def is_list(self) -> bool:
-        """Return whether the tables are plain lists of URLs, whose one column has no name."""
-        return self.kinds == {"txt"}
-
     def urls(self, item: Item, /) -> Iterator[str]:
         """Yield the URLs of each row of an item, be they valid or not: of its image, then by role.
 
@@ -350,15 +345,6 @@ class UrlSource(TableSource):
     def in_role(self, row: dict[str, Any], role: Role) -> list[RoleImage]:
         links = name_images(role, field_texts(role, row))
         return [RoleImage(name, b"", link) for name, link in links]
-
-
-def find_columns(source: TableSource, item: Item) -> tuple[str, str]:
-    """Return the columns of images, or of URLs, and of captions in the file of an item.
-
-    The second is "" if there are no captions. Raise an error if no column has images or URLs.
-    """
-    image, names = source.columns_of(item)
-    return image, source.columns.caption or first_of(NAMES, names)
 
 
 def some_rows(item: Item, numbers: Sequence[int], *, name: str) -> Item:

@@ -26,11 +26,12 @@ from wdsprep.reporting.overview import bucket_lines, images_from, overview
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources.base import left_out_among
+from wdsprep.sources.captions import NAMES, first_of
 from wdsprep.store import open_store
 from wdsprep.text import command_line, human_bytes, human_counts, plural
 
 if TYPE_CHECKING:
-    from wdsprep.sources.table_sources import TableSource, UrlSource
+    from wdsprep.sources.table_sources import TableSource
 
 
 KOHYA = ".caption"
@@ -144,13 +145,12 @@ def describe(survey: SourceSurvey) -> str:
     size = human_bytes(survey.nbytes)
     if kind == "tars":
         return f"{plural(survey.count, 'tar')}, {size}"
-    from wdsprep.sources.table_sources import find_columns
-
     source = cast("TableSource", survey.source)
-    image, caption = find_columns(source, next(survey.items()))
+    image, names = source.columns_of(next(survey.items()))
+    caption = source.columns.caption or first_of(NAMES, names)
     if kind == "urls":
         columns = f"{plural(survey.samples, 'URL')} to download"
-        if cast("UrlSource", source).is_list:
+        if source.kinds == {"txt"}:  # lists
             return f"{columns}, without captions"
         columns += f", in column {image!r}"
     else:
