@@ -699,7 +699,7 @@ def test_a_report_shows_the_images_of_a_sample_side_by_side(tmp_path: Path) -> N
     names = ("image", "source", "source_1", "mask")
     assert last == [f"000000000003: the {name}" for name in names]
     facts = [element.text for element in cards["000000000004"].every("dd")]
-    assert "96 \N{MULTIPLICATION SIGN} 80" in facts  # as it came
+    assert {"96", "80"} <= {*facts}  # as it came
     assert "came as" not in cards["000000000000"].text
 
 

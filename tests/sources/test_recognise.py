@@ -50,7 +50,7 @@ def test_encode_says_of_such_folders_what_its_user_can_do(
     words = ["--resolution", "64", "--model", "tiny"]
     assert main(["encode", str(mixed), str(mixed.parent / "out"), *words]) == 1
     said = capfd.readouterr().err
-    assert 'run "wdsprep pack SOURCE IMAGES" first' in said
+    assert f'run "wdsprep pack {mixed} IMAGES" first' in said
     assert f"or give tars, such as '{mixed}/*.tar'" in said
     assert "--input-format" not in said
 
