@@ -137,10 +137,7 @@ OF_FLUX: Cases = {
             for changed, said in (
                 ({"scaling_factor": float("nan")}, "says scaling_factor nan"),
                 ({"scaling_factor": 0}, "has to be a number above 0"),
-                (
-                    {"latents_mean": [0], "latents_std": [0]},
-                    "says latents_std 0, which has to be",
-                ),
+                ({"latents_mean": [0], "latents_std": [0]}, "says latents_std 0, which has to be"),
                 ({"latent_channels": 10**9}, "says latent_channels 1000000000"),
                 ({"latent_channels": -4}, "says latent_channels -4"),
                 ({"block_out_channels": [8] * 5000}, "has to be a list of 1 to 8"),
