@@ -216,16 +216,16 @@ def unread_item(sample: ReadSample) -> SheetItem:
 
 
 def fact_pairs(facts: Mapping[str, Any], of: str = "") -> FactPairs:
-    """Return the json of a sample, but for its key and caption, as pairs of texts.
+    """Return the json of a sample as pairs of texts, without its key, its caption and what is empty.
 
     `of` is put before the names. Long texts are cut, and URLs lose their secrets.
     """
     pairs = []
     for name, value in facts.items():
-        if name not in ("key", "caption"):
+        if name not in ("key", "caption") and value not in ("", [], {}):
             text = without_secrets(_shown_value(value))
             short = text if len(text) <= LONGEST_FACT else f"{text[:LONGEST_FACT]}…"
-            pairs.append((f"{of} {name.replace('_', ' ')}".strip(), short))
+            pairs.append((f"{of} {name}".strip(), short))
     return pairs
 
 
