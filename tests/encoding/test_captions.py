@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -351,21 +350,6 @@ def test_a_field_that_a_sample_lacks_is_counted_and_its_name_is_kept(
     assert "11 captions from the field long; 1 sample not in it kept their own" in told
 
 
-def test_a_shard_that_is_gone_is_left_out_whatever_captions_are_asked_for(
-    few: Path, tmp_path: Path
-) -> None:
-    images = tmp_path / "images"
-    shutil.copytree(few, images)
-    (images / "64/000000.tar").unlink()
-    table = parquet(tmp_path / "by.parquet", url=["f"], caption=["a"])
-    for name, options in {"a": {"caption_field": "lnog"}, "b": {"captions": table}}.items():
-        done = text_here(images, tmp_path / name, **options)
-        (failed,) = done.quarantined
-        assert "000000.tar is not there" in failed.reason
-        assert done.manifest.samples == 6
-        assert done.manifest.counts.get("named", 0) == 0
-
-
 # --- what cannot be
 
 
@@ -383,7 +367,7 @@ def test_a_shard_that_is_gone_is_left_out_whatever_captions_are_asked_for(
         ({"captions": "t/huge.parquet"}, SourceError, "row 1 of .* has a caption of 9.0 MB, more"),
         ({"out": "x-{caption}"}, UsageError, "x-{caption} lacks a caption for"),
         ({"out": "x-{resolution}", "resolution": 0}, UsageError, "lacks a resolution for"),
-        ({"captions": "t/names.csv"}, UsageError, "has name, caption, and no column that id"),
+        ({"captions": "t/names.csv"}, UsageError, "has no column 'key or source or url or sha256'"),
         ({"captions": "t/text.csv"}, UsageError, "has no column 'caption' .--caption-column.: it"),
         ({"captions": "t/text.csv", "model": "./none"}, UsageError, "has no column 'caption'"),
         ({"captions": "t/good.csv", "captions_by": "url"}, UsageError, "no column 'url' .--captio"),

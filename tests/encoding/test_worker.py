@@ -20,7 +20,7 @@ from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.engine import Engine
-from wdsprep.encoding.image_shards import ImageShard, find_image_shards
+from wdsprep.encoding.image_shards import ImageShard, find_image_shards, tars_of
 from wdsprep.encoding.models.base import Encoded, Part
 from wdsprep.encoding.worker import EncodeWorker
 from wdsprep.encoding.worker_plan import EncodeJob, EncodeWorkerPlan
@@ -37,7 +37,7 @@ def worker(
     settings = {"layout": layout(encoder.fields), "seed": 0}
     places = {out: encoder.resolution, **(also or {})}
     job = EncodeJob(
-        images=str(images),
+        tars=tars_of(str(images), 1 << 30),
         datasets=[
             (str(place), {**settings, "resolution": resolution}, "")
             for place, resolution in places.items()

@@ -27,7 +27,7 @@ from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.run_plan import RunPlan, make_plan
 from wdsprep.encoding.worker_plan import EncodeJob
 from wdsprep.options import OverloadedFunction, takes_options
-from wdsprep.runners.base import Call
+from wdsprep.runners.base import Call, Runner
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.run import Outcome, Run, RunProgress, do_runs, remove_units, sweep_to_begin
@@ -105,7 +105,6 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
             EncodeJob,
             make_encoder=partial(make_encoder, plan.model, recipe, plan.worker_plan.device),
             max_area=recipe.max_area,
-            max_nbytes=int(recipe.max_bytes),
             batch_size=int(recipe.batch_size),
         ),
         open_worker,
@@ -154,23 +153,7 @@ def do_plan(
         for line in dataset.removals:
             listener.on_message(line)
     listener.on_begin(plan)
-    places = ",".join(dataset.place for dataset in plan.datasets)
-    runner = None
-    count = len(plan.datasets[0].packed)
-    if len(plan.datasets) > 1:
-        count = sum(1 for _ in joint_units(dataset.pending for dataset in plan.datasets))
-    units = joint_units(dataset.hand_out() for dataset in plan.datasets)
-    if count:
-        workers = plan.worker_plan
-        settings = replace(
-            workers,
-            workers=min(workers.workers, count),
-            max_workers=min(workers.max_workers, count),
-            name=name,
-            phase=places,
-            units=count,
-        )
-        runner = make_runner(workers.runner, settings)
+    runner = _runner_of(plan, name)
     runs = [
         Run(
             edition,
@@ -184,7 +167,7 @@ def do_plan(
         for dataset, edition in planned
     ]
     job = make_job(
-        images=plan.source.url,
+        tars=plan.source.tars,
         datasets=[(dataset.place, dataset.settings, ed.mark) for dataset, ed in planned],
         worker_plan=plan.worker_plan,
     )
@@ -192,12 +175,31 @@ def do_plan(
         runs,
         runner,
         partial(open_worker, job),
-        units,
+        joint_units(dataset.hand_out() for dataset in plan.datasets),
         listener=listener,
         track=track,
         figures=speeds.figures,
         on_step=on_step,
     )
+
+
+def _runner_of(plan: RunPlan, name: str) -> Runner | None:
+    """Return a runner with no more workers than there are units, or None if there is no unit."""
+    units = len(plan.datasets[0].packed)
+    if len(plan.datasets) > 1:
+        units = sum(1 for _ in joint_units(dataset.pending for dataset in plan.datasets))
+    if not units:
+        return None
+    workers = plan.worker_plan
+    settings = replace(
+        workers,
+        workers=min(workers.workers, units),
+        max_workers=min(workers.max_workers, units),
+        name=name,
+        phase=",".join(dataset.place for dataset in plan.datasets),
+        units=units,
+    )
+    return make_runner(workers.runner, settings)
 
 
 def open_worker(job: EncodeJob) -> Call:

@@ -115,7 +115,6 @@ class ImageShards:
     `is_whole` is false for a dataset that is not completely packed.
     """
 
-    url: str
     resolution: int
     """The resolution to encode; if none was asked for, that of the lowest bucket."""
     shards: tuple[ImageShard, ...]
@@ -224,7 +223,6 @@ def find_image_shards(
         )
     lowest = min(int(shard.name.partition("/")[0]) for shard in shards)
     return ImageShards(
-        url=store.url,
         resolution=resolution,
         text_resolution=min(resolution, lowest) if shapes or upscale > 1 else resolution,
         shards=shards,
@@ -270,7 +268,6 @@ def _find_tars(url: str, resolution: int, roles: Sequence[str], max_nbytes: int)
             )
         shards[name] = ImageShard(name=name, item=item)
     return ImageShards(
-        url=source.url,
         resolution=resolution,
         text_resolution=resolution,
         shards=tuple(shards.values()),

@@ -179,7 +179,7 @@ def _find_sources(options: EncodeOptions) -> tuple[list[_Phase], CaptionTable | 
             roles=recipe.roles,
             max_nbytes=int(recipe.max_bytes),
         )
-        check_apart(source.url if is_glob(images) else images, place)
+        check_apart(source.tars.url if is_glob(images) else images, place)
         recipe = replace(recipe, resolution=source.resolution)
         wanted = first_shards(source.shards, options.limit, source.count)
         phases.append(_Phase(recipe, place, source, wanted))
@@ -200,7 +200,7 @@ def _find_settings(
     the model cannot encode the resolution or the shapes of a recipe.
     """
     models: dict[tuple[str, bool], Model] = {}  # by what they depend on
-    settled = list[Encode]()
+    settled = list[tuple[Encode, Model]]()
     for recipe in (joint, *recipes):
         needs = text, has_vae = recipe.text, not recipe.is_of_text
         model = models.get(needs) or find_model(
@@ -210,13 +210,14 @@ def _find_settings(
             check_multiples(model, recipe)
         if needs not in models:
             _, models[needs] = settle_recipe(recipe, model, device)
-        settled.append(with_defaults(recipe, models[needs], device))
-    joint, *chosen = settled
-    if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
-        chosen = [replace(recipe, dtype="fp32") for recipe in chosen]
-    found = [models[recipe.text, not recipe.is_of_text] for recipe in settled]
-    settings = [settings_of(model, recipe) for model, recipe in zip(found[1:], chosen, strict=True)]
-    return joint, found[0], settings
+        settled.append((with_defaults(recipe, models[needs], device), models[needs]))
+    (joint, joint_model), *alone = settled
+    settings = []
+    for recipe, model in alone:
+        if joint.dtype == "fp32":  # where text has no bf16, what is beside it is not in fp16 either
+            recipe = replace(recipe, dtype="fp32")
+        settings.append(settings_of(model, recipe))
+    return joint, joint_model, settings
 
 
 def _find_captions(

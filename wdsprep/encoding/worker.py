@@ -36,7 +36,7 @@ from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.captions.options import EMPTY
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.gpus import require_gpu
-from wdsprep.encoding.image_shards import ImageShard, read_rows, tars_of
+from wdsprep.encoding.image_shards import ImageShard, read_rows
 from wdsprep.encoding.latent_shard import LatentShard, npy_of, write_empty
 from wdsprep.encoding.models.base import Part, limit_memory
 from wdsprep.encoding.models.device import device_name
@@ -107,7 +107,7 @@ class EncodeWorker:
         self._cuts = list(map(self._cuts_of, settings))
         roles = (role for cut in self._cuts for role in (*cut.sizes, *cut.text_roles))
         self._roles = tuple(dict.fromkeys(roles))
-        self._source = tars_of(job.images, job.max_nbytes, self._roles)
+        self._source = job.tars
         self._engine = self.engine_class(
             self._encoder,
             cuts=self._cuts,

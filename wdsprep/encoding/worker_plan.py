@@ -13,9 +13,9 @@ from wdsprep.dataset.settings import Settings
 from wdsprep.encoding.gpus import visible_gpus
 from wdsprep.encoding.options import SHARDS_IN_TURN, EncodeWorkerOptions
 from wdsprep.errors import UsageError
-from wdsprep.limits import MAX_NBYTES
 from wdsprep.runners.base import RunnerSettings
 from wdsprep.runners.options import with_runner
+from wdsprep.sources.tars import TarsSource
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.device import Encoder
@@ -152,12 +152,12 @@ class EncodeJob:
     in `datasets` that what is made of them goes to.
     """
 
-    images: str
+    tars: TarsSource
+    """The source that reads the image shards."""
     datasets: Sequence[tuple[str, Settings, str]]
     """The place and the settings of each dataset, and the mark of its edition."""
     make_encoder: Callable[[], "Encoder"]
     """Loads the models, in the worker."""
     worker_plan: EncodeWorkerPlan
     max_area: int
-    max_nbytes: int = MAX_NBYTES
     batch_size: int

@@ -97,7 +97,6 @@ def score(options: ScoreOptions) -> Outcome:
             EncodeJob,
             make_encoder=partial(make_encoder, models, device, dtype),
             max_area=options.max_area,
-            max_nbytes=int(options.max_bytes),
             batch_size=int(options.batch_size) or (CPU_BATCH if device == "cpu" else GPU_BATCH),
         ),
         partial(open_worker, options.role),
@@ -134,7 +133,7 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> tuple[RunPlan, lis
     """
     images, out = absolute(options.images), absolute(options.out)
     source = find_image_shards(images, options.resolution, max_nbytes=int(options.max_bytes))
-    check_apart(source.url if is_glob(images) else images, out)
+    check_apart(source.tars.url if is_glob(images) else images, out)
     told = listener.on_message
     workers = options.part(EncodeWorkerOptions)
     worker_plan = settle_workers(workers, told, doing="scoring")

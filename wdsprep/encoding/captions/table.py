@@ -60,12 +60,7 @@ class CaptionTable:
         what = f"{self.root}/{name}" if len(self.entries) > 1 else self.url
         if not there:
             raise SourceError(f"{what} is empty: give the path of a table of captions")
-        if not self.by:
-            raise UsageError(
-                f"{what} has {list_columns(there)}, and no column that identifies samples: add a "
-                f"column {', '.join(BY[:-1])} or {BY[-1]}"
-            )
-        asked = {"--captions-by": self.by, "--caption-column": self.column}
+        asked = {"--captions-by": self.by or " or ".join(BY), "--caption-column": self.column}
         for option, column in asked.items():
             if column not in there:
                 raise UsageError(

@@ -86,7 +86,7 @@ class LatentWriter:
             max_nbytes=int(recipe.max_bytes),
         )
         url = absolute(url)
-        check_apart(source.url, url)
+        check_apart(source.tars.url, url)
         self._source, self._encoding = source, encoding
         self._edition, manifest = open_dataset_to_write(
             url, "latents", encoding.settings, overwrite=False
@@ -174,12 +174,12 @@ class LatentWriter:
         with closing(spool):
             if find_receipt(self._edition.store, shard.name, shard.input, settings) is not None:
                 return
-            with HashedTape(open_store(self._source.url), shard.item) as tape:
+            with HashedTape(open_store(self._source.tars.url), shard.item) as tape:
                 if tape.digest() != shard.digest:
                     what = "%s is not what was packed: its latents are not kept"
                     _log.warning(what, shard.item.name)
                     return
-            with naming_next_step(verify_step(self._source.url)):
+            with naming_next_step(verify_step(self._source.tars.url)):
                 entries = {**entries, **self._find_size_rejects(shard, entries)}
             with (
                 Draft(self._edition, shard.name) as draft,
@@ -207,7 +207,7 @@ class LatentWriter:
         rejects: dict[int, Reject] = {}
         missing = [index for index in range(shard.item.samples) if index not in there]
         name, recipe = shard.item.name, self._encoding.recipe
-        reader = ShardReader(open_store(self._source.url), shard.item)
+        reader = ShardReader(open_store(self._source.tars.url), shard.item)
         for index, sample in zip(missing, reader.samples(missing), strict=True):
             try:
                 prepare_image(
