@@ -237,6 +237,7 @@ def test_of_large_images_far_away_no_more_than_the_ends_of_samples_are_read(
     images = packed(write_files(tmp_path / "photos", files), tmp_path / "images")
     found = find_image_shards(str(images), 0).shards[0]
     monkeypatch.setattr("wdsprep.dataset.shard_reader.TAIL_NBYTES", 4 * BLOCK)
+    monkeypatch.setattr("wdsprep.dataset.shard_reader.LARGE_NBYTES", 1)
     store = Far(images)
     source = replace(tars_of(str(images), 1 << 30), has_images=False)
     assert not image_shards.is_read_in_parts(store, found)  # type: ignore[arg-type]
