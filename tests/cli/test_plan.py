@@ -1,6 +1,7 @@
 """A plan is arithmetic on counts and what a trial measured; its sizes are those of the format."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ import wdsprep
 from tests.kit.command_lines import CommandLine
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import jpeg, manifest_of, pack, packing_here, write_files
+from tests.kit.paths import ROOT
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.encoding.models.presets import PRESETS, TIME_IDS
 from wdsprep.encoding.sample_sizes import sample_nbytes
+from wdsprep.text import human_bytes
 
 COUNTS = ("plan", "--counts", "256=490M,512=300M")
 
@@ -168,3 +171,13 @@ def test_each_model_can_be_planned_at_any_size(model: str, command: CommandLine)
     assert [phase["resolution"] for phase in phases] == [256, 512, 1024]
     written = [phase["nbytes_written"] for phase in phases]
     assert written == sorted(written)
+
+
+def test_the_page_says_what_a_sample_of_each_model_takes() -> None:
+    page = (ROOT / "wdsprep/encoding/README.md").read_text()
+    rows = re.findall(r"^\| `([\w.-]+)` \| `emb` .* \| (.+) \| (.*) \|$", page, re.MULTILINE)
+    assert [model for model, *_ in rows] == [name for name in PRESETS if name != "tiny"]
+    for model, *sizes in rows:
+        nbytes = [sample_nbytes(512, model, tokens=tokens) for tokens in (10**6, 60)]
+        longest, short = (human_bytes(n) if n >= 10**6 else f"{n / 1000:.0f} kB" for n in nbytes)
+        assert sizes == [longest, short if PRESETS[model].is_trimmed else ""], model

@@ -139,8 +139,8 @@ def test_a_card_is_written_again_and_what_somebody_wrote_is_kept(
         assert out.read_text() == theirs
     asked = JobListener(confirm=lambda output: output == str(out))
     assert wdsprep.card(images, output=out, listener=asked).text == out.read_text()
-    for name, said in (("256/README.md", "is inside"), ("a.md", "is inside"), ("../a.txt", ".md")):
-        with pytest.raises(UsageError, match=said):
+    for name in ("256/README.md", "a.md"):
+        with pytest.raises(UsageError, match="is inside"):
             wdsprep.card(images, output=images / name)
 
 

@@ -216,9 +216,10 @@ def unread_item(sample: ReadSample) -> SheetItem:
 
 
 def fact_pairs(facts: Mapping[str, Any], of: str = "") -> FactPairs:
-    """Return the json of a sample as pairs of texts, without its key, its caption and what is empty.
+    """Return the json of a sample as pairs of texts.
 
-    `of` is put before the names. Long texts are cut, and URLs lose their secrets.
+    Its key, its caption and what is empty are left out. `of` is put before the names. Long texts
+    are cut, and URLs lose their secrets.
     """
     pairs = []
     for name, value in facts.items():
