@@ -238,9 +238,10 @@ class ShardCheck:
             return f"txt cannot be read ({error})"
         if b"null" in json and _has_null(facts):
             return "json has a null value"
-        stated = {name for name in facts if self._roles and name.endswith("_width")}
-        if others := sorted(stated - {"original_width", "scaled_width"} - types.keys()):
-            return f"json states {others[0]}, of an image that is not there"
+        if self._roles:
+            stated = {name for name in facts if name.endswith("_width")}
+            if others := sorted(stated - {"original_width", "scaled_width"} - types.keys()):
+                return f"json states {others[0]}, of an image that is not there"
         if wrong := _wrong_types(facts, types) or self.check_sizes(facts, images):
             return wrong
         if facts["key"] != self.keys[-1]:
