@@ -14,7 +14,7 @@ import pytest
 from wdsprep.changes.copy_samples import find_neighbours
 from wdsprep.dataset import aio
 from wdsprep.dataset.aio import READS_AT_ONCE, address_of, read_all
-from wdsprep.dataset.thread_map import IDLE, map_ahead, read_each
+from wdsprep.dataset.thread_map import IDLE, map_ahead
 
 NBYTES = 1 << 20
 UNKNOWN = {
@@ -168,9 +168,3 @@ def test_no_more_is_taken_than_may_wait() -> None:
 def test_one_thread_is_that_of_the_caller() -> None:
     (name,) = map_ahead(lambda _: threading.current_thread().name, [0], 1)
     assert name == threading.current_thread().name
-
-
-def test_it_is_told_how_many_have_been_read() -> None:
-    heard: list[int] = []
-    assert read_each(slow_first, range(3), 2, heard.append) == [0, 1, 2]
-    assert heard == [1, 2, 3]

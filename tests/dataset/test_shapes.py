@@ -61,10 +61,6 @@ def test_images_in_roles_have_arrays_of_their_own_sizes_and_none_is_of_text() ->
     assert columns[-4:] == ["source_width", "source_height", "mask_width", "mask_height"]
 
 
-def test_a_dataset_of_squares_has_no_list() -> None:
-    assert shapes_of({"resolution": 256, "layout": layout(FIELDS)}) == ()
-
-
 @pytest.mark.parametrize(
     ("samples", "batch"),
     [(0, 1), (3, 1), (20, 4), (38, 4), (60, 8), (319, 32), (320, 64), (10**6, 64)],

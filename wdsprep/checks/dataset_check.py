@@ -232,7 +232,8 @@ def _check_manifest(survey: DatasetSurvey, broken: Mapping[str, str]) -> None:
     changed = {unit for unit in stated.keys() & sound.keys() if stated[unit] != sound[unit]}
     if manifest.complete:
         changed |= sound.keys() - stated.keys()
-    if not all(_is_of_a_retry(sound[unit]) for unit in changed):
+    # A retry makes units, and takes rows from others.
+    if not all(is_retry(unit) or RETRIED in sound[unit].counts for unit in changed):
         survey.add_finding(MANIFEST, Kind.MANIFEST, "it does not say what the receipts say")
     elif changed:
         what = "it lacks the changes of a retry that is running, or was killed"
@@ -240,11 +241,6 @@ def _check_manifest(survey: DatasetSurvey, broken: Mapping[str, str]) -> None:
     if not manifest.complete:
         count = plural(len(sound), "unit")
         survey.add_finding("", Kind.UNFINISHED, f"it is not complete: {count} finished so far")
-
-
-def _is_of_a_retry(receipt: Receipt) -> bool:
-    """Return whether a retry has made the unit, or taken rows from it."""
-    return RETRIED in receipt.counts or is_retry(receipt.unit)
 
 
 def expected_files(receipt: Receipt) -> Iterator[tuple[str, Kind, int]]:
