@@ -110,8 +110,6 @@ def test_unknown_fields_and_rates_are_refused(data: str) -> None:
     for said, options in refused:
         with pytest.raises(UsageError, match=said):
             load(data, **options)
-    with pytest.raises(UsageError, match="buckets"):
-        load(Stream(data, buckets=["512"]))
     with pytest.raises(NotFoundError, match="no dataset"):
         load(data + "/receipts-of-none")
 

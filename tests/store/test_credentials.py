@@ -1,4 +1,4 @@
-"""Credentials that end while a loader reads from S3, as those of STS, SSO and machine roles do."""
+"""Credentials that end while something reads from S3, as those of STS, SSO and machine roles do."""
 
 import re
 from collections.abc import Iterator
