@@ -199,7 +199,7 @@ def test_counts_that_do_not_add_up_are_refused(data: ShapeSet, tmp_path: Path) -
         complete=True,
     )
     path.write_bytes(wrong.to_bytes())
-    with pytest.raises(FormatError, match=r"its shapes add up to [0-9]+: run .wdsprep verify"):
+    with pytest.raises(FormatError, match=r"its shapes do not add up .*: run .wdsprep verify"):
         load(url)
 
 

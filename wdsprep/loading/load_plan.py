@@ -85,8 +85,6 @@ class LoadPlan:
         wholes = dict.fromkeys(dataset.whole for dataset in self.datasets)
         places = examples([repr(whole.store.url) for whole in wholes])
         samples = plural(sum(stream.samples for stream in self.order.streams), "sample")
-        if shapes := {d.shown_sizes for d in self.datasets if d.is_of_one_shape}:
-            samples += f" in {plural(len(shapes), 'shape')}"
         steps = plural(self.order.steps_per_epoch, "step")
         return f"{places}: {samples}, {steps} of {self.order.global_batch:,} an epoch"
 

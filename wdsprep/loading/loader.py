@@ -222,10 +222,10 @@ def _select_samples(
     divided = divide_by_roles(join_datasets(datasets), folder, pad=options.pad_roles)
     left = select_where(divided, options.where, folder)
     lost = sum(dataset.samples for dataset in datasets) - sum(dataset.samples for dataset in left)
-    if options.tee and lost:
+    if options.tee and (lost or left[0].where):
         raise UsageError(
-            f"tee= keeps whole shards, and where= or join= leave out {plural(lost, 'sample')}: "
-            "give tee= without them"
+            "tee= keeps whole shards: leave out where=, and join= of what lacks samples "
+            f"({plural(lost, 'sample')} here)"
         )
     return left
 

@@ -184,10 +184,8 @@ def counts_by_shape(whole: Dataset, manifest: Manifest) -> "NDArray[np.int32]":
     del rows  # of many shards it takes more memory than what follows
     wrong = np.flatnonzero(counts.sum(axis=1) != whole.sizes)
     if len(wrong):
-        row = int(wrong[0])
         raise FormatError(
-            f"{whole.store.url}/{whole.names[row]} has {plural(int(whole.sizes[row]), 'sample')}, "
-            f"but its shapes add up to {counts[row].sum():,}"
+            f"{whole.store.url}/{whole.names[wrong[0]]}: its shapes do not add up to its samples"
         ).with_next_step(verify_step(whole.store.url))
     return counts
 

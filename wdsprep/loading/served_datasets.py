@@ -382,7 +382,6 @@ def missing_shard_advice(dataset: Dataset) -> str:
 
 ATTEMPTS = 16  # substitutes tried for a damaged sample before the dataset is taken for lost
 MISSING = "the shard is missing"
-ALL_MISSING = "all its shards are missing"
 StreamChoice = tuple[int, int]
 """The number of a stream, and of the captions picked for a row."""
 ShardPlace = tuple[int, int]
@@ -428,9 +427,8 @@ class Substitutes:
             drawn += 1
             if place[0] not in missing:
                 return drawn, place
-        joined = " and ".join(other.dataset.store.url for other in dataset.joined)
-        what = f"each of its shards is missing, here or in {joined}" if joined else ALL_MISSING
-        raise NotFoundError(f"{dataset.place}: {what}")
+        places = " or ".join(part.store.url for part in dataset.with_joined)
+        raise NotFoundError(f"{dataset.place}: all its shards are missing, in {places}")
 
     def warn(self, choice: StreamChoice, shard: int, fault: Fault) -> None:
         """Log once that a sample is replaced, or all samples of a missing shard.

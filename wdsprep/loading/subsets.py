@@ -233,15 +233,15 @@ def _find_combinations(
     what = [f"roles {slots} {pad}", *(c for d in holders for c in (*d.names, *d.contents))]
     kept = open_or_make(folder, what, lambda writer, path: _keep(dataset, slots, writer, path, pad))
     counts = kept.arrays["counts"].reshape(len(files.names), -1)
-    starts = kept.arrays["starts"][:-1]
-    shards = np.arange(len(starts), dtype=np.int32)
+    whole = SampleSelection.from_file(kept)
+    starts = whole.starts
     for column, combination in zip(counts.T, kept.facts["combinations"], strict=True):
         by_slot = {
             slot: {"role_sizes": {name: (w, h) for name, (w, h) in images}, "lacks_images": lacks}
             for slot, (images, lacks) in zip(slots, combination, strict=True)
         }
         in_shards = column.astype(np.int64)
-        yield by_slot, SampleSelection(shards=shards, starts=starts, counts=in_shards, holds=kept)
+        yield by_slot, replace(whole, starts=starts, counts=in_shards)
         starts = starts + in_shards
 
 
