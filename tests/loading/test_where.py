@@ -115,6 +115,7 @@ def loaded(**options):
     next(iter(wdsprep.load({data!r}, global_batch=4, rank=0, world_size=1, **options)))
     return {{"duckdb", "pandas", "pyarrow"}} & sys.modules.keys()
 assert not loaded()
+assert "wdsprep.loading.encoded_batches" not in sys.modules
 assert loaded(where={FINE!r}) == {{"duckdb", "pyarrow"}}
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -390,10 +390,12 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @cached_property
     def _serve_encoded(self) -> Callable[[range], NumberedBatches] | None:
-        """The function that encodes images, made when the first batch is asked for."""
+        """The function that encodes images, made for the first batch; None if latents are stored."""
+        if self.encoding is None:
+            return None
         from wdsprep.loading.encoded_batches import serve_encoded
 
-        return None if self.encoding is None else serve_encoded(self.plan, self.encoding)
+        return serve_encoded(self.plan, self.encoding)
 
     def _enter(self, number: int, workers: int) -> int:
         """Begin to serve in a DataLoader's worker, and return the step at which that ends.
