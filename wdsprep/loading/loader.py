@@ -390,7 +390,7 @@ class Loader(IterableDataset[dict[str, Any]]):
 
     @cached_property
     def _serve_encoded(self) -> Callable[[range], NumberedBatches] | None:
-        """The function that encodes images, made for the first batch; None if latents are stored."""
+        """The function that encodes images, made for the first batch; None for stored latents."""
         if self.encoding is None:
             return None
         from wdsprep.loading.encoded_batches import serve_encoded
