@@ -186,24 +186,22 @@ class Cache:
         """
         self._claimed = time.monotonic()
         used = 0
-        idle: list[tuple[float, int, Path]] = []
-        live: list[tuple[float, int, Path]] = []
+        files: list[tuple[bool, float, int, Path]] = []
         for entry in os.scandir(self._folder):
             if not NAME.fullmatch(entry.name):
                 continue
             with suppress(FileNotFoundError):
                 status, is_ours = entry.stat(), entry.name in self._names
                 nbytes, age = status.st_blocks * 512, time.time() - status.st_mtime
-                is_idle = age > STALE_S and not is_ours
-                (idle if is_idle else live).append((status.st_mtime, nbytes, Path(entry.path)))
+                is_live = is_ours or age <= STALE_S
+                files.append((is_live, status.st_mtime, nbytes, Path(entry.path)))
                 used += nbytes
                 if is_ours and age > CLAIM_S:
                     os.utime(entry.path)
-        for most, files in ((self._limit - self._limit // 10, idle), (self._limit, live)):
-            for _, nbytes, path in sorted(files):
-                if used > most:
-                    path.unlink(missing_ok=True)
-                    used -= nbytes
+        for is_live, _, nbytes, path in sorted(files):
+            if used > self._limit - (0 if is_live else self._limit // 10):
+                path.unlink(missing_ok=True)
+                used -= nbytes
         self._free = max(0, self._limit - used) // SHARERS
 
 
