@@ -1,7 +1,6 @@
 """What is particular to S3: reads by signed URLs, settings and refusals."""
 
 import os
-import pickle
 import socket
 import time
 from pathlib import Path
@@ -246,15 +245,6 @@ def test_profile_file_gives_credentials_and_endpoint(
     with opened(f"s3://{bucket}/data") as store:
         write_bytes(store, "f", b"x")
         assert store.read("f") == b"x"
-
-
-def test_settings_survive_pickling_and_the_client_does_not(bucket: str) -> None:
-    with opened(f"s3://{bucket}/data/") as store:
-        write_bytes(store, "f", b"x")
-        copy = pickle.loads(pickle.dumps(store))
-        ours, theirs = ({**vars(one), "_clients": None, "_held": None} for one in (store, copy))
-        assert theirs == ours
-        assert copy._clients.pop() is None
 
 
 def test_fork_gets_a_client_of_its_own(s3_store: S3Store) -> None:

@@ -392,6 +392,7 @@ class Layout:
     needs: ClassVar[tuple[str, ...]] = ()
     """The arrays without which it cannot be written."""
     takes_moments: ClassVar[bool] = True
+    """False if its reader takes one latent of each sample."""
 
     def __init__(self, dataset: Exportable) -> None:
         """Choose what is written of the dataset. Raise UsageError if the dataset does not fit."""

@@ -56,8 +56,6 @@ class ImportPlan:
     columns: tuple[CachedColumn, ...]
     scale: float = 0.0
     shift: float = 0.0
-    is_asked: bool = False
-    """True if the user named the columns."""
     fields: tuple[Field, ...] = ()
 
     def of(self, role: str) -> CachedColumn | None:
@@ -186,7 +184,7 @@ def choose_columns(
                 f"{what} has no column {column.name!r} (--columns): it has {list_columns(there)}"
             )
     if asked:
-        return ImportPlan(columns=tuple(asked), is_asked=True)
+        return ImportPlan(columns=tuple(asked))
     for roles in ((LATENT, MEAN, MEAN_STD), (EMB,)):
         for trainer, patterns in TRAINERS.items():
             columns = dict(_match_columns(trainer, there, resolution, what))

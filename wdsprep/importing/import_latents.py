@@ -84,22 +84,18 @@ def _shards(cache: LatentCache, items: Sequence[Item], resolution: int) -> tuple
     Raise SourceError if two of them would have the same name, or if a name is not UTF-8.
     """
     shards: dict[str, ImageShard] = {}
-    keys: set[str] = set()
     for item in items:
-        stem = stem_of(item.name)
+        stem, folder = stem_of(item.name), f"{resolution}/"
         if shown(stem) != stem:
             raise SourceError(
                 f"{cache.url}/{shown(stem)} has a name that is not UTF-8: rename the file"
             )
-        folder = f"{resolution}/"
-        name, key = folder + stem.removeprefix(folder), stem.replace(".", "_")
-        if name in shards or key in keys:
+        shard = ImageShard(name=folder + stem.removeprefix(folder), item=item)
+        if shards.setdefault(shard.name.replace(".", "_"), shard) is not shard:  # as in its keys
             raise SourceError(
                 f"{cache.url}/{item.name} and another file would have the same name here: rename "
                 "one"
             )
-        keys.add(key)
-        shards[name] = ImageShard(name=name, item=item)
     return tuple(shards.values())
 
 

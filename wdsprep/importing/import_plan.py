@@ -169,7 +169,7 @@ def _fields_of(
         side = options.resolution // _cell(sound, sizes, what)
         fields[0] = replace(fields[0], shape=(fields[0].shape[0], side, side))
     has_references = any(f"{REFERENCES}.npy" in arrays for arrays in sound)
-    if chosen.of(REFERENCES) and (has_references or chosen.is_asked):
+    if chosen.of(REFERENCES) and (has_references or options.columns):
         fields.insert(1, replace(fields[0], name=f"{REFERENCES}.npy", is_of_role=True))
     fields.sort(key=lambda field: field.is_variable)
     if fields[-1].is_variable:  # lengths tell what a mask does
