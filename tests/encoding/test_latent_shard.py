@@ -300,7 +300,7 @@ def test_moments_are_mirrored_before_they_are_sampled(
         mean, _logvar = torch.from_numpy(member).float().chunk(2)
         return float(torch.corrcoef(torch.stack([latent.float().flatten(), mean.flatten()]))[0, 1])
 
-    with pytest.raises(UsageError, match="ask for latent in fields=, and give flip="):
+    with pytest.raises(UsageError, match="ask for latent, and give flip="):
         load(tmp_path / "moments", fields=("latent", "latent_flipped"))
     for batch in load(tmp_path / "moments", flip=1.0):
         for key, latent in zip(batch["key"], batch["latent"], strict=True):
