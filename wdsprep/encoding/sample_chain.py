@@ -16,7 +16,7 @@
    `models.device` computes these once more in fp32. A row that fails again gets a code in place of
    its arrays, as does a caption without tokens.
 6. Write: `EncodingSample.result` returns the `EncodedSample` of one dataset, or raises why there
-   is none. `write` gives it to the dataset's `latent_shard`, or a reject.
+   is none. `write` of the `worker` gives it to the dataset's `latent_shard`, or a reject.
 
 `score` takes the same way, with other crops and other shards (`scoring.worker`). A trainer that
 encodes on the fly takes it from the third step on (`on_the_fly.encode_steps`), as its loader has
@@ -48,9 +48,7 @@ from wdsprep.images.crop import NO_PIXELS, Crop, CropResult, crops, locate_crop
 from wdsprep.images.nearest_shape import Fit
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.latent_shard import LatentShard
     from wdsprep.encoding.models.references import ReferencePipeline
-    from wdsprep.encoding.two_passes import TextPass
 
 Cut = int | tuple[int, str]
 """What a crop of a sample is known by: the number of the dataset that gets it, and of an image in a
@@ -379,20 +377,3 @@ class Row:
             result = {name: result[LATENT]}
         sample.arrays.setdefault(self.cut, {}).update(result)
         return sum([array.nbytes for array in result.values()])
-
-
-def write(entry: EncodingSample | Reject, outputs: Mapping[int, "LatentShard | TextPass"]) -> None:
-    """Write what came of a sample to the output of each dataset that gets it, or a reject."""
-    if isinstance(entry, Reject):
-        for output in outputs.values():
-            output.refuse(entry)
-        return
-    for number in entry.parts:
-        output = outputs[number]
-        try:
-            output.add(entry.result(number))
-        except RejectedError as refused:
-            output.refuse(refused.to_reject(entry.sample.source, entry.key))
-        else:
-            if entry.is_named:
-                output.counts["named"] += 1

@@ -27,7 +27,7 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.file_names import captions_name
 from wdsprep.dataset.manifest import Receipt, gpu_count
 from wdsprep.dataset.npy_arrays import Field, empty_fields, text_fields
-from wdsprep.dataset.rejects import Reject
+from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings
@@ -43,7 +43,7 @@ from wdsprep.encoding.models.device import device_name
 from wdsprep.encoding.options import SHARDS_IN_TURN, SHARDS_PER_WORKER
 from wdsprep.encoding.progress import EncodeProgress
 from wdsprep.encoding.role_images import DatasetCuts
-from wdsprep.encoding.sample_chain import Block, CaptionFinder, blocks_of, write
+from wdsprep.encoding.sample_chain import Block, CaptionFinder, EncodingSample, blocks_of
 from wdsprep.encoding.two_passes import TextPass, Turns
 from wdsprep.encoding.worker_plan import EncodeJob
 from wdsprep.runners.base import PROGRESS_S
@@ -286,6 +286,23 @@ class EncodeWorker:
             device=device_name(self._encoder.device),
             stats=self._engine.stats,
         )
+
+
+def write(entry: EncodingSample | Reject, outputs: Mapping[int, Output]) -> None:
+    """Write what came of a sample to the output of each dataset that gets it, or a reject."""
+    if isinstance(entry, Reject):
+        for output in outputs.values():
+            output.refuse(entry)
+        return
+    for number in entry.parts:
+        output = outputs[number]
+        try:
+            output.add(entry.result(number))
+        except RejectedError as refused:
+            output.refuse(refused.to_reject(entry.sample.source, entry.key))
+        else:
+            if entry.is_named:
+                output.counts["named"] += 1
 
 
 def feed(
