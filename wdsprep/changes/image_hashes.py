@@ -272,8 +272,6 @@ def _find_values(
         )
     shards = {name: shard for shard, name in enumerate(subset.whole.files.names)}
     rows = [table.rows_of(shards[unit.shard.name]) for unit in images.units]
-    has_row = np.concatenate([np.empty(0, np.bool_), *(table.has_row[numbers] for numbers in rows)])
-    values = np.concatenate(
-        [table.column(column)[:0], *(table.column(column)[numbers] for numbers in rows)]
-    )
+    has_row = np.concatenate([table.has_row[numbers] for numbers in rows])
+    values = np.concatenate([table.column(column)[numbers] for numbers in rows])
     return has_row, values[has_row]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from wdsprep.dataset.file_names import SHARD, latent_unit, maker_of
@@ -121,11 +120,6 @@ class Group:
         """Return all shards, each with the number of its dataset, by bucket and then by dataset."""
         pairs = [(at, shard) for at, origin in enumerate(self.origins) for shard in origin.shards]
         return tuple(sorted(pairs, key=lambda pair: pair[1].bucket))
-
-    @property
-    def all_samples(self) -> SampleSelection:
-        sizes = np.array([shard.samples for _, shard in self.shards], np.int64)
-        return SampleSelection.all_of(sizes).pick(sizes > 0)
 
     @property
     def readers(self) -> int:

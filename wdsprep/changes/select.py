@@ -52,6 +52,7 @@ from wdsprep.changes.selected_samples import (
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
 from wdsprep.dataset.manifest import Shard
+from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.sample_table import KEY
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import canonical_json, hex_digest
@@ -189,7 +190,8 @@ class _Selection:
         selected, or nothing for a part.
         """
         group, options = self._groups[0], self.options
-        samples = group.all_samples
+        sizes = np.array([shard.samples for _, shard in group.shards], np.int64)
+        samples = SampleSelection.all_of(sizes).pick(sizes > 0)
         if self._keys is not None:
             samples = select_keys(samples, group, self._keys, options.keys)
         if options.where:

@@ -114,10 +114,10 @@ def names_in(value: Any) -> set[str]:
 
 
 def nearest_field(path: PathParts, names: Collection[str]) -> str:
-    """Return the name that was meant where a path has another that nothing has, or ""."""
-    parts = [part for part in path if isinstance(part, str)]
-    wrong = next((part for part in parts if part not in names), parts[-1])
-    return nearest_name(wrong, {*names} - {wrong})
+    """Return the name that was meant by the first of a path that nothing has, or ""."""
+    unknown = (part for part in path if isinstance(part, str) and part not in names)
+    wrong = next(unknown, "")
+    return nearest_name(wrong, names) if wrong else ""
 
 
 def split_path(path: str) -> PathParts:

@@ -29,7 +29,7 @@ from wdsprep.tables.column_conditions import mask_of, numbers_of, whole_numbers
 from wdsprep.tables.joined_columns import HAS_ROW, STARTS, LaidOut
 from wdsprep.tables.key_join import NAME, SAMPLE, open_join
 from wdsprep.tables.other_tables import TEXT, add_rows, text_bytes
-from wdsprep.text import examples, plural
+from wdsprep.text import list_columns, plural
 
 BLOCK = 1 << 20
 """Samples whose texts are counted at a time."""
@@ -73,12 +73,10 @@ def lay_out_table(
         raise NotFoundError(f"{place} does not exist: give the path or URL of a table{meant}")
     table = open_table(store.url, name)
     columns = table.columns()
-    if not columns:
-        raise UsageError(f"{place} is empty: give a table with a row of names")
     if not (by := first_of(BY, columns)):
         raise UsageError(
-            f"{place} has no column {', '.join(BY[:-1])} or {BY[-1]} (it has {examples(columns)}): "
-            "add one"
+            f"{place} has no column {', '.join(BY[:-1])} or {BY[-1]} (it has "
+            f"{list_columns(columns)}): add one"
         )
     known = {*named} & {*columns} - {by}
     what = f"{store.url}/{name}", entry.stamp, str(entry.nbytes), f"{for_batches}", *sorted(known)
