@@ -32,7 +32,7 @@ def lay_out(
 
     content = [f"{names} {sizes}"]
     samples = JoinedSamples(url="set", sizes=np.array(sizes), contents=content, read_names=read)
-    return lay_out_table(table, samples, cache, named=named, for_batches=for_batches)
+    return lay_out_table(table, samples, cache, wanted=(named, for_batches))
 
 
 COUNT = 90

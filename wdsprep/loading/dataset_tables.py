@@ -101,10 +101,8 @@ def lay_out_joined(
         read_names=partial(_read_names, files),
     )
     places = dict.fromkeys(place for place in dataset.join if is_table(place))
-    laid_out = [
-        lay_out_table(place, samples, folder, named=named, for_batches=for_batches)
-        for place in places
-    ]
+    wanted = named, for_batches
+    laid_out = [lay_out_table(place, samples, folder, wanted=wanted) for place in places]
     for other in dataset.joined:
         if other.dataset.has_columns:
             whole = other.dataset.whole
@@ -114,8 +112,7 @@ def lay_out_joined(
                 columns_of(whole.settings),
                 samples,
                 folder,
-                named=named,
-                for_batches=for_batches,
+                wanted=wanted,
                 read=partial(_read_scores, files, other),
             )
             laid_out.append(scores)

@@ -28,7 +28,7 @@ from wdsprep.store import did_you_mean_place, split_url
 from wdsprep.tables.column_conditions import mask_of, numbers_of, whole_numbers
 from wdsprep.tables.joined_columns import HAS_ROW, STARTS, LaidOut
 from wdsprep.tables.key_join import NAME, SAMPLE, open_join
-from wdsprep.tables.other_tables import TEXT, add_rows, text_bytes
+from wdsprep.tables.other_tables import TEXT, Wanted, add_rows, is_wanted, text_bytes
 from wdsprep.text import list_columns, plural
 
 BLOCK = 1 << 20
@@ -54,17 +54,11 @@ class JoinedSamples:
 
 
 def lay_out_table(
-    place: str,
-    samples: JoinedSamples,
-    cache: Path | None,
-    *,
-    named: Collection[str],
-    for_batches: bool,
+    place: str, samples: JoinedSamples, cache: Path | None, *, wanted: Wanted
 ) -> LaidOut:
     """Lay out the columns of a table of others, or open them if that was done before.
 
-    Its rows are joined by the first of the columns `BY` that it has. The columns are those that are
-    `named`, and `for_batches` all others of numbers.
+    Its rows are joined by the first of the columns `BY` that it has.
     """
     store, name = split_url(place)
     entry = next((entry for entry in store.list(name) if entry.name == name), None)
@@ -78,8 +72,8 @@ def lay_out_table(
             f"{place} has no column {', '.join(BY[:-1])} or {BY[-1]} (it has "
             f"{list_columns(columns)}): add one"
         )
-    known = {*named} & {*columns} - {by}
-    what = f"{store.url}/{name}", entry.stamp, str(entry.nbytes), f"{for_batches}", *sorted(known)
+    named, for_batches = {*wanted[0]} & {*columns} - {by}, wanted[1]
+    what = f"{store.url}/{name}", entry.stamp, str(entry.nbytes), f"{for_batches}", *sorted(named)
 
     def number_names() -> Iterator[pa.RecordBatch]:
         first = 0
@@ -93,9 +87,7 @@ def lay_out_table(
         told = "%s: reading the table; its columns, in the order of %s, are kept in %s"
         _log.info(told, place, samples.url, path)
         with open_join() as join:
-            numbers, texts, digest = add_rows(
-                join, place, table, by, named=known, for_batches=for_batches
-            )
+            numbers, texts, digest = add_rows(join, place, table, by, (named, for_batches))
             join.find_first(numbers if join.rows else ())  # no rows have no columns
             for why, count in (
                 (f"without a {by} or a number", join.unnamed + join.lacking),
@@ -113,7 +105,7 @@ def lay_out_table(
             _write(writer, samples.sizes, numbers, texts, read)
             writer.facts |= {"digest": digest, "offered": sorted(columns)}
 
-    return _open(place, samples, cache, what, make, has_texts=bool(known))
+    return _open(place, samples, cache, what, make, has_texts=bool(named))
 
 
 def lay_out_scores(
@@ -123,8 +115,7 @@ def lay_out_scores(
     samples: JoinedSamples,
     cache: Path | None,
     *,
-    named: Collection[str],
-    for_batches: bool,
+    wanted: Wanted,
     read: Callable[[Collection[str]], Iterable[pa.Table]],
 ) -> LaidOut:
     """Lay out the columns of a dataset of scores, or open them if that was done before.
@@ -132,12 +123,9 @@ def lay_out_scores(
     `kinds` says what each column holds, and `contents` identifies its shards. `read` yields for
     each shard of the samples the rows of these, all null for samples without scores.
     """
-    numbers = {
-        name: DTYPES[kind]
-        for name, kind in kinds.items()
-        if kind in DTYPES and (for_batches or name in named)
-    }
-    texts = [name for name in sorted(named) if kinds.get(name) == SCORED_TEXT]
+    dtypes = {name: DTYPES[kind] for name, kind in kinds.items() if kind in DTYPES}
+    numbers = {name: dtype for name, dtype in dtypes.items() if is_wanted(name, dtype, wanted)}
+    texts = [name for name in sorted(wanted[0]) if kinds.get(name) == SCORED_TEXT]
     what = "scores", *contents, *numbers, "", *texts
 
     def read_columns(names: Sequence[str]) -> Iterator[JoinedRows]:

@@ -8,7 +8,7 @@ the first value that is none. So its cells are kept as texts, and parsed once al
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Any
@@ -30,29 +30,28 @@ ROWS_AT_ONCE = 1 << 16
 TEXT = pa.large_string()
 SCALARS = {int, float, bool, str}
 SURROGATE = re.compile("[\ud800-\udfff]")
+Types = dict[str, str | None]
+"""The dtype of each column of a table so far: None of texts, "" without a value."""
+Wanted = tuple[Collection[str], bool]
+"""The columns that are read, by their names, and whether all others of numbers are read too."""
 Batches = Iterator[tuple[pa.Array, dict[str, pa.Array]]]
 """The names of rows, as bytes, and columns of them."""
 _log = logging.getLogger("wdsprep")
 
 
 def add_rows(
-    join: KeyJoin, place: str, table: Table, by: str, *, named: Collection[str], for_batches: bool
+    join: KeyJoin, place: str, table: Table, by: str, wanted: Wanted
 ) -> tuple[dict[str, str], list[str], str]:
     """Add the rows of a table to a join, whose names are in the column `by`.
 
-    Of the columns those that are `named` are read, and `for_batches` all others of numbers. Return
-    the dtypes of the columns of numbers, the columns of texts, and a digest of names and columns in
-    the order of the rows.
+    Return the dtypes of the columns of numbers that were read, the columns of texts, and a digest
+    of names and columns in the order of the rows.
     """
-    types: dict[str, str | None] = {}  # of all columns so far: None of texts, "" without a value
-
-    def is_read(name: str) -> bool:
-        return name in named or (for_batches and types[name] is not None)
-
+    types: Types = {}
     if isinstance(table, ParquetTable):
-        batches = _read_parquet(place, table, by, types, is_read, named, for_batches)
+        batches = _read_parquet(place, table, by, types, wanted)
     else:
-        batches = _read_text(place, table, by, types, is_read)
+        batches = _read_text(place, table, by, types, wanted)
     digests: dict[tuple[str, str], blake3] = {}
     for names, columns in batches:
         for name, column in {"": names, **columns}.items():
@@ -60,24 +59,23 @@ def add_rows(
                 new = blake3(f"{join.rows}".encode())  # rows before the column began
                 digests.setdefault((name, part), new).update(data.data)
         join.add(names, columns)
-    numbers = {name: dtype for name, dtype in types.items() if dtype and is_read(name)}
-    texts = sorted(name for name, dtype in types.items() if not dtype and name in named)
+    numbers = {n: dtype for n, dtype in types.items() if dtype and is_wanted(n, dtype, wanted)}
+    texts = sorted(name for name, dtype in types.items() if not dtype and name in wanted[0])
     read = {"": "", **numbers, **dict.fromkeys(texts, "")}
     parts = sorted(part for part in digests if part[0] in read)
     lines = [(read[part[0]], *part, digests[part].hexdigest()) for part in parts]
     return numbers, texts, blake3(repr(lines).encode()).hexdigest()
 
 
+def is_wanted(name: str, dtype: str | None, wanted: Wanted) -> bool:
+    named, for_batches = wanted
+    return name in named or (for_batches and dtype is not None)
+
+
 def _read_parquet(
-    place: str,
-    table: ParquetTable,
-    by: str,
-    types: dict[str, str | None],
-    is_read: Callable[[str], bool],
-    named: Collection[str],
-    for_batches: bool,
+    place: str, table: ParquetTable, by: str, types: Types, wanted: Wanted
 ) -> Batches:
-    kinds = table.kinds()
+    (named, for_batches), kinds = wanted, table.kinds()
     if kinds[by] != "text":
         raise _names_error(place, by, kinds[by] or "something else")
     if other := next((name for name in sorted(named) if not kinds[name]), ""):
@@ -88,7 +86,7 @@ def _read_parquet(
     types |= {name: NUMBERS.get(kind) for name, kind in kinds.items() if kind and name != by}
     if for_batches:  # tensors of unsigned numbers are of little use
         types |= {name: dtype.replace("u", "i") for name, dtype in types.items() if dtype}
-    columns = [name for name in types if is_read(name)]
+    columns = [name for name, dtype in types.items() if is_wanted(name, dtype, wanted)]
 
     def cast(name: str, column: pa.Array) -> pa.Array:
         if (dtype := types[name]) is None:
@@ -119,9 +117,7 @@ def _valid_texts(column: pa.Array) -> pa.Array:
     return column.cast(TEXT)
 
 
-def _read_text(
-    place: str, table: Table, by: str, types: dict[str, str | None], is_read: Callable[[str], bool]
-) -> Batches:
+def _read_text(place: str, table: Table, by: str, types: Types, wanted: Wanted) -> Batches:
     unreadable = 0
     for where, _ in table.parts(sys.maxsize):
         every = (row for _, row in table.rows(where))
@@ -136,7 +132,7 @@ def _read_text(
                 cells, kinds = _cells_of([row.get(name) for row in rows])
                 trimmed = pc.utf8_trim_whitespace(cells)
                 types[name] = _widen_type(types.get(name, ""), kinds, trimmed)
-                if is_read(name):
+                if is_wanted(name, types[name], wanted):
                     columns[name] = cells
             yield encode_names(names), columns
     if unreadable:
