@@ -66,15 +66,10 @@ SHOWN_GROUPS, SHOWN_COPIES = 5, 10
 NEAR, EQUAL = 1, 2
 """What the column `duplicate` has of a copy, and 0 of a sample that stays."""
 NUMBER = "{number}"
-_TABLE = pa.schema(
-    [
-        ("key", pa.string()),
-        ("duplicate", pa.int8()),
-        ("distance", pa.int8()),
-        ("group", pa.int64()),
-        ("hash", pa.int64()),
-    ]
-)
+_TABLE = pa.schema({
+    "key": pa.string(), "duplicate": pa.int8(), "distance": pa.int8(),
+    "group": pa.int64(), "hash": pa.int64(),
+})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,12 +238,8 @@ class Copies:
         self._pixels = numpy.concatenate(list(map(_pixels, tables)))
         hashes = _by_image(tables, "hash")
         self._is_flat = [of_image == NO_HASH for of_image in hashes]
-        self._hashes = [
-            numpy.where(is_flat, digests, of_image).view(numpy.uint64)
-            for is_flat, digests, of_image in zip(
-                self._is_flat, _by_image(tables, "content"), hashes, strict=True
-            )
-        ]
+        by_image = zip(self._is_flat, _by_image(tables, "content"), hashes, strict=True)
+        self._hashes = [numpy.where(*of_image).view(numpy.uint64) for of_image in by_image]
         chosen = slice(None) if is_compared is None else is_compared
         pixels = self._pixels[chosen]
         self.samples, self.damaged = len(pixels), int((pixels == 0).sum())
@@ -320,19 +311,10 @@ def _by_image(tables: Sequence[pa.Table], part: str) -> list[Rows]:
 
     0 stands for an image that a sample does not have.
     """
-    names = {name for table in tables for name in table.column_names}
-    return [
-        numpy.concatenate(
-            [
-                table[name].to_numpy()
-                if name in table.column_names
-                else numpy.zeros(len(table), numpy.int64)
-                for table in tables
-            ]
-        )
-        for name in sorted(names)
-        if name.partition(".")[0] == part
-    ]
+    rows = pa.concat_tables(tables, promote_options="default")
+    names = sorted(name for name in rows.column_names if name.partition(".")[0] == part)
+    columns = (rows[name] for name in names)
+    return [(c.fill_null(0) if c.null_count else c).to_numpy() for c in columns]
 
 
 def _find_near_things(
