@@ -311,10 +311,19 @@ def _by_image(tables: Sequence[pa.Table], part: str) -> list[Rows]:
 
     0 stands for an image that a sample does not have.
     """
-    rows = pa.concat_tables(tables, promote_options="default")
-    names = sorted(name for name in rows.column_names if name.partition(".")[0] == part)
-    columns = (rows[name] for name in names)
-    return [(c.fill_null(0) if c.null_count else c).to_numpy() for c in columns]
+    names = {name for table in tables for name in table.column_names}
+    return [
+        numpy.concatenate(
+            [
+                table[name].to_numpy()
+                if name in table.column_names
+                else numpy.zeros(len(table), numpy.int64)
+                for table in tables
+            ]
+        )
+        for name in sorted(names)
+        if name.partition(".")[0] == part
+    ]
 
 
 def _find_near_things(
@@ -326,9 +335,12 @@ def _find_near_things(
     image that is flat is near only what has the same bytes.
     """
     targets = distinct[0]
-    starts = _run_starts(targets)
-    pairs = find_near_pairs(targets[starts], distance, on_count)
-    candidates = _pairs_in_runs(numpy.append(starts, len(targets)), *pairs)
+    if len(distinct) == 1:
+        candidates = iter([find_near_pairs(targets, distance, on_count)])
+    else:
+        starts = _run_starts(targets)
+        pairs = find_near_pairs(targets[starts], distance, on_count)
+        candidates = _pairs_in_runs(numpy.append(starts, len(targets)), *pairs)
     near = []
     for first, second in candidates:
         is_near = numpy.ones(len(first), bool)
