@@ -94,7 +94,7 @@ class SourceDataset:
 
     @cached_property
     def moved(self) -> Mapping[str, Receipt]:
-        """Return the receipts of the units whose samples may have moved in their image shards."""
+        """Return the receipts of units whose samples may lie elsewhere than in the image shards."""
         return {r.unit: r for r in self.manifest.receipts if may_have_moved(r)}
 
     def give_way(self, later: "SourceDataset") -> None:

@@ -161,7 +161,7 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
                 f"--columns {part!r}: write ROLE=NAME, as latent=z, or latent=z:float16:4x32x32 if "
                 "it holds bare bytes"
             )
-        role, name, dtype, sides = (found or "" for found in match.groups())
+        role, name, dtype, sides = (group or "" for group in match.groups())
         check_one_of(ROLES, columns=role)
         if dtype:
             check_one_of(tuple(SAFETENSORS), columns=dtype)
