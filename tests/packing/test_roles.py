@@ -30,7 +30,6 @@ from tests.kit.packs import (
     write_files,
     write_table,
 )
-from tests.kit.reports import Page
 from tests.kit.webserver import WebServer, ok, status
 from wdsprep.cli import main
 from wdsprep.errors import FingerprintError, SourceError, UsageError
@@ -686,21 +685,6 @@ def test_latents_are_those_of_the_targets_alone(tmp_path: Path) -> None:
     assert not left_out_among(manifest_of(latents[0]).counts)
     tars = [{n: data for n, data in tree(out).items() if ".tar" in n} for out in latents]
     assert tars[0] == tars[1]
-
-
-def test_a_report_shows_the_images_of_a_sample_side_by_side(tmp_path: Path) -> None:
-    source, roles = folders(tmp_path)
-    write_files(tmp_path, {"in/a/4.bmp": jpeg(4, (96, 80), "BMP"), "before/a/4.jpg": jpeg(5)})
-    options = {"optional_role": "mask", "reencode": "jpg:90", "max_side": 48}
-    out = packed(source, tmp_path / "out", *roles, **options)
-    wdsprep.report(out, output=tmp_path / "page.html", samples=9)
-    cards = Page(tmp_path / "page.html").cards
-    last = [image.attributes["alt"] for image in cards["000000000003"].every("img")]
-    names = ("image", "source", "source_1", "mask")
-    assert last == [f"000000000003: the {name}" for name in names]
-    facts = [element.text for element in cards["000000000004"].every("dd")]
-    assert {"96", "80"} <= {*facts}  # as it came
-    assert "came as" not in cards["000000000000"].text
 
 
 def test_verify_finds_images_that_the_json_does_not_state(tmp_path: Path) -> None:
