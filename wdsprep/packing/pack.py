@@ -117,14 +117,18 @@ def open_worker(job: "PackJob") -> Call:
 def _open_source(options: PackOptions, url: str, images: str) -> "Source":
     """Return the source at `url`, whose dataset goes to `images`.
 
-    Raise an error if nothing there can be packed, if one of the two places lies in the other, or if
-    an option does not fit the kind of the source. The listener gets a line about options for
-    downloads that change nothing.
+    Raise an error if `images` is only read, if nothing at `url` can be packed, if one of the two
+    places lies in the other, or if an option does not fit the kind of the source. The listener gets
+    a line about options for downloads that change nothing.
     """
     from wdsprep.sources.patterns import is_glob
     from wdsprep.sources.recognise import recognise
+    from wdsprep.store import open_store
     from wdsprep.store.base import check_apart
+    from wdsprep.store.remote import ReadOnly
 
+    if isinstance(target := open_store(images), ReadOnly):
+        raise target.write_error()
     rules = options.part(PackRules)
     source = recognise(
         url,
@@ -229,13 +233,9 @@ def pack(options: PackOptions) -> "Outcome":
     from wdsprep.dataset.settings import loosened
     from wdsprep.packing.slices import PackJob
     from wdsprep.runners.run import Run, do_runs, open_dataset_to_write
-    from wdsprep.store import open_store
     from wdsprep.store.base import absolute
-    from wdsprep.store.remote import ReadOnly
 
     source_url, images = absolute(options.source), absolute(options.images)  # workers run elsewhere
-    if isinstance(target := open_store(images), ReadOnly):  # said before a long listing
-        raise target.write_error()
     source = _open_source(options, source_url, images)
     seen = _survey(options, source, source_url)
     settings = settings_of(options, source)

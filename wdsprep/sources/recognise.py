@@ -16,7 +16,7 @@ from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.errors import SourceError, UsageError
 from wdsprep.images.headers import IMAGES
 from wdsprep.limits import MAX_NBYTES
-from wdsprep.sources.base import Columns, Source
+from wdsprep.sources.base import Columns, Role, Source
 from wdsprep.sources.folder import FolderSource
 from wdsprep.sources.patterns import (
     ABOUT_ARROW,
@@ -78,21 +78,8 @@ def recognise(
         raise UsageError(f"pack cannot read {url}: give {ANY_PLACE}, or a table by https://")
     kinds, place, pattern = _find(url, input_format)
     if kinds == {"images"}:
-        roles = []
-        for role in columns.roles:
-            folder = ""
-            if not role.is_ending and ("/" in role.where or is_folder(role.where)):
-                if _is_file(place_of_role := absolute(role.where)):
-                    raise UsageError(f"--role {role.name}: {role.where} is a file: give its folder")
-                folder = shared_store(place_of_role).url
-                if lies_in(folder, place):
-                    raise UsageError(
-                        f"--role {role.name}: {role.where} lies in {place}, of which all images "
-                        "are targets: give a folder beside it, an ending such as .source.jpg, or a "
-                        "field of metadata.jsonl"
-                    )
-            roles.append(replace(role, url=folder))
-        columns = replace(columns, roles=tuple(roles))
+        roles = tuple(_find_role_folder(role, place) for role in columns.roles)
+        columns = replace(columns, roles=roles)
         return FolderSource(url=place, columns=columns, max_nbytes=max_nbytes)
     if kinds == {"tars"}:
         if elsewhere := next((role for role in columns.roles if "/" in role.where), None):
@@ -120,6 +107,25 @@ def recognise(
         if has_images or not url_column(table.texts()):
             return TableSource(**tables, rows_per_item=rows_per_item)
     return UrlSource(**tables, rows_per_item=rows_per_item, kinds=kinds)
+
+
+def _find_role_folder(role: Role, place: str) -> Role:
+    """Return a role of the folder at `place`, with the URL of the folder of its own, if it has one.
+
+    Raise UsageError if that is a file, or lies in `place`.
+    """
+    if role.is_ending or not ("/" in role.where or is_folder(role.where)):
+        return role
+    url = absolute(role.where)
+    if _is_file(url):
+        raise UsageError(f"--role {role.name}: {role.where} is a file: give its folder")
+    url = shared_store(url).url
+    if lies_in(url, place):
+        raise UsageError(
+            f"--role {role.name}: {role.where} lies in {place}, of which all images are targets: "
+            "give a folder beside it, an ending such as .source.jpg, or a field of metadata.jsonl"
+        )
+    return replace(role, url=url)
 
 
 def recognise_tables(url: str) -> tuple[str, list[Entry]]:
