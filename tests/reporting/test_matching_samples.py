@@ -1,6 +1,7 @@
 """`inspect --where` finds in the tables what the closures of a condition find in the json."""
 
 import json
+import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -173,6 +174,28 @@ def test_the_manifest_and_each_table_are_all_that_is_read(
     find(images, "width", limit=0)
     tables = [path.relative_to(images).as_posix() for path in images.rglob("*.parquet")]
     assert sorted(name for name, *_ in reads) == sorted([MANIFEST, MANIFEST, *tables])
+
+
+def test_of_a_large_table_only_the_columns_asked_for_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: dict[str, bytes | str] = {}
+    for number in range(40):
+        files[f"{number}.jpg"] = jpeg(number, (64, 64))
+        noise = random.Random(number).randbytes(30_000).hex()
+        files[f"{number}.json"] = json.dumps({"noise": noise, "score": number})
+    images = pack(write_files(tmp_path / "photos", files), tmp_path / "images")
+    (size,) = (path.stat().st_size for path in images.rglob("*.parquet"))
+    assert size > stored_tables.WHOLE_NBYTES
+    reads = note_reads(monkeypatch)
+
+    def read_nbytes() -> int:
+        return sum(came for name, _, came in reads if name.endswith((".parquet", ".tar")))
+
+    assert find(images, "width >= 64").matching == 40
+    assert read_nbytes() < size / 4
+    assert find(images, "score >= 30").matching == 10
+    assert read_nbytes() > size
 
 
 # --- what is refused, in one line
