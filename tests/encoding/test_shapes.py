@@ -361,11 +361,14 @@ def test_small_images_are_scaled_up_where_asked_and_all_say_so(
     assert manifest_of(out).counts["upscaled"] == small - 1
 
 
-@pytest.mark.parametrize("upscale", [1.0, 1.1])
-def test_a_resolution_that_no_image_reaches_is_refused(images: Path, upscale: float) -> None:
-    said = r"holds no image of [0-9]+ pixels or more: choose a lower --resolution, or a larger"
+@pytest.mark.parametrize(("side", "upscale"), [(512, 1.0), (512, 1.1), (8192, 1.0)])
+def test_a_resolution_that_no_image_reaches_is_refused_with_the_factor_that_would_do(
+    images: Path, side: int, upscale: float
+) -> None:
+    said = r"holds no image of [0-9]+ pixels or more: choose a lower --resolution"
+    said += "$" if side == 8192 else ", or --upscale 2.7$"
     with pytest.raises(SourceError, match=said):
-        find_image_shards(str(images), 512, upscale=upscale)
+        find_image_shards(str(images), side, upscale=upscale)
     assert find_image_shards(str(images), 512, upscale=2.7).shards
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from wdsprep.dataset.stored_dataset import (
     dated_manifest,
     refresh_manifest,
 )
+from wdsprep.encoding.recipe_options import MOST_UPSCALE
 from wdsprep.errors import (
     DamageError,
     FingerprintError,
@@ -217,9 +219,10 @@ def find_image_shards(
         )
     sides, least = histogram(manifest.counts, "side"), least_side_of(encoded)
     if not shards or (sides and sides[-1][0][1] < least):
+        factor = ceil(10 * least_side_of({**encoded, "upscale": 1}) / sides[-1][0][0]) / 10
+        other = f", or --upscale {factor:g}" if factor <= MOST_UPSCALE else ""
         raise SourceError(
-            f"{url} holds no image of {least} pixels or more: choose a lower --resolution, or a "
-            "larger --upscale"
+            f"{url} holds no image of {least} pixels or more: choose a lower --resolution{other}"
         )
     lowest = min(int(shard.name.partition("/")[0]) for shard in shards)
     return ImageShards(
