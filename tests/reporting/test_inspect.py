@@ -131,13 +131,10 @@ def test_a_place_that_members_cannot_be_written_to_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     key = next(iter(every_sample(images)))[0]
-    for place, why in (
-        (tmp_path / "file", "is not a folder"),
-        (tmp_path / "file/more", "is not a folder"),
-        (Path("/proc/none"), "no folder can be made at /proc/none"),
-    ):
+    file, none = tmp_path / "file", Path("/proc/none")
+    for place, named in ((file, file), (file / "more", file), (none, none)):
         said = command("inspect", images, key, "-o", place, code=1).err
-        assert f"{why}: choose another place" in said
+        assert f"{named} is not a folder, and none can be made there: choose another" in said
 
 
 def test_a_place_without_a_manifest_says_what_to_do(

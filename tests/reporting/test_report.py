@@ -397,7 +397,7 @@ def test_what_cannot_be_reported_is_refused(made: Made, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said: list[str] = []
     listener = JobListener(on_message=said.append)
-    with pytest.raises(StoreError, match="is not a folder: choose another place"):
+    with pytest.raises(StoreError, match="is not a folder, and none can be made there: choose"):
         report(images, output=tmp_path / "file/x.html", listener=listener)
     assert not said
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -345,7 +345,7 @@ def test_scores_alone_are_selected_by_their_columns(root: Path, tmp_path: Path) 
 
 
 def test_a_column_of_the_images_is_asked_of_the_images(root: Path) -> None:
-    with pytest.raises(UsageError, match="ask the images, and join scores"):
+    with pytest.raises(UsageError, match="for columns of the images, ask these, or join"):
         wdsprep.inspect(root / "scores", where="width > 1")
     found = wdsprep.inspect(root / "images", where="width > 1", join=[root / "scores"])
     assert found.matching == 15

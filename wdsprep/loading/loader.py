@@ -326,6 +326,8 @@ class Loader(IterableDataset[dict[str, Any]]):
         if row >= max(1, self._unit) and world == self.plan.world:
             raise FormatError(f"this is not the state of a loader: a step has no row {brief(row)}")
         worker = _read_numbers(state, "worker", count=3)
+        if worker and worker[0] >= worker[1]:
+            raise FormatError(f"this is not the state of a loader: its worker is {brief(worker)}")
         order_state = {name: state[name] for name in state if name not in ("row", "worker")}
         try:
             step = self.plan.order.resume(order_state)
