@@ -11,7 +11,6 @@ and is not replaced without a question.
 """
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -158,10 +157,11 @@ def _uploads(placed: Sequence[ReportDataset], repo: str, output: str) -> Iterato
 def _card_parts(
     placed: Sequence[ReportDataset], repo: str, license: str, samples: int, seed: int
 ) -> Iterator[str]:
+    from huggingface_hub import DatasetCardData  # takes a moment
+
     yield "---\n" if license else f"---\n# {LICENCE}\n"
-    for name, value in _header(placed, repo, license).items():
-        yield f"{name}: {json.dumps(value)}\n"  # JSON is YAML
-    yield f"---\n\n# {repo.partition('/')[2]}\n\n"
+    yield DatasetCardData(**_header(placed, repo, license)).to_yaml()
+    yield f"\n---\n\n# {repo.partition('/')[2]}\n\n"
     yield "Shards of captioned images, and what models made of them, for training diffusion\n"
     yield "models: WebDataset tars, made with wdsprep.\n"
     for dataset in placed:

@@ -24,6 +24,8 @@ DESCRIBED = {"caption": "characters in a caption", "side": "pixels of the shorte
 MOST_LISTED = 8
 DIGITS = 12
 """The digits of a digest that are shown."""
+NO_BREAK = "\xa0"
+"""A space at which no line ends."""
 WRAPPED: dict[str, Any] = {"width": 98, "break_long_words": False, "break_on_hyphens": False}
 
 
@@ -126,7 +128,8 @@ def overview_lines(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name}: {facts['kind']}, {state}: {what}, {human_bytes(facts['nbytes'])}"
     yield ""
     texts = setting_texts(facts["settings"], facts["extra"])
-    yield from wrap("; ".join(f"{name} {text}" for name, text in texts.items()), **WRAPPED)
+    whole = (f"{name} {text}".replace(" ", NO_BREAK) for name, text in texts.items())
+    yield from (line.replace(NO_BREAK, " ") for line in wrap("; ".join(whole), **WRAPPED))
     yield ""
     yield from bucket_lines(facts["buckets"])
     yield ""
@@ -156,9 +159,11 @@ def setting_texts(settings: Settings, extra: Mapping[str, Any]) -> dict[str, str
     of_dataset = {name: value for name, value in settings.items() if name not in (SCORES, "layout")}
     texts = {
         name.replace("_", "-"): _setting_text(name, value)
-        for name, value in {**extra, **of_dataset, **columns_of(settings)}.items()
+        for name, value in {**extra, **of_dataset}.items()
         if value not in (0, "", [], {}, None, False)
     }
+    if columns := columns_of(settings):
+        texts[SCORES] = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
     return texts | {item.name: str(item) for item in fields_of(settings.get("layout", ()))}
 
 

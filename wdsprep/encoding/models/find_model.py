@@ -189,6 +189,7 @@ def check_multiples(model: Model, recipe: "Recipe") -> None:
     multiple = model.multiple
     for side, what in sides:
         if side % multiple:
-            near = max(multiple, side // multiple * multiple)
+            below = side // multiple * multiple
+            near = f"{below} or {below + multiple}" if below else multiple
             why = f"is not a multiple of {multiple}, as {model.name} needs"
             raise UsageError(f"{what} {why}: give {near}")
