@@ -314,11 +314,11 @@ def by_latent_unit(units: Iterable[UnitRemoval]) -> dict[str, ShardRemoval]:
 def find_neighbours(
     urls: Sequence[str],
 ) -> tuple[dict[str, frozenset[str]], dict[str, Mapping[str, ShardSuccessor]]]:
-    """Return the latents in the parent folders of `urls` that were made of images among `urls`.
+    """Look at the datasets in the parent folders of `urls`, and return two mappings by URL.
 
-    They are URLs, with the digests of the image shards that they were made of. Also return what
-    became of the shards of each dataset of images there that has lost samples, by its URL. A
-    dataset that cannot be read is passed over.
+    The first has the latents that were made of images among `urls`, with the digests of the image
+    shards that they were made of. The second has the images there that have lost samples, with what
+    became of their shards. A dataset that cannot be read is passed over.
     """
     wanted: set[str] = set()
     for url in urls:

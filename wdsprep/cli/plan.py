@@ -168,7 +168,10 @@ def plan_lines(options: PlanOptions) -> str:
 
 
 def read_trial(url: str) -> tuple[int, Trial]:
-    """Return a trial with its resolution. Raise UsageError for a dataset that is no trial."""
+    """Return the resolution of a trial, and the trial: its URL and its manifest.
+
+    A trial is what `encode --limit` makes. Raise UsageError for any other dataset.
+    """
     _, manifest = open_dataset(url)
     if manifest.dataset != "latents" or "trial" not in manifest.extra or not manifest.samples:
         raise UsageError(f'{url} is not a trial: make one with "wdsprep encode --limit N"')

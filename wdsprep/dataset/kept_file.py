@@ -69,7 +69,7 @@ class KeptWriter:
         """Values that are to stand beside the arrays."""
 
     def _align(self) -> int:
-        """Return where the next array begins."""
+        """Write zeros up to where the next array may begin, and return that place."""
         self._write(bytes(-self._at % ALIGNED))
         return self._at
 

@@ -143,11 +143,11 @@ def make_table(
     positions: Positions | None = None,
     is_foreign: bool = False,
 ) -> tuple[bytes, int]:
-    """Make the table of a tar from the keys and the json of its samples, and count its rows.
+    """Make the table of a tar that has an index, and return it with the number of its rows.
 
-    `positions` are those of its samples in the image shard, if the table has them. The tar has an
-    index. A sample that cannot be read is damage, but one with a field twice in a tar of another
-    program is a row without a key.
+    It is made from the keys and the json of the samples. `positions` are those of its samples in
+    the image shard, if the table has them. Raise DamageError for a sample that cannot be read. One
+    with a field twice, in a tar of another program, becomes a row without a key.
     """
     table = TableWriter(columns)
     samples = len(store.read(index_name(tar))) // 8 - 1

@@ -98,7 +98,10 @@ class SourceDataset:
         return {r.unit: r for r in self.manifest.receipts if may_have_moved(r)}
 
     def give_way(self, later: "SourceDataset") -> None:
-        """Leave out the arrays whose names a later dataset has, and all of text if it has text."""
+        """Leave out what a later dataset brings.
+
+        That is arrays of the same names, all of text if it has text, and its images in roles.
+        """
         self.names -= later.names | (self._texts if later.texts else set())
         if not later.has_images:
             self.roles = tuple(role for role in self.roles if role not in later.roles)

@@ -242,9 +242,9 @@ INDEX = "metadata.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutomodelCache(SampleFiles):
-    """The cache of NeMo Automodel. An item is a list of samples, and then their files.
+    """The cache of NeMo Automodel, whose samples are listed in the JSON files `lists`.
 
-    `lists` are the JSON files that list the samples.
+    An item is one such list: its first part is the list, the others are the files of its samples.
     """
 
     lists: tuple[str, ...]

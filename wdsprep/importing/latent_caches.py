@@ -153,7 +153,10 @@ class LatentCache:
     def _tar_samples(
         self, tar: str, wanted: Sequence[str] | None
     ) -> Iterator[TarSample | BadSampleError]:
-        """Yield the samples of a tar with their texts and the wanted members; None reads none."""
+        """Yield the samples of a tar with their texts and the `wanted` members, or an error of one.
+
+        If `wanted` is None, the samples have nothing but keys.
+        """
         read = () if wanted is None else {*wanted, *TEXT_MEMBERS}
 
         def wants(name: str, nbytes: int, _before: object) -> bool:

@@ -245,7 +245,7 @@ class Role:
         return tuple(f"{self.where[:-1]}{number}" for number in range(MOST_IMAGES + 1))
 
     def columns(self, there: Collection[str]) -> list[str]:
-        """Return the columns or fields of the images in this role, of those that are `there`."""
+        """Return those of the columns or fields `there` that hold images in this role."""
         return [name for name in self._names if name in there]
 
     def values(self, row: Mapping[str, Any]) -> list[Any]:
@@ -419,7 +419,7 @@ class Columns:
         return next((extension for extension in own if extension in extensions), "")
 
     def in_roles(self, there: Collection[str]) -> list[str]:
-        """Return the columns of images in roles, of those that are `there`."""
+        """Return those of the columns `there` that hold images in any role."""
         return [name for role in self.roles for name in role.columns(there)]
 
     def check(self, there: Sequence[str], what: str) -> None:

@@ -525,7 +525,7 @@ def _is_unicode(text: str) -> bool:
 
 # `pa.array` and `to_numpy` would import pandas, which takes 0.3 s and 40 MB.
 def mask_of(truths: pa.Array | pa.ChunkedArray) -> Mask:
-    """Return truths without nulls as an array of NumPy."""
+    """Return an Arrow array of truths, none of them null, as one of NumPy that may be changed."""
     if isinstance(truths, pa.ChunkedArray):
         truths = truths.combine_chunks()
     mask: Mask = numbers_of(truths, np.bool_).copy()

@@ -208,7 +208,7 @@ def shapes_lines(manifest: "Manifest") -> list[str]:
 
 
 def load_step(places: Sequence[str], manifests: "Iterable[Manifest]") -> str:
-    """Return the next step for latents: load them in batches that fit.
+    """Return the line that proposes to load latents, in batches that they can fill.
 
     The first of `places` has the latents; any others are joined to it.
     """

@@ -164,7 +164,7 @@ def _check_there(place: "ModelFiles", files: Sequence[str]) -> None:
 
 
 def of_images(config: Config) -> Config:
-    """Return the part for images of the config of a processor for several media."""
+    """Return the section on images, if a processor's config has several; else the config as it is."""
     if config.path.name != PROCESSORS[1]:
         return config  # a video's sizes are larger, and there is none
     return Config(config.path, config.get("image_processor", {}))

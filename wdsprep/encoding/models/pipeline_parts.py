@@ -86,10 +86,10 @@ Index = Mapping[str, Any]
 def parts_of(
     place: ModelFiles, text: str, *, has_vae: bool = True
 ) -> tuple[Index, str, tuple[Component, ...], list[str]]:
-    """Return what a model needs for a kind of text, and for its VAE if wanted.
+    """Return what is needed of a model for a value of `--text`, and for its VAE if wanted.
 
-    That is its index, the folder of its VAE, the parts of its pipeline for text, if that encodes
-    text, and all files, whether they are there or not.
+    That is its index, the folder of its VAE, the parts of its pipeline that encode text, and the
+    names of all files, whether they are there or not.
     """
     names = place.names()
     index = read_json(place.fetch([INDEX]) / INDEX) if INDEX in names else {}
