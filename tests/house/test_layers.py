@@ -47,7 +47,7 @@ PLACES = {
     "torchvision": (),
     "diffusers": ("encoding",),
     "transformers": ("encoding", "scoring"),
-    "huggingface_hub": ("encoding", "store"),
+    "huggingface_hub": ("encoding", "store", "reporting"),
     "safetensors": ("encoding",),
     "webdataset": (),
     "wandb": ("runners",),

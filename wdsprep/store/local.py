@@ -383,7 +383,7 @@ def remove_if_dead(path: Path, *, host: str = HOST) -> bool:
 
 
 def allow_files(wanted: int) -> int:
-    """Raise the limit on open files to `wanted`, as far as is allowed; return how many may be open."""
+    """Raise the limit on open files to `wanted` if allowed, and return how many may be open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:

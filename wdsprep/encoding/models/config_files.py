@@ -164,7 +164,7 @@ def _check_there(place: "ModelFiles", files: Sequence[str]) -> None:
 
 
 def of_images(config: Config) -> Config:
-    """Return the section on images, if a processor's config has several; else the config as it is."""
+    """Return the section on images of a processor's config, or the config if it has none."""
     if config.path.name != PROCESSORS[1]:
         return config  # a video's sizes are larger, and there is none
     return Config(config.path, config.get("image_processor", {}))
