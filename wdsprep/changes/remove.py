@@ -269,9 +269,10 @@ class _Dataset:
         )
 
     def mark(self, finder: SampleFinder, *, is_more: bool = False) -> None:
-        """Write the file `removed`.
+        """Write the file `removed`: what this removal takes out.
 
-        Raise BusyError if another removal has begun, unless it is this one, which has found more.
+        Raise BusyError if another removal has begun. Write it anew if this one has found more
+        (`is_more`), or if a removal that was killed has marked these latents and changed nothing.
         """
         with self.edition.holding_manifest():
             stored = removed_from(self.store)

@@ -118,12 +118,12 @@ class Field:
 
     @property
     def row_nbytes(self) -> int:
-        """Return the bytes of one row along the first axis, such as a token."""
+        """Return how many bytes one row along the first axis takes, such as a token."""
         return prod(self.shape[1:]) * DTYPES[self.dtype]
 
     @property
     def array_nbytes(self) -> int:
-        """Return the bytes of the array; of a variable one, of the longest."""
+        """Return how many bytes the array takes; of a variable one, the longest."""
         return prod(self.shape) * DTYPES[self.dtype]
 
     @property

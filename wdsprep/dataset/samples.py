@@ -205,5 +205,5 @@ class Sample:
 
     @property
     def images_nbytes(self) -> int:
-        """Return the bytes of the image and of those in roles."""
+        """Return how many bytes the image and those in roles take."""
         return len(self.image) + sum([len(image.data) for image in self.images])

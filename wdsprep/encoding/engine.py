@@ -241,7 +241,7 @@ class Engine:
     def empty(self) -> dict[str, torch.Tensor]:
         """Bring the network for text to the device, and return the arrays of the empty caption.
 
-        They are computed in a thread that launches batches, and so on one core of a CPU.
+        The thread that launches batches computes them: on a CPU that has one core, as for batches.
         """
         self._encoder.bring(Part.TEXT)
         return self.batches.run(self._encoder.empty)

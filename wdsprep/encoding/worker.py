@@ -169,8 +169,8 @@ class EncodeWorker:
     def _finish(self, number: int, output: LatentShard, content: Content) -> Receipt:
         """Complete the shard of a dataset, and return its receipt.
 
-        It counts the GPU and its batches, which decide the last bits of a shard. A CPU is not
-        counted: its batches have one size, unless the user gives another.
+        The receipt names the GPU and the sizes of its batches, on which rounding depends. It does
+        not name a CPU, whose batches have one size, unless the user gives another.
         """
         dataset, part = self._datasets[number], self._cuts[number].part
         device, stats = self._encoder.device, self._engine.stats

@@ -74,7 +74,7 @@ class Column:
 
     @property
     def size(self) -> int | None:
-        """Return the bytes of a value if all samples have the same number, otherwise None."""
+        """Return how many bytes a value takes, or None if samples differ in that."""
         import numpy as np
 
         if self.kind == INT:

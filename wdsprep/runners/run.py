@@ -389,7 +389,7 @@ def _parts(event: Event) -> Iterator[tuple[int, Event]]:
 
 
 def joint_status(runs: Sequence[Run]) -> JobStatus:
-    """Return the state of several runs as that of one."""
+    """Return the states of several runs, added up."""
     statuses = [run.status() for run in runs]
     pairs = [*zip(statuses, runs, strict=True)]
     done = sum(status.share_done * run.count for status, run in pairs)

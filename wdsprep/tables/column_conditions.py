@@ -213,7 +213,7 @@ def _json_path(path: Sequence[str | int]) -> str | None:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether a text stands in JSON and in its paths as it is."""
+    """Return whether nothing in a text has to be escaped in JSON, or in a path into it."""
     return bool(text) and text.isprintable() and not set(text) & set('"\\/*')
 
 

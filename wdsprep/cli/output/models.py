@@ -21,7 +21,7 @@ def model_lines(*, as_json: bool = False) -> str:
 def facts(name: str) -> dict[str, Any]:
     """Return the facts about a model for --json.
 
-    A sample is a latent and an embedding with all that belongs to them.
+    `sample_nbytes` counts a latent, an embedding, and all that belongs to them.
     """
     preset = PRESETS[name]
     longest = max(length for _, length in preset.towers)

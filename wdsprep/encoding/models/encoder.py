@@ -253,7 +253,7 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
 
 
 def weights_nbytes(model: Model, folder: str, itemsize: int) -> int:
-    """Return the bytes that the weights in a folder of a model take in memory.
+    """Return how many bytes the weights in a folder of a model take in memory.
 
     The headers of their files tell the numbers of values.
     """

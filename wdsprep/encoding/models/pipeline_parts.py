@@ -122,7 +122,10 @@ def plain_values(index: Index) -> dict[str, Any]:
 
 
 def is_stable_diffusion(index: Index) -> bool:
-    """Return whether a VAE and one CLIPTextModel are enough, without code of a pipeline."""
+    """Return whether a VAE and one CLIPTextModel encode for a model, without code of its pipeline.
+
+    A folder without an index counts as such a model.
+    """
     towers = [(part.name, part.kind) for part in _text_parts(index) if part.has_weights]
     is_clip = towers == [("text_encoder", "CLIPTextModel")] and "transformer" not in index
     return not index or (is_clip and not OTHER_CLIP.search(str(index.get("_class_name"))))

@@ -57,7 +57,7 @@ class Preset:
 
     @property
     def tower_nbytes(self) -> float:
-        """Return the bytes of the text encoders' weights in half precision."""
+        """Return how many bytes the text encoders' weights take in half precision."""
         return sum(2 * PARAMETERS[name] for name, _ in self.towers)
 
     @property

@@ -219,7 +219,10 @@ class Order:
         return step
 
     def places_with_other_samples(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the places of which a state has other samples, whatever their shares."""
+        """Return the places of the datasets that have other samples in a state than in this order.
+
+        What share of an epoch a dataset has makes no difference.
+        """
         joined = {name: str(self.also.get(name)) for name in self.also_places}
         other = [
             name
