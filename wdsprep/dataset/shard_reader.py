@@ -145,7 +145,7 @@ class ShardReader:
 
     @property
     def sizes(self) -> Offsets:
-        """Return the bytes of each sample."""
+        """Return how many bytes each sample takes."""
         ends = np.array(self.offsets, np.int64)
         return ends[1:] - ends[:-1]
 

@@ -26,7 +26,7 @@ def sample_nbytes(
     text: str = "emb",
     tokens: int = TOKENS,
 ) -> int:
-    """Return how many bytes a latent sample takes in its tar: arrays, json and caption, with headers.
+    """Return how many bytes a latent sample takes in a tar: arrays, json, caption, all headers.
 
     `roles` are those whose images are encoded, the target among them; () stands for the target
     alone. Captions have `tokens` tokens, for models that store no padding.

@@ -100,7 +100,7 @@ class Slice:
 
     @property
     def samples(self) -> int:
-        """Return how many samples the slice holds; an item of which the listing does not tell has 0."""
+        """Return how many samples the slice holds, as far as the listing tells."""
         return sum(item.take or item.samples for item in self.items)
 
     @property
