@@ -173,7 +173,7 @@ def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for
         (source / f"{name}.jpg").unlink()
         (source / f"{name}.txt").unlink()
     packed_for_encode(source, images, "--overwrite")
-    with pytest.raises(FingerprintError, match="--redo-changed does again what"):
+    with pytest.raises(FingerprintError, match="wdsprep encode --redo-changed does again"):
         encode_here(images, out)
     assert tree(out) == before
     encode_here(images, out, redo_changed=True)

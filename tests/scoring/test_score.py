@@ -133,7 +133,7 @@ def test_a_resume_with_other_weights_or_images_is_refused_in_words(
     with pytest.raises(FingerprintError, match=r"scores\.columns\.neutral: number, now none;"):
         score_here(images, out, model=str(models / "clip"))
     other = packed(pictures(tmp_path / "others", range(30, 45)), tmp_path / "other-images")
-    again = r"changed or gone since .* was made .* the same command with --redo-changed"
+    again = r"changed or gone since .* was made .* wdsprep score --redo-changed does"
     with pytest.raises(FingerprintError, match=again):
         score_here(other, out, model=vit)
 

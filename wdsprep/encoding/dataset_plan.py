@@ -19,7 +19,7 @@ from typing import NamedTuple
 from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.manifest import Manifest, image_shard_digest
 from wdsprep.dataset.sealed_json import hex_digest
-from wdsprep.dataset.settings import Settings
+from wdsprep.dataset.settings import SCORER, Settings
 from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, refresh_manifest
 from wdsprep.encoding.image_shards import ImageShard, ImageShards
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError
@@ -198,11 +198,12 @@ def pending_shards(
     refreshed = done | unchanged
     if stale and not redo_changed:
         changed = plural(len(stale), "image shard has", "image shards have")
+        command = SCORER if manifest.is_scored else "wdsprep encode"  # also of a trainer's tee
         raise FingerprintError(
             f"{changed} changed or gone since {store.url} was made ({examples(sorted(stale))}): "
             "give another place for a new dataset; or, if these are the same images packed again, "
-            "the same command with --redo-changed does again what has changed, and removes what "
-            "has no image now"
+            f"{command} --redo-changed does again what has changed, and removes what has no image "
+            "now"
         )
     if not is_whole:
         stale &= inputs_now.keys()
