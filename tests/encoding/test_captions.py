@@ -296,6 +296,16 @@ def test_tables_of_foreign_tars_spare_reading_them(
         assert captions_in(out)[f"{number:09d}"] == "new"
 
 
+def test_a_table_for_tars_of_which_none_can_be_read_leaves_it_to_workers_to_say_so(
+    tmp_path: Path,
+) -> None:
+    write_files(tmp_path, {"tars/a.tar": b"no tar" * 1_000, "new.csv": "key,caption\n1,new\n"})
+    outcome = text_here(
+        tmp_path / "tars", tmp_path / "out", resolution=64, captions=tmp_path / "new.csv"
+    )
+    assert outcome.is_damaged
+
+
 @pytest.mark.usefixtures("real_models")
 def test_workers_of_a_dataset_on_s3_read_the_captions_of_their_units(
     few: Path, bucket: str, tmp_path: Path

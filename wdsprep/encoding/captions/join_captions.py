@@ -120,8 +120,8 @@ class CaptionLayout:
     def match(self, datasets: Sequence[CaptionedDataset]) -> None:
         """Find the captions of all samples, unless all that are needed are laid out.
 
-        Nothing is written to the datasets. Raise UsageError if no sample has a name by which the
-        table may list it, and SourceError if the table has just changed.
+        Nothing is written to the datasets. Raise UsageError if there are samples, and none has a
+        name by which the table may list it, and SourceError if the table has just changed.
         """
         self._datasets = datasets
         shards = {_unit(shard): shard for _, shards, _ in datasets for shard in shards}
@@ -132,9 +132,9 @@ class CaptionLayout:
             if self._read() != self.digest:
                 raise SourceError(f"{self.table.url} has just changed: run the same command again")
         assert self._join is not None  # noqa: S101  for mypy: it was read
-        self._named = 0
+        self._keyed = self._named = 0
         self._join.match(self._samples([shards[unit] for unit in sorted(shards)]))
-        if not self._named:
+        if self._keyed and not self._named:  # else workers say why no tar can be read
             raise UsageError(
                 f"no sample of {self._tars.url} has a {self.table.by}, by which --captions lists "
                 f"them: give a table with another of {', '.join(BY)} (images have the last one if "
@@ -163,6 +163,7 @@ class CaptionLayout:
             self._units.append((shard, self._spool.put(data)))
             numbers = pa.array(np.arange(start, start := start + len(keys)))
             has_name = pc.greater(pc.fill_null(pc.binary_length(names), 0), 0)
+            self._keyed += pc.sum(pc.greater(pc.binary_length(keys), 0)).as_py() or 0
             self._named += pc.sum(has_name).as_py() or 0
             samples = pa.table({NAME: names, SAMPLE: numbers}).filter(has_name)
             if self.table.by == KEY:
