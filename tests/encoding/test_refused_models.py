@@ -178,6 +178,11 @@ def test_a_model_that_will_not_do_is_named_in_one_line(
         assert find_model(str(folder), text="none").channels in (4, 16)
 
 
+def test_an_adapter_beside_the_index_is_none_of_a_part(tmp_path: Path) -> None:
+    folder = write_files(tmp_path, with_changes(sd_files(), {"adapter_config.json": b"{}"}))
+    assert find_model(str(folder), text="emb").files
+
+
 def test_a_part_left_out_is_no_second_tower_and_kolors_has_its_classes_in_diffusers(
     tmp_path: Path,
 ) -> None:

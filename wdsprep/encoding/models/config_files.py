@@ -140,7 +140,8 @@ def fetch_configs(
                 check_sizes(of_images(config))
         elif ".safetensors.index" in name:
             _check_weight_index(Config.read(folder / file), part, files)
-        if (adapter := f"{part}/{ADAPTER}".lstrip("/")) in names:
+        adapter = f"{part}/{ADAPTER}".lstrip("/")
+        if (part or name == "config.json") and adapter in names:  # none of a whole pipeline
             raise UsageError(
                 f"{place.what} has {adapter}, so its weights lie elsewhere: merge them, or choose "
                 "another --model"
