@@ -17,7 +17,7 @@ from tests.kit.scoring_models import head, small
 from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.scoring.models import find_score_model
 
-PROCESSOR = "preprocessor_config.json"
+PROCESSOR, OTHER = "preprocessor_config.json", "processor_config.json"
 Spoil = Callable[[Path], object]
 
 
@@ -65,6 +65,7 @@ STRANGE = {"model_type": "strange", "architectures": ["StrangeModel"]}
     [
         ("vit", shutil.rmtree, "is not a folder here"),
         ("vit", lambda model: (model / PROCESSOR).unlink(), f"lacks {PROCESSOR}: choose another"),
+        ("vit", lambda model: (model / PROCESSOR).rename(model / OTHER), f"processor in {OTHER}"),
         ("vit", pickle_weights, "has only pickled weights"),
         ("vit", weights_changed(lambda t: t.pop("classifier.weight")), "lacks 1 tensor"),
         ("vit", weights_changed(lambda t: t["classifier.bias"].fill_(nan)), "are not finite"),
@@ -98,7 +99,7 @@ def test_a_model_that_lacks_something_is_refused(
         ({"label": "cat"}, "no model has the label 'cat'"),
         ({"label": "nsfw=width"}, "cannot be named width"),
         ({"label": "nsfw=SHA256"}, "cannot be named SHA256"),
-        ({"head": "aesthetic={}/head.safetensors"}, "embedding of one model, and 0 of that name"),
+        ({"head": "aesthetic={}/head.safetensors"}, "and 0 that it may mean have one: give"),
     ],
 )
 def test_what_a_classifier_does_not_have_is_refused(

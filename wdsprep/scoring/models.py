@@ -116,9 +116,11 @@ def _read_model(prefix: str, name: str, place: ModelFiles) -> ScoreModel:
     """
     files = _files_of(place)
     folder = fetch_configs(place, files, remedy=ANOTHER)
-    for file in PROCESSORS:
-        if file in files:
-            check_sides(of_images(Config.read(folder / file)))
+    processors = [of_images(Config.read(folder / file)) for file in PROCESSORS if file in files]
+    if not any(processor.values for processor in processors):
+        raise unsuitable(f"{place.what} has no image processor in {processors[0].path.name}")
+    for processor in processors:
+        check_sides(processor)
     config = Config.read(folder / CONFIG)
     with explain_load_errors(folder / CONFIG, "a config"):
         role = _role_of(place.what, config)

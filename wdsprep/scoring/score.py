@@ -195,8 +195,11 @@ def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> l
             if model.role != CLASSIFIER and prefix in ("", model.prefix)
         ]
         if len(able) != 1:
-            what = f"needs the embedding of one model, and {len(able)} of that name have one"
-            raise UsageError(f"--head {place} {what}: choose one by MODEL.COLUMN=FILE")
+            raise UsageError(
+                f"--head {place} needs the embedding of one model, and {len(able)} that it may "
+                "mean have one: give a --model with an embedding, or choose one by "
+                "MODEL.COLUMN=FILE"
+            )
         model = with_heads[able[0]]
         with_heads[able[0]] = replace(model, heads=(*model.heads, read_head(column, place)))
     return with_heads
