@@ -79,7 +79,7 @@ class JobListener:
         """
 
     def on_step(self, step: Any) -> None:
-        """Hear each step of `encode`, as the progress of a unit, and of `report`, as a text."""
+        """Hear each step of `encode` and `score`, a unit's progress, and of `report`, a text."""
 
     def confirm(self, _question: Any) -> bool:
         """Answer whether to do what is done without asking where `yes` is given."""
