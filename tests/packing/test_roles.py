@@ -694,6 +694,7 @@ def test_verify_finds_images_that_the_json_does_not_state(tmp_path: Path) -> Non
     whole = tar.read_bytes()
     for old, new, said in [
         ("3.source_1.jpg", "3.source_2.jpg", "source_2.jpg, mask.png, json, txt, not"),
+        ("3.source_1.jpg", "3.source_1.npy", "source_1.npy, mask.png, json, txt, not"),
         ("3.mask.png", "3.mask.jpg", "mask.jpg, json, txt, not"),
         ('"source_1_width"', '"source_2_width"', "json states source_2_width, of an image"),
         ('"sha256"', '"net_width":5,"sha256"', "json states net_width, of an image that is not"),

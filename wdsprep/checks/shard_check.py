@@ -266,7 +266,8 @@ class ImageShardCheck(ShardCheck):
     def members_of(self, images: Mapping[str, str], first: str) -> Iterator[str]:
         yield first if first in IMAGES else "jpg"
         for name, member in images.items():
-            yield f"{name}.png" if is_mask(name) else member or f"{name}.jpg"
+            is_image = not is_mask(name) and member.rpartition(".")[2] in IMAGES
+            yield member if is_image else f"{name}.{'png' if is_mask(name) else 'jpg'}"
 
     def check_member(self, name: str, view: View, start: int, nbytes: int) -> str:
         head = view(start, min(nbytes, HEAD_NBYTES))
