@@ -4,6 +4,7 @@ import io
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tests.kit.shape_sets import RESOLUTION
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.shapes import fields_in_shape
 from wdsprep.errors import FingerprintError, UsageError
+from wdsprep.loading.prefetch import open_sources
 
 BATCH = 4
 SAMPLES = random_samples(4, 40, shapes=((48, 80), SQUARE))
@@ -151,6 +153,16 @@ def test_sources_that_were_encoded_alone_are_joined_to_targets(
     others = write_roles(str(tmp_path / "others"), SAMPLES, (field("latent", LATENT.shape), MASK))
     found = next(iter(load(url, join=others, fields=("source", "mask", "key"))))
     assert_same([found], [next(iter(load(url, fields=("source", "mask", "key"))))])
+
+
+def test_a_joined_dataset_is_opened_once_for_all_sizes(
+    apart: tuple[str, str], tmp_path: Path
+) -> None:
+    targets, sources = apart
+    texts = write_roles(str(tmp_path / "texts"), SAMPLES, (TEXT,), shapes=())
+    opened = open_sources(load(targets, join=[sources, texts]).plan)
+    assert len(opened) > 10
+    assert len({*chain.from_iterable(opened)}) == 3
 
 
 def test_all_images_of_a_sample_are_mirrored_or_none(url: str, tmp_path: Path) -> None:

@@ -214,11 +214,18 @@ def divide_by_roles(
             for part in parts:
                 if (left := select(part, selection)) is not None:
                     joined = tuple(
-                        replace(other, dataset=replace(other.dataset, **by_slot.get(slot, {})))
+                        replace(other, dataset=_with_sizes(other.dataset, by_slot[slot]))
+                        if slot in by_slot
+                        else other
                         for slot, other in enumerate(left.joined, 1)
                     )
                     divided.append(replace(left, joined=joined, **by_slot.get(0, {})))
     return tuple(divided)
+
+
+def _with_sizes(dataset: Dataset, sizes: Mapping[str, Any]) -> Dataset:
+    """Return a joined dataset with the sizes of its images, as a part of the one that is open."""
+    return replace(dataset, part_of=dataset.whole, **sizes)
 
 
 def _find_combinations(
