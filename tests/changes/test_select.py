@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
-from tests.kit.damaged import findings, flip
+from tests.kit.damaged import findings, flip, state
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, packed, pictures, samples_in
 from tests.kit.packs import manifest_of, tars, tree
@@ -165,6 +167,19 @@ def test_other_datasets_with_the_same_keys_get_a_prefix(made: Path, tmp_path: Pa
         assert json.loads(sample["json"]) == {**json.loads(before["json"]), "key": key}
     assert images.keys() - latents.keys() == {k for k in images if k[0] == "1" and is_fifth(k[1:])}
     assert sound("both/images", "both/latents")
+
+
+def test_a_receipt_that_claims_many_inputs_is_refused_and_takes_no_memory(
+    made: Path, tmp_path: Path
+) -> None:
+    latents = Path(shutil.copytree(made / "latents", tmp_path / "latents"))
+    receipt, *_ = manifest_of(latents).receipts
+    state(latents, replace(receipt, inputs=20_000_000))
+    tracemalloc.start()
+    with pytest.raises(WdsprepError, match="is damaged"):
+        wdsprep.select([made / "images", latents], "sub/{name}", workers=1)
+    assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    tracemalloc.stop()
 
 
 def test_a_selection_is_inspected_reported_and_loaded(made: Path) -> None:

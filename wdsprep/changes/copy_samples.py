@@ -170,6 +170,8 @@ class _Source:
         samples, none = self.shard.samples, np.empty(0, np.int64)
         if not self._by_images:
             return np.arange(samples), none
+        if self.receipt.inputs != samples + len(self._rejects):  # which may be any number
+            raise index_damage(self._place)
         stored = read_positions(self.store, self.receipt) if samples else none
         rest = np.setdiff1d(np.arange(self.receipt.inputs), stored)
         if len(rest) != len(self._rejects):
