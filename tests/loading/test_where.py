@@ -390,7 +390,7 @@ def looked_at(images: Path) -> HashedImages:
 
 
 def test_a_process_that_is_started_maps_positions_again(tmp_path: Path, cache_home: Path) -> None:
-    """Condition their file is gone it is sent them, as another machine is."""
+    """Where their file is gone it is sent them, as another machine is."""
     url = write_latents(str(tmp_path / "set"), (400,), fields=(field("latent", (2, 2, 2)),))
     loader = load(url, where="key != '000000000007'", global_batch=1)
 
