@@ -20,6 +20,7 @@ from PIL import Image
 
 import wdsprep
 from tests.kit.latent_sets import EMB, LATENT, array_of, field, flat, keys, write_latents
+from tests.kit.webserver import WebServer, ranges_of
 from wdsprep.dataset.reindex import index
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
@@ -112,6 +113,14 @@ def test_unknown_fields_and_rates_are_refused(data: str) -> None:
             load(data, **options)
     with pytest.raises(NotFoundError, match="no dataset"):
         load(data + "/receipts-of-none")
+
+
+def test_a_dataset_on_the_web_is_refused(data: str) -> None:
+    with WebServer(ranges_of(Path(data, "wdsprep.json").read_bytes())) as server:
+        url = f"{server.url}/wdsprep.json"
+        for streams, join in ((url, ()), (data, url)):
+            with pytest.raises(UsageError, match=rf"{url} cannot be loaded: give a local path"):
+                load(streams, join=join)
 
 
 # One order

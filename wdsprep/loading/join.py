@@ -37,13 +37,13 @@ from wdsprep.loading.open_datasets import (
     counts_by_shape,
     dataset_from_manifest,
     image_counts,
+    open_place,
     select,
     split_by_shape,
 )
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.sources.patterns import is_table
-from wdsprep.store import open_store
 from wdsprep.store.base import Store
 from wdsprep.text import plural
 
@@ -194,7 +194,7 @@ def _join_one(
     beside: list[tuple[JoinedDataset, tuple[Dataset, ...]]] = []
     known = {_canonical_place(whole.store)}
     for place in places:
-        store = open_store(place)
+        store = open_place(place)
         if (canonical := _canonical_place(store)) in known:
             raise UsageError(f"{place} is joined twice: name each dataset once")
         known.add(canonical)

@@ -50,7 +50,8 @@ from wdsprep.loading.options import Places, Stream, Streams
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.store import open_store
-from wdsprep.store.base import Store
+from wdsprep.store.base import RemoteStore, Store
+from wdsprep.store.schemes import ANY_PLACE
 from wdsprep.text import brief, command, plural
 
 SIDES = ("width", "height")
@@ -80,6 +81,14 @@ def as_streams(streams: Streams) -> list[Stream]:
     return [stream if isinstance(stream, Stream) else Stream(stream) for stream in listed]
 
 
+def open_place(place: "str | os.PathLike[str]") -> Store:
+    """Open a place to load from. Raise UsageError for the web, which gives single files alone."""
+    store = open_store(os.fspath(place))
+    if store.root is None and not isinstance(store, RemoteStore):
+        raise UsageError(f"{store.url} cannot be loaded: give {ANY_PLACE}")
+    return store
+
+
 def open_stream(
     stream: Stream, join: Places = (), *, has_states: bool = True
 ) -> tuple[Dataset, ...]:
@@ -89,7 +98,7 @@ def open_stream(
     This takes one GET if there is a manifest, and a listing for tars of another program. Log a
     warning if the dataset is not complete, and a loader of it `has_states` to go on from.
     """
-    store = open_store(os.fspath(stream.url))
+    store = open_place(stream.url)
     amount = StreamAmount(weight=stream.weight, repeat=stream.repeat, count=stream.count)
     chosen = [stream.buckets] if isinstance(stream.buckets, str | int) else stream.buckets
     buckets = None if chosen is None else frozenset(map(str, chosen))
@@ -398,18 +407,15 @@ def keep_groups(writer: KeptWriter, shards: int, groups: Iterable[Iterable[int]]
 
     `groups` has for each shard the number of each sample's group; samples of NO_GROUP are left out.
     """
-    counts = np.zeros((shards, 0), np.int32)
+    counts: list[Ints] = []
 
     def sort_by_group() -> Iterator[ShardSamples]:
-        nonlocal counts
         for shard, of_samples in enumerate(groups):
             numbers = np.fromiter(of_samples, np.int64)
             by_group = np.argsort(numbers, kind="stable")[np.count_nonzero(numbers == NO_GROUP) :]
-            sizes = np.bincount(numbers[by_group])
-            if (more := len(sizes) - counts.shape[1]) > 0:
-                counts = np.pad(counts, ((0, 0), (0, more)))
-            counts[shard, : len(sizes)] = sizes
+            counts.append(np.bincount(numbers[by_group]))
             yield ShardSamples(shard, by_group.astype(np.uint32))
 
     keep_selection(writer, shards, sort_by_group())
-    writer.add("counts", "<i4", [counts])
+    most = max(map(len, counts), default=0)
+    writer.add("counts", "<i4", (np.pad(row, (0, most - len(row))) for row in counts))
