@@ -14,6 +14,7 @@ from PIL import Image
 
 import wdsprep
 from tests.kit.corpus import turned
+from tests.kit.damaged import rewrite
 from tests.kit.encodes import encode_here
 from tests.kit.mds import write_mds
 from tests.kit.packs import (
@@ -703,3 +704,11 @@ def test_verify_finds_images_that_the_json_does_not_state(tmp_path: Path) -> Non
         tar.write_bytes(with_text(whole, old, new))
         findings = wdsprep.verify(out).findings
         assert any(said in str(finding) for finding in findings), (said, findings)
+    tar.write_bytes(whole)
+    many = {
+        f"source_{number}.jpg": b"\xff\xd8\xff" for number in range(1, 99)
+    }  # which is said in few words
+    rewrite(out, "000000", lambda samples: [(key, many) for key, _ in samples])
+    (finding,) = (f for f in wdsprep.verify(out).findings if f.name.endswith(".tar"))
+    assert "its members are source_1.jpg" in finding.what
+    assert len(finding.what) < 1_500

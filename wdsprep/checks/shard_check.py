@@ -198,8 +198,8 @@ class ShardCheck:
         expected, images, types = self._form
         problem = ""
         if self._names != expected:
-            names = shortened(", ".join(self._names))
-            problem = f"its members are {names}, not {', '.join(expected)}"
+            present, wanted = (shortened(", ".join(names)) for names in (self._names, expected))
+            problem = f"its members are {present}, not {wanted}"
         elif len(self._texts) == len(TEXTS):
             problem = self._add_facts(images, types, **self._texts)
         if problem:
