@@ -71,9 +71,8 @@ class Finding:
     """A fault of one file of a dataset, which the user calls `shown`.
 
     `maker` is the command that makes the dataset, and continues it, or for UNPACKED the one that
-    makes its images. `unit` is the unit of work that
-    has to be done again to repair it. It is empty if the file belongs to no unit, or can be made
-    from other files.
+    makes its images. `unit` is the unit of work that has to be done again to repair it. It is empty
+    if the file belongs to no unit, or can be made from other files.
     """
 
     shown: str

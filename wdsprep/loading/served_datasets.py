@@ -77,9 +77,9 @@ class Dataset:
     `kind` is "latents", "images", or "tars" if there is no manifest. `names` and `contents`
     have an entry for each shard; an entry of `contents` changes when the bytes of the shard do.
     If something is joined, `made_of` has the digest of each shard's image shard, `inputs` the
-    number of samples in that image shard, and `moved` says of the shard whether its samples may
-    have other numbers than these. `where` is the condition for samples,
-    and `join` names the datasets to join.
+    number of samples in that image shard, and `moved` says whether samples of the shard may have
+    other numbers than there. `where` is the condition for samples, and `join` names the datasets to
+    join.
     """
 
     store: Store
