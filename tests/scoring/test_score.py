@@ -122,6 +122,17 @@ def test_columns_do_not_depend_on_companions_nor_on_which_models_are_in_the_pass
             assert abs(facts[name] - both[key][name]) < CLOSE
 
 
+def test_a_tracker_is_told_of_the_workers_too(
+    images: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, float]] = []
+    tracker = "nowhere", lambda _at, figures: told.append(dict(figures)), lambda: None
+    monkeypatch.setattr("wdsprep.runners.track.open_tensorboard", lambda *_: tracker)
+    score_here(images, tmp_path / "out", model=str(models / "vit"), track="tensorboard")
+    assert told[-1].items() >= {"done": 1, "workers": 1}.items()
+    assert 0 < told[-1]["busy"] <= 1
+
+
 def test_a_resume_with_other_weights_or_images_is_refused_in_words(
     images: Path, models: Path, tmp_path: Path
 ) -> None:
