@@ -324,7 +324,9 @@ print(threads() - before)
     assert python(code, cwd=tmp_path).stdout == "0\n"
 
 
-def test_a_shard_is_looked_at_once_until_it_is_another(images: Path, tmp_path: Path) -> None:
+def test_a_shard_is_looked_at_once_until_it_is_another_or_loses_samples(
+    images: Path, tmp_path: Path
+) -> None:
     kept = tmp_path / "images-hashes"
     first = wdsprep.duplicates(images, workers=1)
     files = tree(kept)
@@ -343,6 +345,10 @@ def test_a_shard_is_looked_at_once_until_it_is_another(images: Path, tmp_path: P
     assert len(files.keys() - tree(kept).keys()) == 1
     assert len(tree(kept)) == 4
     assert (kept / "mine.parquet").read_bytes() == b"precious"
+    before = {path: pq.read_table(path)["key"].to_pylist() for path in kept.glob("*/*")}
+    gone = min(before)
+    wdsprep.remove(images, keys=before[gone][:1], yes=True)
+    assert {path for path in before if not path.exists()} == {gone}
 
 
 def test_copies_are_found_across_datasets(images: Path, tmp_path: Path) -> None:
