@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,25 @@ def test_a_field_that_a_sample_lacks_is_counted_and_its_name_is_kept(
     assert (settings["caption_field"], settings["caption_name"]) == ("long", "qwen")
     told = capsys.readouterr().out
     assert "11 captions from the field long; 1 sample not in it kept their own" in told
+
+
+def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
+    few: Path, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    listener = JobListener(on_message=told.append)
+    done = text_here(few, tmp_path / "lnog", caption_field="meta.lnog", listener=listener)
+    assert done.manifest.counts.get("named", 0) == 0
+    (line,) = (line for line in told if "none of the first" in line)
+    assert "none of the first 6 samples of" in line
+    assert "has a caption in meta.lnog" in line
+    assert "meta.long" in line
+    images, told[:] = tmp_path / "images", []
+    shutil.copytree(few, images)
+    (images / "64/000000.tar").unlink()  # whoever encodes it says so
+    done = text_here(images, tmp_path / "out", caption_field="long", listener=listener)
+    assert "000000.tar is not there" in done.quarantined[0].reason
+    assert not [line for line in told if "none of the first" in line]
 
 
 # --- what cannot be

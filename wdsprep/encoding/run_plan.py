@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsprep.dataset.samples import TARGET
 from wdsprep.encoding import HALF
-from wdsprep.encoding.captions.table import CaptionTable
+from wdsprep.encoding.captions.table import CaptionTable, warn_of_field
 from wdsprep.encoding.dataset_plan import DatasetPlan, plan_dataset
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, first_shards
 from wdsprep.encoding.models.find_model import Model, check_multiples, find_model
@@ -234,6 +234,9 @@ def _find_captions(
     of_text = [phase for phase in phases if phase.recipe.is_of_text]
     captioned = of_text or phases  # latents with their text
     tars, settings, layout = captioned[0].source.tars, options.caption_settings, None
+    for field in (said["caption_field"] for said in settings if "caption_field" in said):
+        if warning := warn_of_field(field, tars, captioned[0].wanted[0].item):
+            told(warning)
     if table:
         from wdsprep.encoding.captions.join_captions import CaptionLayout  # DuckDB, which few need
 

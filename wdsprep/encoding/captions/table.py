@@ -1,30 +1,35 @@
 """A table of captions, in one file or several.
 
-`CaptionTable` says what the rows have, and `CaptionRecord` is the record of a reading.
+`CaptionTable` says what the rows have, and `CaptionRecord` is the record of a reading. If captions
+come from the json of samples instead, `warn_of_field` looks at the first ones before a run.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from wdsprep.dataset.file_names import CAPTION_TABLE
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.sealed_json import Hex, Nbytes, Text, hex_digest, make_record, read_record
 from wdsprep.encoding.captions.options import replace_surrogates
 from wdsprep.errors import FormatError, NotFoundError, SourceError, UsageError
 from wdsprep.limits import MAX_TEXT_NBYTES
-from wdsprep.sources.captions import first_of
+from wdsprep.sources.base import Item
+from wdsprep.sources.captions import caption_at, first_of
 from wdsprep.sources.recognise import recognise_tables
 from wdsprep.sources.tables.text import BY, Table, open_table
+from wdsprep.sources.tars import TarsSource
 from wdsprep.store.base import Entry, Store
-from wdsprep.text import did_you_mean, human_bytes, list_columns
+from wdsprep.text import did_you_mean, human_bytes, list_columns, plural
 
 ROWS_AT_ONCE = 4_096
 LOOKED_AT = 1_000
-"""The first rows of JSON lines, which are taken to be like the others."""
+"""The first rows of JSON lines, and the first samples, which are taken to be like the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,3 +178,26 @@ def _convert_texts(names: list[Any], captions: list[Any]) -> tuple[list[str], li
     if not all(texts) or 12 * max(map(len, texts)) >= MAX_TEXT_NBYTES:
         return None
     return [*map(replace_surrogates, names)], [*map(replace_surrogates, texts)]
+
+
+def warn_of_field(path: str, tars: TarsSource, first: Item) -> str:
+    """Return a warning if none of the first samples has a caption at a path of its json, or "".
+
+    `first` is the first shard. If it is missing or damaged, a worker reports that later.
+    """
+    names, seen = set[str](), 0
+    with suppress(FormatError):
+        for sample in islice(replace(tars, has_images=False).read(first), LOOKED_AT):
+            if isinstance(sample, Sample):
+                if caption_at(sample.facts, path):
+                    return ""
+                seen += 1
+                meta = sample.facts.get("meta")
+                in_meta = meta if isinstance(meta, dict) else ()
+                names.update(sample.facts, (f"meta.{name}" for name in in_meta))
+    if not seen:
+        return ""
+    return (
+        f"none of the first {plural(seen, 'sample')} of {tars.url} has a caption in {path}: "
+        f"samples without one keep their own captions; their json has {list_columns(sorted(names))}"
+    )
