@@ -166,6 +166,33 @@ def test_caches_of_musubi_are_read_as_its_scripts_write_them(tmp_path: Path) -> 
     assert sum(len(keys) for keys, _ in batches) == 12
 
 
+@pytest.mark.parametrize(
+    ("arch", "latent", "control", "text"),
+    [
+        (
+            *("fk", ("1x4x4", (16, 4, 4)), ("_1x6x4", (16, 6, 4))),
+            {"t5_vec": (6, 8), "clip_l_pooler": (4,)},
+        ),
+        ("f2k9b", ("4x4", (128, 4, 4)), ("_0_6x4", (128, 6, 4)), {"ctx_vec": (6, 8)}),
+    ],
+)
+def test_each_family_of_musubi_has_its_names_and_files_may_hold_more(
+    arch: str, latent: Any, control: Any, text: Any, tmp_path: Path
+) -> None:
+    for number in range(2):
+        texts = {f"{n}_bfloat16": tensor(number, *shape) for n, shape in text.items()}
+        texts["scale_float8"] = torch.ones(4).to(torch.float8_e4m3fn)
+        arrays = {
+            f"{name}{sides}_float32": tensor(number, *shape).float()
+            for name, (sides, shape) in (("latents_", latent), ("latents_control", control))
+        }
+        write_musubi(tmp_path / "c", f"{number}", arrays, arch=arch, text=texts)
+    assert import_here(tmp_path / "c", tmp_path / "out").samples == 2
+    for key, sample in latents_of(tmp_path / "out").items():
+        assert all((sample[f"{name}.npy"] == int(key)).all() for name in ("latent", "source"))
+        assert ("pooled.npy" in sample) == (arch == "fk")
+
+
 def write_automodel(place: Path, samples: dict[str, Any], lists: int = 1) -> Path:
     """What `QwenImageEditCacheEncoder` writes: files of samples, and lists of them."""
     (place / "samples").mkdir(parents=True)

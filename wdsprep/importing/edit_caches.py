@@ -15,8 +15,6 @@ from io import BytesIO
 from itertools import chain, groupby, islice
 from typing import Any
 
-import numpy as np
-
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.samples import MAPPING, image_name, parse_json, parse_object
@@ -39,6 +37,7 @@ from wdsprep.sources.folder import check_nbytes
 from wdsprep.sources.parsing import parsing_file, parsing_sample
 from wdsprep.sources.patterns import Pattern, is_glob, is_tar, table_kind
 from wdsprep.sources.recognise import is_folder, split_pattern
+from wdsprep.sources.tables import RawArray
 from wdsprep.store import shared_store
 from wdsprep.store.base import is_web
 from wdsprep.text import shown
@@ -112,12 +111,18 @@ class SampleFiles(LatentCache):
 
 def _arrays(name: str, value: Any, most: int) -> Array | list[Array]:
     """Return the array of a tensor, or those of a list of tensors, of at most `most` bytes."""
+
+    def array_in(entry: Any) -> Array:
+        if isinstance(entry, RawArray):
+            return array_in_bytes(entry.dtype, entry.shape, entry.data)
+        return tensor_array(entry, most)
+
     with parsing_sample(f"{name} holds no array: it"):
         if not isinstance(value, list):
-            return value if isinstance(value, np.ndarray) else tensor_array(value, most)
+            return array_in(value)
         arrays: list[Array] = []
         for entry in islice(value, MOST_IMAGES + 1):
-            arrays.append(entry if isinstance(entry, np.ndarray) else tensor_array(entry, most))
+            arrays.append(array_in(entry))
             most -= arrays[-1].nbytes
         return arrays
 
@@ -202,27 +207,24 @@ class MusubiCache(SampleFiles):
 
     def _read(self, files: Sequence[Part]) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        references: list[tuple[int, Array]] = []
+        references: list[tuple[int, RawArray]] = []
         for part in files:
             data = self._bytes(part)
             with parsing_sample(shown(part[0])):
                 tensors, start, facts = read_tensor_header(BytesIO(data))
-                arrays = {
-                    name: array_in_bytes(
-                        TYPES.get(entry.dtype, entry.dtype),
-                        entry.shape,
-                        data[start + entry.begin : start + entry.end],
-                    )
-                    for name, entry in tensors.items()
-                }
             values |= facts
             values |= {n: int(v) for n, v in facts.items() if n in SIDES and SIDE.fullmatch(v)}
-            for full_name, array in arrays.items():
+            for full_name, entry in tensors.items():
                 match = COLUMN.fullmatch(full_name)
                 name = match[1] if match else full_name
+                array = RawArray(
+                    dtype=TYPES.get(entry.dtype, entry.dtype),
+                    shape=entry.shape,
+                    data=data[start + entry.begin : start + entry.end],
+                )
                 if match := re.fullmatch(rf"{CONTROL}(?:_(\d{{1,4}}))?", name):
                     references.append((int(match[1] or 0), array))
-                elif isinstance(values.get(name), np.ndarray):
+                elif isinstance(values.get(name), RawArray):
                     raise RejectedError(Code.UNREADABLE, f"{shown(part[0])} has {name} twice")
                 else:
                     values[name] = array
