@@ -1,5 +1,6 @@
 """Whatever the input, each file is a sample or a reject with its code, and never both."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 from tests.kit.corpus import CASES, LIMITS
 from tests.kit.packs import (
     check_dataset,
+    jpeg,
     outcome,
     pack,
     photos,
+    rejects_of,
     samples_of,
     write_files,
     write_table,
@@ -44,6 +47,20 @@ def test_every_bad_file_is_a_sample_or_a_reject_never_both(tmp_path: Path, kind:
         assert case.changes or sample[case.extension] == case.data
         assert case.extension in sample
     check_dataset(out)
+
+
+def test_a_name_is_suggested_for_a_missing_one_unless_there_are_very_many(tmp_path: Path) -> None:
+    """To look for it among those of a large json would take longer than all else."""
+    many = {f"field {number}": number for number in range(300)}
+    facts = {"few": {"score": 1}, "many": {**many, "score": 1}}
+    files = {f"{name}.json": json.dumps(said) for name, said in facts.items()}
+    images = {f"{name}.jpg": jpeg(1) for name in facts}
+    out = pack(
+        write_files(tmp_path / "in", files | images), tmp_path / "out", "--filter", "scor > 0"
+    )
+    details = {reject["source"]: reject["detail"] for reject in rejects_of(out)}
+    missing = "scor is missing"
+    assert details == {"few.jpg": f"{missing} (did you mean score?)", "many.jpg": missing}
 
 
 def test_a_file_that_vanishes_while_packing_is_a_reject(

@@ -148,12 +148,14 @@ def _check_facts(rules: PackRules, removed: Removed | None, row: SampleOrReject)
     return row
 
 
+MOST_NAMES = 200  # in the metadata of a sample, where one is looked for that is like another
+_nearest_field = lru_cache(64)(nearest_field)  # most samples of a source have the same names
+
+
 def _missing(path: PathParts, facts: Mapping[str, Any]) -> str:
-    near = _nearest_field(path, frozenset(names_in(facts)))
+    names = frozenset(names_in(facts))
+    near = _nearest_field(path, names) if len(names) <= MOST_NAMES else ""
     return f"missing (did you mean {near}?)" if near else "missing"
-
-
-_nearest_field = lru_cache(1 << 12)(nearest_field)
 
 
 def _reject(row: Sample, refused: RejectedError) -> Reject:
