@@ -180,7 +180,7 @@ def test_models_lists_each_that_has_a_name_and_what_a_sample_weighs(command: Com
         (["pack", "--verify-hash", "crc"], 2, "write COLUMN:HASH"),
         (["pack", "--buckets", "512,256"], 2, "give rising sizes"),
         (["pack", "--filter", "__import__('os')"], 2, "cannot be used"),
-        (["pack", "urls.py"], 1, "or is a file of a kind that pack does not know"),
+        (["pack", "urls.py"], 1, "or is a file of a kind that is not known here"),
         (["pack", "--max-shard-size", "big"], 2, "is not a size"),
         (["pack", "--reencode", "png:3"], 2, "write jpg:95"),
         (["pack", "--no-such-option"], 2, '--no-such-option: "wdsprep pack --help" lists them'),

@@ -255,7 +255,7 @@ def test_what_cannot_be_taken_is_one_line(foreign_sets: Path, tmp_path: Path) ->
     no_size = "fit no size in --shapes"
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (primus, {"columns": "latent=nope"}, has_no_column),
-        (tmp_path / "none", {}, "none is empty or does not exist.*: give MDS shards, files of"),
+        (tmp_path / "none", {}, "none is empty or .* not known here: give MDS shards, files of"),
         (primus, {"columns": "latent"}, "write ROLE=NAME"),
         (primus, {"columns": "picture=x"}, "--columns 'picture': give one of latent, mean"),
         (primus, {"columns": "latent=x:float16"}, "or latent=z:float16:4x32x32 if it holds bare"),

@@ -167,7 +167,8 @@ Inputs = tuple[frozenset[str], str, str]
 
 def _kind_of_place(url: str) -> str:
     """Return `tars` or the kind of table that a path or URL names, or "" if it names neither."""
-    return "tars" if is_tar(url) else table_kind(url.partition("?")[0] if is_web(url) else url)
+    path = url.partition("?")[0] if is_web(url) else url
+    return "tars" if is_tar(path) else table_kind(path)
 
 
 def _find(url: str, wanted: str) -> Inputs:
@@ -237,7 +238,7 @@ def _find_in_folder(url: str) -> Inputs:
     if not names:
         raise UnclearSourceError(
             f"{url} is empty or does not exist{did_you_mean_place(url)}, or is a file of a kind "
-            "that pack does not know",
+            "that is not known here",
             "give a folder of images, tars or tables",
         )
     about = {posixpath.basename(name) for name in names}
