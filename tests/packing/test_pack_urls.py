@@ -231,6 +231,7 @@ def test_what_was_forbidden_is_fetched_where_a_retry_allows_it_and_its_receipt_s
         assert said in capsys.readouterr().out
         asked = server.paths()
         assert codes(*allowed, "--ignore-opt-outs") == ["disallowed"] + ["packed"] * 2
+        assert "disallowed 1: --retry" not in capsys.readouterr().out
         assert server.paths()[len(asked) :] == ["/ai"]
         assert codes(*allowed, "--ignore-robots") == ["packed"] * 3
         asked = server.paths()

@@ -188,7 +188,8 @@ def _fetch_report(packed: Outcome, options: Mapping[str, Any]) -> Iterator[str]:
     if count := retryable(manifest):
         yield f"{count:,} failed in a way that may pass: --retry-rejected fetches them again"
     retries = dict(RETRIES)
-    if packed.units_before and (options["ignore_robots"] or options["ignore_opt_outs"]):
+    allows = options["ignore_robots"] or options["ignore_opt_outs"]
+    if allows and packed.units_before and not options["retry_rejected"]:
         retries[Code.DISALLOWED] = "--retry-rejected fetches those that are allowed now"
     for code, how in retries.items():
         if count := manifest.rejects.get(code, 0):
