@@ -147,7 +147,7 @@ SDXL, KONTEXT = ({"pipeline": f"{n}Pipeline"} for n in ("StableDiffusionXL", "Fl
         ("kohya", {"fields": TEXT}, "is a dataset of text, and --to kohya takes latents"),
         ("kohya", {}, "has no images, .* --join the images that it was made of"),
         ("mds", {"more": {"latents": "given"}}, "imported latents of unknown scale"),
-        ("musubi", {"more": SDXL}, "takes latents of FluxKontext, Flux2,"),
+        ("musubi", {"fields": SQUARE[:1], "more": SDXL}, "takes latents of FluxKontext, Flux2,"),
         ("musubi", {"fields": SQUARE, "more": KONTEXT}, r"has no pooled\.npy"),
         ("musubi", {"more": KONTEXT}, "has 0 roles of references, .* one for flux_kontext"),
         ("automodel", {"fields": SQUARE}, "has no references.*--roles target,source"),

@@ -68,15 +68,15 @@ class MusubiLayout(Layout):
     bucket of its own, so that all latents of a batch have one shape.
     """
 
-    takes, needs = ("latents",), (LATENT, EMB)
+    takes, needs = ("latents",), (LATENT,)
 
     def __init__(self, dataset: Exportable) -> None:
         super().__init__(dataset)
         family = dataset.check_latents("musubi-tuner", BY_PIPELINE)
-        if "klein" in family.name and dataset.fields[EMB].shape[-1] == KLEIN_9B_WIDTH:
-            family = KLEIN_9B
         texts = tuple(f"{role}.npy" for role in family.texts)
         dataset.check_arrays(texts)
+        if "klein" in family.name and dataset.fields[EMB].shape[-1] == KLEIN_9B_WIDTH:
+            family = KLEIN_9B
         self.family, self.arrays = family, (LATENT, MASK, *texts)
         self.roles = dataset.references if family.reference else ()
         if family.reference == CONTROL and len(self.roles) != 1:
