@@ -10,9 +10,10 @@ each. `plan_workers` has the rules and only computes; `plan_for_machines` looks 
 `pack` imports the code that does the work only when the work begins.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
 
 from wdsprep.cpus import usable_cpus
@@ -24,6 +25,7 @@ from wdsprep.runners.base import Call, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.sources.captions import CAPTIONS
+from wdsprep.text import examples, plural
 
 if TYPE_CHECKING:
     from wdsprep.dataset.manifest import Manifest
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
     from wdsprep.packing.retry_rejected import Retries
     from wdsprep.packing.slices import PackJob, SlicePlan, SourceSurvey
     from wdsprep.runners.run import Outcome
-    from wdsprep.sources.base import Source
+    from wdsprep.sources.base import Role, Source
 
 
+LOOKED_AT = 100  # samples: enough to see what others have
 SLICES_OF_URLS = 3
 """The slices of URLs that a worker has at a time, so that the last rows of one hold up no other."""
 
@@ -165,7 +168,6 @@ def _survey(options: PackOptions, source: "Source", url: str) -> "SourceSurvey":
     The listener gets a line about an optional role, and about other names that nothing has.
     """
     from wdsprep.packing.slices import survey_source
-    from wdsprep.sources.base import find_unseen
 
     listener = options.listener_or_mute
     size = options.samples_per_shard if source.kind == "folder" else 1
@@ -173,7 +175,7 @@ def _survey(options: PackOptions, source: "Source", url: str) -> "SourceSurvey":
         source, options.limit, size, lambda count: listener.on_listing(url, count, 0)
     )
     listener.on_begin(seen)
-    for role, lack in find_unseen(seen.source, seen.items()):
+    for role, lack in _find_unseen(seen):
         if role and not role.is_optional:
             raise SourceError(f"{lack}, or give --optional-role {role.name}")
         listener.on_message(lack)
@@ -183,6 +185,42 @@ def _survey(options: PackOptions, source: "Source", url: str) -> "SourceSurvey":
         ):
             listener.on_message(f"no file beside an image ends in {unseen}: check --caption-ext")
     return seen
+
+
+def _find_unseen(seen: "SourceSurvey") -> "Iterator[tuple[Role | None, str]]":
+    """Yield each role in which none of the first samples has an image, with a text that says so.
+
+    Yield such a text also, without a role, for each field that none of them has and that is to be
+    kept, or that a filter names. Roles of a folder and columns of tables are not looked at: who
+    lists or opens these finds out. Yield nothing if none of the first samples can be read.
+    """
+    from wdsprep.dataset.samples import Sample, role_of
+
+    source = seen.source
+    columns = source.columns
+    roles = {role.name: role for role in columns.roles if source.kind != "folder"}
+    options = dict.fromkeys(columns.kept, "--save-additional-columns")
+    options |= dict.fromkeys(columns.filtered, "--filter")
+    fields = {*options} if source.kind in ("folder", "tars") else set()
+    count, others = 0, set[str]()
+    rows = chain.from_iterable(source.read(item, others.add) for item in seen.items())
+    for row in islice(rows, LOOKED_AT) if roles or fields else ():
+        if isinstance(row, Sample):
+            count += 1
+            others |= row.facts.keys()
+            fields -= row.facts.keys()
+            for image in row.images:
+                roles.pop(role_of(image.name)[0], None)
+        if not (roles or fields):
+            break
+    unseen: list[tuple[Role | None, str, str]] = [
+        *((role, f"a {role.name}", f"--role {role.name}={role.where}") for role in roles.values()),
+        *((None, field, options[field]) for field in sorted(fields)),
+    ]
+    there = f", but {examples(sorted(others))}" if others else ""
+    for role, what, option in unseen if count else ():
+        first = f"none of the first {plural(count, 'sample')} has {what}{there}"
+        yield role, f"{first}: check {option}"
 
 
 def _plan_slices(

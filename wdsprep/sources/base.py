@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from blake3 import blake3
@@ -33,7 +33,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.headers import IMAGES, OTHER_IMAGES
 from wdsprep.sources.captions import CAPTIONS
 from wdsprep.store.base import Entry
-from wdsprep.text import brief, did_you_mean, examples, list_columns, plural, shown
+from wdsprep.text import brief, did_you_mean, list_columns, shown
 
 MOST_SLICES = 1_000_000
 """A key is the slice's number and the input's in it. While all slices have as many digits, no two
@@ -298,43 +298,6 @@ def field_texts(role: Role, row: Mapping[str, Any]) -> list[str | None]:
     values = (v.get("file_name", v) if isinstance(v, MAPPING) else v for v in role.values(row))
     texts = (v if v is None or isinstance(v, str) else brief(v) for v in values)
     return [text.strip() or None if text else None for text in texts]
-
-
-LOOKED_AT = 100  # samples: enough to see what others have
-
-
-def find_unseen(source: Source, items: Iterable[Item]) -> Iterator[tuple[Role | None, str]]:
-    """Yield each role in which none of the first samples has an image, with a text that says so.
-
-    Yield such a text also, without a role, for each field that none of them has and that is to be
-    kept, or that a filter names. `items` are those of the source. Roles of a folder and columns of
-    tables are not looked at: who lists or opens these finds out. Yield nothing if none of the first
-    samples can be read.
-    """
-    columns = source.columns
-    roles = {role.name: role for role in columns.roles if source.kind != "folder"}
-    options = dict.fromkeys(columns.kept, "--save-additional-columns")
-    options |= dict.fromkeys(columns.filtered, "--filter")
-    fields = {*options} if source.kind in ("folder", "tars") else set()
-    count, others = 0, set[str]()
-    rows = chain.from_iterable(source.read(item, others.add) for item in items)
-    for row in islice(rows, LOOKED_AT) if roles or fields else ():
-        if isinstance(row, Sample):
-            count += 1
-            others |= row.facts.keys()
-            fields -= row.facts.keys()
-            for image in row.images:
-                roles.pop(role_of(image.name)[0], None)
-        if not (roles or fields):
-            break
-    unseen: list[tuple[Role | None, str, str]] = [
-        *((role, f"a {role.name}", f"--role {role.name}={role.where}") for role in roles.values()),
-        *((None, field, options[field]) for field in sorted(fields)),
-    ]
-    there = f", but {examples(sorted(others))}" if others else ""
-    for role, what, option in unseen if count else ():
-        first = f"none of the first {plural(count, 'sample')} has {what}{there}"
-        yield role, f"{first}: check {option}"
 
 
 Image = TypeVar("Image")
