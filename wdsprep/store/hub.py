@@ -181,7 +181,7 @@ class HubStore(ReadOnly, OverNetwork):
         """Return a range of a file, in one attempt. `what` names the file in messages.
 
         The address that the hub gave for the file is used for KEPT_S. If that address is refused,
-        the hub is asked for another, but not if the server is busy or failing (429 or 5xx). Raise
+        the hub is asked for another, but not if the server may answer otherwise later. Raise
         AnswerError if the last answer is an error.
         """
         key = f"{commit}/{path}"
