@@ -20,6 +20,7 @@ from tests.kit.packs import (
     pack,
     rows_of,
     sample,
+    samples_of,
     source_of,
     tar_bytes,
     write_files,
@@ -287,6 +288,20 @@ def test_facts_are_kept_without_what_says_nothing(
 ) -> None:
     write_files(tmp_path, {"a.jpg": jpeg(1), "a.json": facts.encode(encoding)})
     assert sample(tmp_path, "a.jpg").facts == kept
+
+
+@pytest.mark.parametrize("number", ["9" * 400 + ".5", "-1e999", "NaN"])
+@pytest.mark.parametrize("kind", ["folder", "metadata", "tar"])
+def test_no_number_is_stored_that_json_cannot_hold(tmp_path: Path, kind: str, number: str) -> None:
+    facts = f'"a": {number}, "list": [{number}, 1.5], "file_name": "a.jpg"'
+    files: dict[str, dict[str, bytes | str]] = {
+        "folder": {"a.jpg": jpeg(1), "a.json": f"{{{facts}}}"},
+        "metadata": {"a.jpg": jpeg(1), "metadata.jsonl": f"{{{facts}}}"},
+        "tar": {"a.tar": tar_bytes([("a.jpg", jpeg(1)), ("a.json", f"{{{facts}}}".encode())])},
+    }
+    images = pack(write_files(tmp_path / "in", files[kind]), tmp_path / "out")
+    (stored,) = samples_of(images)
+    assert stored["json"]["meta"] == {"list": [1.5], "file_name": "a.jpg"}
 
 
 @pytest.mark.parametrize("kind", ["folder", "tars", "table"])
