@@ -405,6 +405,20 @@ def test_what_cannot_be_meant_is_refused(
     assert not (images.parent / "images-hashes").exists()
 
 
+@pytest.mark.parametrize(("option", "name"), [("output", "x.txt"), ("table", "x.parquet")])
+def test_a_file_that_is_no_list_of_copies_is_not_replaced(
+    option: str, name: str, images: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {option: tmp_path / name, "workers": 1}
+    (tmp_path / name).write_text("a red car\n")
+    with pytest.raises(UsageError, match="is no list of copies: give another name"):
+        wdsprep.duplicates(images, **options)
+    assert (tmp_path / name).read_text() == "a red car\n"
+    (tmp_path / name).unlink()
+    for _ in range(2):
+        wdsprep.duplicates(images, **options)
+
+
 def test_places_that_are_no_images_are_refused_in_one_line(images: Path, tmp_path: Path) -> None:
     latents = write_latents(str(tmp_path / "latents"), [3])
     write_files(tmp_path / "more", {"x5.jpg": encoded(picture(5))})

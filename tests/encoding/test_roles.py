@@ -433,7 +433,7 @@ def test_references_and_text_are_what_the_pipeline_makes_of_that_sample(
     assert any(out.glob("empty.*")) is not takes_images
     assert not wdsprep.verify(out).findings
     if takes_images:
-        with pytest.raises(NotFoundError, match="on the images of each sample: join the text"):
+        with pytest.raises(NotFoundError, match="on the images of each sample, join the text"):
             wdsprep.load(str(out), global_batch=1, drop_text=0.5)
     for sample in latents_of(out).values():
         pictures = by_caption[sample["txt"]]

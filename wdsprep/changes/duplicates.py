@@ -27,8 +27,9 @@ further images of whole samples 25 each.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -48,7 +49,7 @@ from wdsprep.changes.image_hashes import (
 from wdsprep.changes.near_duplicates import Hashes, choose_kept, find_near_pairs
 from wdsprep.changes.options import DuplicatesOptions
 from wdsprep.dataset.damage import verify_step
-from wdsprep.errors import UsageError
+from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.options import Place, as_places, takes_datasets
 from wdsprep.runners.job import JobStatus, check_all_done
@@ -66,6 +67,9 @@ SHOWN_GROUPS, SHOWN_COPIES = 5, 10
 NEAR, EQUAL = 1, 2
 """What the column `duplicate` has of a copy, and 0 of a sample that stays."""
 NUMBER = "{number}"
+START_NBYTES = 4096
+LIST_OF_KEYS, PARQUET = re.compile(rb"(\S*\d\n)+"), re.compile(rb"PAR1")
+"""How a list of copies and a table of them begin: other files are not replaced."""
 _TABLE = pa.schema({
     "key": pa.string(), "duplicate": pa.int8(), "distance": pa.int8(),
     "group": pa.int64(), "hash": pa.int64(),
@@ -428,7 +432,8 @@ def name_files(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the places of the lists of keys, and of the tables, one of each for each dataset.
 
-    Raise UsageError for a name that does not fit, such as one file for several datasets.
+    Raise UsageError for a name that does not fit, such as one file for several datasets, or that a
+    file has which is no such list or table.
     """
     for option, url in (("-o", output), ("--table", table)):
         if len(images) > 1 and url and NUMBER not in url:
@@ -450,6 +455,13 @@ def name_files(
         tuple(name.replace(NUMBER, str(n)) for n in range(1, len(images) + 1) if name)
         for name in (output, table)
     )
+    for url, ours in (*((url, LIST_OF_KEYS) for url in lists), *((url, PARQUET) for url in tables)):
+        store, name = split_url(url)
+        start = b""
+        with suppress(NotFoundError):
+            start = store.read(name, nbytes=START_NBYTES)
+        if start and not ours.match(start):
+            raise UsageError(f"{url} exists already, and is no list of copies: give another name")
     return lists, tables
 
 

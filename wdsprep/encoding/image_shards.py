@@ -29,7 +29,6 @@ from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.shapes import Size, buckets_encoded, least_side_of
 from wdsprep.dataset.shard_reader import LARGE_NBYTES, ShardReader
 from wdsprep.dataset.stored_dataset import (
-    check_kind,
     check_not_rewritten,
     check_place,
     dated_manifest,
@@ -189,7 +188,10 @@ def find_image_shards(
         check_place(url, [entry.name for entry in islice(store.list(RECEIPTS), 1)])
     if store is None or manifest is None:
         return _find_tars(url, resolution, roles, max_nbytes)
-    check_kind(store, manifest.dataset, "images")
+    if manifest.dataset != "images":
+        raise UsageError(
+            f"{url} is a dataset of {manifest.kind}: give the images that it was made of"
+        )
     manifest = refresh_manifest(store, manifest)
     there, tars = roles_of(manifest.settings), tars_of(store.url, max_nbytes, roles)
     check_roles(url, roles, there)
@@ -250,7 +252,7 @@ def _find_tars(url: str, resolution: int, roles: Sequence[str], max_nbytes: int)
     if not isinstance(source, TarsSource):
         pattern = shlex.quote(f"{url.rstrip('/')}/*.tar")
         raise SourceError(
-            f"{what}: run {command('pack', url, 'IMAGES')} first, and encode IMAGES; or give tars, "
+            f"{what}: run {command('pack', url, 'IMAGES')} first, and give IMAGES; or give tars, "
             f"such as {pattern}"
         )
     if not resolution:

@@ -44,6 +44,7 @@ from wdsprep.loading.open_datasets import (
 from wdsprep.loading.order.mixing import StreamAmount
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.sources.patterns import is_table
+from wdsprep.store import did_you_mean_place
 from wdsprep.store.base import Store
 from wdsprep.text import plural
 
@@ -202,8 +203,8 @@ def _join_one(
             manifest = read_manifest(store)
             if manifest is None or manifest.dataset != "latents":
                 raise UsageError(
-                    f"{place} does not say which images its samples are made of: join what "
-                    '"wdsprep encode" or "wdsprep score" has made'
+                    f"{place}{did_you_mean_place(place)} does not say which images its samples are "
+                    'made of: join what "wdsprep encode" or "wdsprep score" has made'
                 )
             dataset = dataset_from_manifest(store, manifest, StreamAmount())
             opened[store.url] = dataset, manifest
