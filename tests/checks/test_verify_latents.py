@@ -140,7 +140,8 @@ def test_images_that_are_others_now_are_found(pair: Pair, tmp_path: Path) -> Non
     found = check(others, latents, quick=True).findings
     assert [finding.name for finding in found] == ["64/000000.tar"]
     assert "it was not made of the 64/000000.tar that" in found[0].what
-    assert found[0].next_step == 'run the same "wdsprep encode" again with --redo-changed'
+    again = 'run the same "wdsprep encode" again with --redo-changed'
+    assert found[0].next_step == f"if it was made of these images, {again}"
 
 
 def test_image_shards_without_latents_are_found(pair: Pair) -> None:

@@ -25,7 +25,10 @@ class Kind(Enum):
     DAMAGED = ("damaged", REDO)
     WRONG = ("wrong", REDO)  # what was written breaks the format
     # Latents of images that have gone or changed since.
-    CHANGED = ("changed", 'run the same "{maker}" again with --redo-changed')
+    CHANGED = (
+        "changed",
+        'if it was made of these images, run the same "{maker}" again with --redo-changed',
+    )
     # Latents of images that are not complete: what they were made of may come back.
     UNPACKED = ("unpacked", 'run the same "{maker}" again to finish the images, then verify again')
     # Latents of images that have lost samples since.
