@@ -42,7 +42,15 @@ from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, is_scored
 from wdsprep.dataset.tar import BLOCK, END
-from wdsprep.dataset.tar.members import BadSampleError, Tape, decode_index, name_of, split_member
+from wdsprep.dataset.tar.members import (
+    BadSampleError,
+    Tape,
+    decode_index,
+    members,
+    name_of,
+    split_member,
+    truncated,
+)
 from wdsprep.dataset.tar.read import ChunkTape, TarSample, Wants, open_tape, scan
 from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import DamageError, NotFoundError
@@ -177,8 +185,7 @@ class ShardReader:
         held = [] if only else [(0, self._read(start, end - start))]
         tape = self._tape(end - start, held, start=start)
         with naming_place(self.place):
-            wants = (lambda name, *_: name in only) if only else None
-            sample = next(scan(tape, wants=wants), None)
+            sample = _read_members(tape, only) if only else next(scan(tape), None)
             if isinstance(sample, BadSampleError):
                 raise sample
         if sample is None:
@@ -276,6 +283,25 @@ class ShardReader:
             return window[1][:wanted]
 
         return at
+
+
+def _read_members(at: Tape, only: Collection[str]) -> TarSample | None:
+    """Return the first sample of a tar with the members in `only`, and read no further than these.
+
+    Return None if no member belongs to a sample.
+    """
+    sample: TarSample | None = None
+    for path, start, data_start, nbytes, target in members(at):
+        if (split := split_member(path)) and not target:
+            key, name = split
+            sample = sample or TarSample(key=key, start=start)
+            if name in only:
+                sample.fields[name] = data = at(data_start, nbytes)
+                if len(data) < nbytes:
+                    raise truncated(data_start, path)
+            if sample.fields.keys() >= set(only):
+                break
+    return sample
 
 
 class ScoreReader(ShardReader):
