@@ -752,6 +752,9 @@ def test_what_is_damaged_while_it_goes_on_is_repaired_and_it_ends(
             if unit_of_file(path.relative_to(harmed).as_posix(), dataset) in listed
             and not path.name.startswith(".")
         ]
+        # mostly one that a removal reads: threads decide which units are left by then
+        if step // 2 % 3:
+            harmable = [path for path in harmable if path.suffix in (".tar", ".json")]
         if not harmable:
             continue
         harm(harmable[step % len(harmable)], step)
