@@ -96,10 +96,10 @@ def test_what_cannot_be_encoded_on_the_way_is_refused(images: Path, stored: Path
 @pytest.mark.system
 def test_crops_that_wait_are_bounded_in_bytes_on_any_machine(images: Path) -> None:
     step_nbytes = BATCH * 3 * HOW.resolution**2
-    with patch("wdsprep.loading.load_plan.usable_cpus", return_value=64):
+    with patch("wdsprep.loading.prefetch.usable_cpus", return_value=64):
         assert online(images).plan.ahead == 66
         for steps, ahead in ((1, 2), (5, 5)):
-            with patch("wdsprep.loading.load_plan.CROPS_NBYTES", steps * step_nbytes):
+            with patch("wdsprep.loading.prefetch.CROPS_NBYTES", steps * step_nbytes):
                 assert online(images).plan.ahead == ahead
 
 

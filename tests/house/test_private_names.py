@@ -47,8 +47,10 @@ TAKEN = {
         "_version",
         "torch.utils.data._utils.collate",
     },
-    "loading.streaming.stream": {"ray.data._internal.execution.backpressure_policy"},
-    "loading.streaming.trainer": {"_coord_actor"},
+    "loading.streaming.stream": {
+        "_coord_actor",
+        "ray.data._internal.execution.backpressure_policy",
+    },
     "runners.ray.cluster": {"_global_node", "_private", "_worker_logs_enabled", "ray._raylet"},
     "store.s3.reads": {"_endpoint", "_fp", "_get_conn", "_pool", "_put_conn"},
 }
@@ -230,7 +232,7 @@ def test_ray_says_that_a_node_has_died_in_these_words() -> None:
 @pytest.mark.filterwarnings("ignore")  # Ray Data's own
 @pytest.mark.usefixtures("connected_ray")
 def test_a_stream_has_the_actor_that_its_pipeline_runs_in() -> None:
-    """Else a stream that ends leaves its workers: mend `Trainer.actors` in streaming/trainer.py."""
+    """Else a stream that ends leaves its workers: mend `Trainer.actors` in streaming/stream.py."""
     (part,) = ray.data.range(1).streaming_split(1)
     ray.kill(part._coord_actor)
 

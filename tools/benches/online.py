@@ -153,7 +153,7 @@ def in_any_order(home: str, count: int) -> None:
     from unittest.mock import patch
 
     from wdsprep.loading.streaming import stream as works
-    from wdsprep.loading.streaming.trainer import Trainer
+    from wdsprep.loading.streaming.stream import Trainer
 
     def tune(context: Any) -> None:
         plain(context)

@@ -28,8 +28,7 @@ def finish(plan: LoadPlan, batch: Batch, rows: range) -> None:
     """Make the random changes to these rows of a batch; write table columns and masks."""
     for number, here in batch.by_stream(rows):
         for table in plan.datasets[number].tables:
-            shards, indices = np.array(batch.shard)[here], np.array(batch.index)[here]
-            for name, values in table.values_of(shards, indices).items():
+            for name, values in table.values_of(*batch.places[0][:, here]).items():
                 if "samples" in batch.out:
                     samples = np.array(batch.out["samples"], object)[here]
                     for sample, value in zip(samples, values.tolist(), strict=True):
@@ -69,7 +68,7 @@ def _drop(plan: LoadPlan, batch: Batch, rows: range) -> None:
     for row in plan.pick_rows("drop_text", batch, rows):
         empty = plan.empty[batch.stream[row]][plan.choice_of(batch, row)] if plan.empty else {}
         for name, array in empty.items():
-            batch.put(name, row, array[None])
+            batch.put(name, row, array)
         for name in TEXTS:
             if name in batch.out:
                 batch.out[name][row] = ""

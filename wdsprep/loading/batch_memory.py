@@ -130,10 +130,6 @@ def as_index(rows: Sequence[int]) -> "slice | Sequence[int]":
     return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
-Arrays = torch.Tensor | Sequence[torch.Tensor]
-"""An array for each of several samples: one tensor, unless lengths vary."""
-
-
 @dataclass(slots=True)
 class Batch:
     """The rows of a step: where each sample comes from, and what has been read.
@@ -143,17 +139,16 @@ class Batch:
     has the latents of mirror images, by the names of those in whose place some rows take them.
     `variable` names the array of variable length in `out`, if that array or its mask is wanted;
     `lengths` has the length of each row, and `padded` the rows themselves. `choice` has the number
-    of the caption of each row, where chance picks captions. `joined_places` has, for each joined
-    dataset, an array with the shards and one with the numbers of the samples of all rows. `refused`
-    has samples that others replaced, by shard and index: what `encode` says of them, or None if the
-    shard is damaged.
+    of the caption of each row, where chance picks captions. `places` has, for the dataset itself
+    and each one joined to it, an array with the shards and one with the numbers of the samples of
+    all rows. `refused` has samples that others replaced, by shard and number: what `encode` says of
+    them, or None if the shard is damaged.
     """
 
     step: int
     first: int
     stream: list[int]
-    shard: list[int]
-    index: list[int]
+    places: Ints
     out: dict[str, Any] = field(default_factory=dict)
     views: dict[str, Bytes] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
@@ -163,11 +158,22 @@ class Batch:
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     padded: PaddedRows | None = None
     choice: list[int] = field(default_factory=list)
-    joined_places: list[Ints] = field(default_factory=list)
     refused: dict[tuple[int, int], Reject | None] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.shard)
+        return len(self.stream)
+
+    def place(self, row: int, slot: int = 0) -> tuple[int, int]:
+        """Return the shard and the number of a row's sample, in the dataset itself or a joined one.
+
+        `slot` is 0 for the dataset itself.
+        """
+        shard, index = self.places[slot, :, row].tolist()
+        return shard, index
+
+    def runs(self, size: int) -> list[range]:
+        """Return the rows in runs of this size, the last of which may be shorter."""
+        return [range(top, min(top + size, len(self))) for top in range(0, len(self), size)]
 
     def by_stream(self, rows: range) -> Iterator[tuple[int, "slice | Ints"]]:
         """Yield the streams of rows, each with an index of its rows: a slice if it has all."""
@@ -176,22 +182,21 @@ class Batch:
             here = rows.start + np.flatnonzero(streams == number)
             yield number, slice(rows.start, rows.stop) if len(here) == len(rows) else here
 
-    def put(self, name: str, start: int, arrays: Arrays) -> None:
-        """Write arrays into the rows from `start` on, if the batch has a tensor of that name.
+    def put(self, name: str, row: int, array: torch.Tensor) -> None:
+        """Write an array into a row, if the batch has a tensor of that name.
 
         Latents go to the moments if there are moments. Of the array of variable length, the
-        lengths are kept even if the batch holds only its mask.
+        length is kept even if the batch holds only its mask.
         """
         if name == self.variable:
-            for row, array in enumerate(arrays, start):
-                self.lengths[row] = len(array)
-                if self.padded is not None:
-                    self.padded.put(row, array)
+            self.lengths[row] = len(array)
+            if self.padded is not None:
+                self.padded.put(row, array)
             return
         is_latent = name == batch_name(LATENT) and self.moments is not None
         into = self.moments if is_latent else self.out.get(name)
         if into is not None:
-            into[start : start + len(arrays)] = arrays  # type: ignore[assignment]  # one tensor
+            into[row] = array
 
     def mask(self, rows: range) -> None:
         """Write the mask of these rows, if the batch has one: true where there is no padding."""
@@ -224,7 +229,7 @@ class Memory:
     copied on the way there.
     """
 
-    def __init__(self, *, pin: bool = False, keep: int = 8) -> None:
+    def __init__(self, *, pin: bool, keep: int) -> None:
         self._pin, self._blocks, self._padded = pin, BlockPool(keep=keep), BlockPool(keep=keep)
         self._last: dict[int, tuple[tuple[int, int], int, torch.Tensor, Ints]] = {}
         """The last use of a block, by address: its shape, its version then and now (of a probe),

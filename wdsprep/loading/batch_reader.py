@@ -15,17 +15,15 @@ from which dataset.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
 
 from wdsprep.dataset.aio import Bytes
 from wdsprep.dataset.damage import verify_step
-from wdsprep.dataset.npy_arrays import LATENT, MASK, patched_shape
+from wdsprep.dataset.npy_arrays import LATENT, MASK
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import MIRRORED, facts_bytes, is_mask, parse_json, role_of
 from wdsprep.dataset.tar import END
@@ -36,7 +34,7 @@ from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.images.nearest_shape import Shapes
 from wdsprep.loading.augmentation import finish, tensor_of
 from wdsprep.loading.batch_memory import Batch, BlockPool, Memory, as_index
-from wdsprep.loading.load_plan import LoadPlan
+from wdsprep.loading.load_plan import SAMPLED, LoadPlan
 from wdsprep.loading.sample_layout import SampleLayout, batch_name, layout_for
 from wdsprep.loading.served_datasets import (
     ATTEMPTS,
@@ -58,12 +56,6 @@ IMAGES = ("jpg", "jpeg", "png", "webp")
 MANY = 1000  # samples without a text that captions= asks for, before a warning
 DAMAGED_JSON = "its json is damaged"
 LISTED = (*TEXTS, "json", "key", "image", "made")
-COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
-"""The torch dtype of a table's column, by its NumPy dtype."""
-SAMPLED = ""
-"""The name for the latents that are sampled from moments, while a batch begins."""
-TensorKinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]
-"""The dtype of each tensor of a batch, and the shape of one of its rows."""
 _log = logging.getLogger("wdsprep")
 
 PutSubstitute = Callable[[Batch, int], None]
@@ -101,7 +93,8 @@ class Reader:
         batch.keys = [""] * count
         if self.plan.picks_captions:
             batch.choice = self.plan.pick_captions(batch.step, batch.first, count).tolist()
-        batch.joined_places = [np.zeros((2, count), np.int64) for _ in range(self._slots - 1)]
+        joined_places = np.zeros((self._slots - 1, 2, count), np.int64)
+        batch.places = np.concatenate([batch.places, joined_places])
         self._locate_joined(batch, range(count))
         if self._raw:
             batch.out["samples"] = [None] * count
@@ -113,7 +106,7 @@ class Reader:
                 memory, batch.padded = self._memory.take_padded(count, item)
                 batch.views[name] = batch.padded.rows
                 batch.out[name] = memory.view(TENSORS[item.dtype]).view(count, *item.shape)
-        tensors = self._tensors_of(dataset)
+        tensors = self.plan.tensors_of(dataset)
         sizes = [count * prod(shape) * dtype.itemsize for dtype, shape in tensors.values()]
         memories = self._memory.take(sizes) if sizes else []
         for (name, (dtype, shape)), memory in zip(tensors.items(), memories, strict=True):
@@ -123,64 +116,22 @@ class Reader:
         for name in self.names:
             if name in LISTED or (name in dataset.role_images and not self.plan.options.pixels):
                 batch.out[name] = batch.keys if name == "key" else [None] * count
-        for name in self._presence_masks(dataset).keys() & self.names:
+        for name in self.plan.presence_masks(dataset).keys() & self.names:
             batch.out[name][:] = True
         if SAMPLED in batch.out:
             latent = batch_name(LATENT)
             batch.moments, batch.out[latent] = batch.out[latent], batch.out[SAMPLED]
         if SHAPE in self.names:
             batch.out[SHAPE] = dataset.shape
-        batch.flipped = {n: batch.out[name] for n, name in self._flipped_names(dataset).items()}
+        batch.flipped = {n: batch.out[name] for n, name in self.plan.flipped_names(dataset).items()}
         batch.out = {name: batch.out[name] for name in self.names if name in batch.out}
         return batch
 
-    def _tensors_of(self, dataset: Dataset) -> TensorKinds:
-        """Return the tensors of a batch of a dataset, but for an array of variable length."""
-        names = {*self.names}
-        arrays = {*names, *self._flipped_names(dataset).values()}
-        tensors: TensorKinds = {
-            name: (TENSORS[item.dtype], item.shape)
-            for name, item in dataset.served.items()
-            if name in arrays and not item.is_variable
-        }
-        latent = batch_name(LATENT)
-        if dataset.has_moments and latent in names:
-            dtype, (channels, height, width) = tensors[latent]
-            tensors[SAMPLED] = dtype, patched_shape((channels // 2, height, width), dataset.patch)
-        others: TensorKinds = {n: (COLUMNS[kind], ()) for n, kind in dataset.columns.items()}
-        for item in dataset.variable_fields(names).values():
-            others[batch_name(MASK)] = torch.bool, item.shape[:1]
-        if self.plan.options.pixels:
-            width, height = dataset.size or (self.plan.options.pixels,) * 2
-            for name in ("pixels", *dataset.role_images):
-                others[name] = torch.uint8, (*(() if is_mask(name) else (3,)), height, width)
-        others |= self._presence_masks(dataset)
-        return tensors | {name: kind for name, kind in others.items() if name in names}
-
-    def _presence_masks(self, dataset: Dataset) -> TensorKinds:
-        """Return the masks that say which images in roles the samples have."""
-        if not self.plan.options.pad_roles:
-            return {}
-        roles = groupby(dataset.images_in_roles, lambda name: role_of(name)[0])
-        return {presence_name(role): (torch.bool, (len([*images]),)) for role, images in roles}
-
-    def _flipped_names(self, dataset: Dataset) -> dict[str, str]:
-        """Return the arrays in whose place some rows take those of mirror images, with the latter.
-
-        All are named as in a batch.
-        """
-        flipped = dataset.mirrored if self.plan.options.flip else {}
-        return {n: batch_name(item.name) for n, item in flipped.items() if n in self.names}
-
     def _locate_joined(self, batch: Batch, rows: range) -> None:
-        """Find the samples that are joined to these rows, and set their `joined_places`."""
-        if not batch.joined_places:
-            return
-        shard, index = (np.array(column, np.int64) for column in (batch.shard, batch.index))
-        for number, here in batch.by_stream(rows):
-            joined = self.datasets[number].joined
-            for places, other in zip(batch.joined_places, joined, strict=False):
-                places[:, here] = other.locate(shard[here], index[here])
+        """Find the samples that are joined to these rows, and set their places."""
+        for number, here in batch.by_stream(rows) if self._slots > 1 else ():
+            for slot, other in enumerate(self.datasets[number].joined, 1):
+                batch.places[slot][:, here] = other.locate(*batch.places[0][:, here])
 
     def fill(self, batch: Batch, rows: range) -> None:
         """Read rows of a batch, and make the random changes to them.
@@ -191,13 +142,13 @@ class Reader:
             self._replace(batch, faults)
         finish(self.plan, batch, rows)
 
-    def fill_joined(self, batch: Batch, instead: PutSubstitute | None = None) -> None:
-        """Read the arrays of joined datasets into a batch whose own rows are complete.
+    def fill_joined(self, batch: Batch, rows: range, instead: PutSubstitute | None = None) -> None:
+        """Read the arrays of joined datasets into rows whose own arrays are complete.
 
         If a joined sample is damaged, another sample replaces the whole row, and `instead` puts
         the arrays of the first dataset there. Without `instead`, raise FormatError.
         """
-        faults = self._read(batch, range(len(batch)), first=1)
+        faults = self._read(batch, rows, first=1)
         if instead is not None:
             self._replace(batch, faults, instead)
             return
@@ -220,24 +171,20 @@ class Reader:
         ]
         read_samples(planned)
         for reads in planned:
-            if faults:
-                reads.leave_out(faults)
-            if reads.batch_rows:
-                layout = reads.layout
-                reasons = self._put_arrays(reads, layout) if layout else self._put_whole(reads)
-                for row, reason in reasons.items():
-                    faults[row] = reason, *self._place(batch, row, reads.slot)
+            if layout := reads.layout:
+                reasons = self._put_arrays(reads, layout, faults)
+            else:
+                reasons = self._put_whole(reads, faults)
+            for row, reason in reasons.items():
+                faults[row] = reason, *self._place(batch, row, reads.slot)
         return faults
 
     def _plan_reads(
         self, batch: Batch, run: range, slot: int, arrays: WantedArrays, rows: Sequence[int]
     ) -> RowReads:
-        if slot:
-            shards, indices = batch.joined_places[slot - 1][:, as_index(rows)].tolist()
-        else:
-            shards, indices = select_rows(batch.shard, rows), select_rows(batch.index, rows)
+        shards, indices = batch.places[slot][:, as_index(rows)].tolist()
         reads = RowReads(
-            sources=[self.sources[stream][slot] for stream in select_rows(batch.stream, rows)],
+            sources=[self.sources[batch.stream[row]][slot] for row in rows],
             shards=shards,
             indices=indices,
             rest=arrays.is_whole or bool(arrays.texts),
@@ -287,17 +234,17 @@ class Reader:
         were damaged. With `instead`, only joined datasets are read here, and `instead` puts the
         arrays of the first dataset.
         """
-        wanted = {row: (batch.shard[row], batch.index[row]) for row in faults}
+        wanted = {row: batch.place(row) for row in faults}
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)
         while faults:
             for row, fault in faults.items():
                 choice = batch.stream[row], self.plan.choice_of(batch, row)
-                self.substitutes.warn(choice, batch.shard[row], fault)
+                self.substitutes.warn(choice, batch.place(row)[0], fault)
                 damaged[row] += fault[0] != MISSING
                 if damaged[row] == ATTEMPTS:
                     raise self.substitutes.make_error(batch.stream[row], fault)
                 drawn[row], place = self.substitutes.next(choice, wanted[row], drawn[row])
-                batch.shard[row], batch.index[row] = place
+                batch.places[0][:, row] = place
                 if instead is not None:
                     instead(batch, row)
                 self._locate_joined(batch, range(row, row + 1))
@@ -310,17 +257,15 @@ class Reader:
 
         If it is damaged, the batch has a substitute.
         """
-        shard, index = place
-        single = Batch(batch.step, batch.first + row, [batch.stream[row]], [shard], [index])
+        places = np.reshape(place, (1, 2, 1))
+        single = Batch(batch.step, batch.first + row, [batch.stream[row]], places)
         self.fill(self.begin(single), range(1))
         return single
 
     def _place(self, batch: Batch, row: int, slot: int = 0) -> tuple[str, int]:
         """Return the URL of the tar that a row is read from, and the sample's number in it."""
         dataset = self.datasets[batch.stream[row]].with_joined[slot]
-        shard, index = batch.shard[row], batch.index[row]
-        if slot:
-            shard, index = batch.joined_places[slot - 1][:, row].tolist()
+        shard, index = batch.place(row, slot)
         return f"{dataset.store.url}/{dataset.names[shard]}", index
 
     def _describe_fault(self, error: "BadSampleError | NotFoundError") -> str:
@@ -330,13 +275,16 @@ class Reader:
             raise error
         return MISSING
 
-    def _put_whole(self, reads: RowReads) -> dict[int, str]:
+    def _put_whole(self, reads: RowReads, lost: Collection[int]) -> dict[int, str]:
         """Put samples that were read whole into the batch, and return their faults by row.
 
-        Samples with a fault are added to the batch's `refused`.
+        Rows that are `lost` by now are passed over. Samples with a fault are added to the batch's
+        `refused`.
         """
         faults, batch = {}, reads.batch
         for number, row in enumerate(reads.batch_rows):
+            if row in lost:
+                continue
             if error := reads.errors.get(number):
                 fault = self._describe_fault(error)
             elif isinstance(sample := parse_sample(reads.rests[number]), str):
@@ -345,7 +293,7 @@ class Reader:
                 fault = self._put_sample(reads, row, sample)
             if fault:
                 faults[row] = fault
-                batch.refused.setdefault((batch.shard[row], batch.index[row]), None)
+                batch.refused.setdefault(batch.place(row), None)
         return faults
 
     def _put_sample(self, reads: RowReads, row: int, sample: TarSample) -> str:
@@ -384,7 +332,7 @@ class Reader:
                 if value is None:
                     return f"its {name} is not that of the dataset"
                 if item.is_variable:
-                    batch.put(name, row, value[None])
+                    batch.put(name, row, value)
                 elif name in batch.views:
                     batch.views[name][row] = value.view(torch.uint8).numpy().reshape(-1)
         return ""
@@ -455,14 +403,14 @@ class Reader:
         # Pillow, too
         from wdsprep.encoding.on_the_fly.encode_steps import prepare_image, reject_of
 
-        shard, index, plan = batch.shard[row], batch.index[row], self.plan
-        tar = self.datasets[batch.stream[row]].names[shard]
+        plan, place = self.plan, batch.place(row)
+        tar = self.datasets[batch.stream[row]].names[place[0]]
         shapes = plan.cut or Shapes.square(plan.options.pixels)
         limits = {"max_area": plan.options.max_area, "max_nbytes": plan.max_nbytes}
         try:
             prepared, crop = prepare_image(sample, tar, shapes=shapes, **limits)
         except RejectedError as refused:
-            batch.refused[shard, index] = reject_of(sample, tar, refused)
+            batch.refused[place] = reject_of(sample, tar, refused)
             return str(refused.code)
         if crop.pixels.shape != batch.out["pixels"].shape[1:]:
             return "its image is not of the size that its json says"
@@ -470,11 +418,14 @@ class Reader:
         batch.out["made"][row] = prepared, crop.without_pixels()
         return ""
 
-    def _put_arrays(self, reads: RowReads, layout: SampleLayout) -> dict[int, str]:
+    def _put_arrays(
+        self, reads: RowReads, layout: SampleLayout, lost: Collection[int]
+    ) -> dict[int, str]:
         """Check samples whose arrays were read; put their keys, lengths and texts into the batch.
 
-        Clear the bytes after arrays of variable length. Return the faults by row. Raise FormatError
-        if a joined sample has another key than its row.
+        Clear the bytes after arrays of variable length. Return the faults by row; rows that are
+        `lost` by now are passed over. Raise FormatError if a joined sample has another key than its
+        row.
         """
         batch, rows, padded = reads.batch, reads.batch_rows, reads.padded
         headers = reads.headers
@@ -484,10 +435,10 @@ class Reader:
         if not reads.slot:
             for row, key in zip(rows, keys, strict=True):
                 batch.keys[row] = key or ""
-        elif keys != select_rows(batch.keys, rows):
+        elif keys != [batch.keys[row] for row in rows]:
             for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
                 is_other = key is not None and key != batch.keys[row]
-                if is_other and number not in reads.errors:
+                if is_other and number not in reads.errors and row not in lost:
                     raise self._wrong_key_error(batch, reads.slot, row, str(key))
         left = lengths  # how many bytes came of the last array, and of what is behind it
         if layout.fields[-1].is_variable:
@@ -500,6 +451,8 @@ class Reader:
         if reads.rest or reads.errors or None in keys or is_short.any():
             samples = zip(rows, keys, lengths.tolist(), is_short.tolist(), strict=True)
             for number, (row, key, length, lacks) in enumerate(samples):
+                if row in lost:
+                    continue
                 if number in reads.errors:
                     faults[row] = self._describe_fault(reads.errors[number])
                 elif key is None:
@@ -515,7 +468,8 @@ class Reader:
                     if sample:
                         faults[row] = sample
         if padded is not None:
-            sound = [number for number, row in enumerate(rows) if row not in faults]
+            is_lost = {*lost, *faults}
+            sound = [number for number, row in enumerate(rows) if row not in is_lost]
             come = np.minimum(left[sound], padded.row_nbytes)
             padded.close([rows[number] for number in sound], ends[sound], come)
         return faults
@@ -555,12 +509,6 @@ class Reader:
                 what = f"none of the first {MANY:,} samples has a text at {path} in its json"
                 _log.warning("%s: %s; captions= gives them their own captions instead", url, what)
         return sample.fields.get("txt", b"").decode("utf-8", "replace")
-
-
-def select_rows(values: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:
-    if isinstance(rows, range):
-        return values[rows.start : rows.stop]
-    return [values[row] for row in rows]
 
 
 def _image_in(sample: TarSample, prefix: str) -> bytes | None:

@@ -8,7 +8,7 @@ two, and makes a few batches ahead. The trainer waits only when the device canno
 import json
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from wdsprep.errors import FormatError
 from wdsprep.images.nearest_shape import cut_of
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
 from wdsprep.loading.augmentation import finish
-from wdsprep.loading.batch_memory import Arrays, Batch, Numbered, NumberedBatches
+from wdsprep.loading.batch_memory import Batch, Numbered, NumberedBatches
 from wdsprep.loading.batch_reader import Reader
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
@@ -41,6 +41,7 @@ from wdsprep.loading.prefetch import (
     fill_batches,
     open_reader,
     open_sources,
+    rows_at_once,
     wanted_by_source,
 )
 from wdsprep.loading.sample_layout import batch_name
@@ -51,8 +52,8 @@ READY = 2  # finished steps that wait for the trainer
 READ = ("pixels", "key", "made")
 
 
-EncodedRow = tuple[EncodedSample, int, int]
-"""An encoded sample, its shard, and its number in the shard."""
+EncodedRow = tuple[EncodedSample, tuple[int, int]]
+"""An encoded sample, and its place: its shard, and its number in the shard."""
 
 
 class EncodingReader:
@@ -98,7 +99,7 @@ class EncodingReader:
 
     def encode_row(self, batch: Batch, row: int) -> EncodedRow:
         """Read and encode the sample whose shard and number a row has now."""
-        single = self.reader.read_single(batch, row, (batch.shard[row], batch.index[row]))
+        single = self.reader.read_single(batch, row, batch.place(row))
         return self.collect_rows(single, self.begin(single))[0]
 
     def collect_rows(self, batch: Batch, begun: StepBegun) -> list[EncodedRow]:
@@ -115,7 +116,7 @@ class EncodingReader:
         ]
 
     def _encode_substitute(self, batch: Batch, row: int, code: Code) -> EncodedRow:
-        wanted, (sample, _) = (batch.shard[row], batch.index[row]), batch.out["made"][row]
+        wanted, (sample, _) = batch.place(row), batch.out["made"][row]
         batch.refused[wanted] = Reject(key=batch.keys[row], source=sample.source, code=code)
         for attempt in range(ATTEMPTS):
             place = self.reader.substitutes.draw(batch.stream[row], wanted, attempt)
@@ -131,7 +132,7 @@ class EncodingReader:
 
 def _make_row(batch: Batch, row: int, result: EncodedSample) -> EncodedRow:
     """Return a row with its sample, which was encoded with the noise of another key if mirrored."""
-    return replace(result, key=batch.keys[row]), batch.shard[row], batch.index[row]
+    return replace(result, key=batch.keys[row]), batch.place(row)
 
 
 def reading_plan(plan: LoadPlan) -> LoadPlan:
@@ -163,14 +164,19 @@ def reading_plan(plan: LoadPlan) -> LoadPlan:
 
 
 class BatchBuilder:
-    """A builder of batches from encoded rows, equal to batches of stored latents."""
+    """A builder of batches from encoded rows, equal to batches of stored latents.
 
-    def __init__(self, plan: LoadPlan) -> None:
+    All rows go to the `tee`, if there is one.
+    """
+
+    def __init__(self, plan: LoadPlan, tee: LatentWriter | None) -> None:
+        self._tee = tee
         self._mirrored = partial(plan.pick_rows, "flip")
         self._fields = plan.datasets[0].fields
         sources = open_sources(plan) if any(d.joined for d in plan.datasets) else ()
         # mirrored here, or before they are encoded
         self._plan = replace(plan, options=replace(plan.options, flip=0.0, skip_missing=False))
+        self._at_once = rows_at_once(self._plan)
         self._reader = Reader(self._plan, sources, keep=2 * (READY + 4))
         wanted = (arrays for of_all in self._reader.wanted for arrays in of_all[0] if arrays)
         self._own = {name for arrays in wanted for name in arrays.names}
@@ -180,75 +186,61 @@ class BatchBuilder:
         self,
         read: Sequence[Batch],
         rows: Sequence[EncodedRow],
-        runs: Iterable[Mapping[str, Arrays]] = (),
         *,
         encoded: Callable[[Batch, int], EncodedRow] | None = None,
     ) -> Batch:
         """Return the batch of these encoded rows, whose images were read in one or more parts.
 
-        `runs` has the arrays of several rows together, one run after another, if the rows have
-        none. `encoded` encodes another sample for a row if a joined sample of its own is
-        damaged. Without `encoded`, that damage is an error.
+        `encoded` encodes another sample for a row if a joined sample of its own is damaged.
+        Without `encoded`, that damage is an error.
         """
-        shard, index = [shard for _, shard, _ in rows], [index for _, _, index in rows]
+        if self._tee is not None:
+            for encoded_sample, place in rows:
+                self._tee.add(*place, encoded_sample)
+            for part in read:
+                self._tee.refuse(part.refused)
         streams = [stream for part in read for stream in part.stream]
-        batch = Batch(read[0].step, read[0].first, streams, shard, index)
-        self._reader.begin(batch)
+        own_places = np.array([[place for _, place in rows]]).swapaxes(1, 2)
+        batch = self._reader.begin(Batch(read[0].step, read[0].first, streams, own_places))
         mirrored = {*self._mirrored(batch, range(len(batch)))}
-        for number, (sample, _, _) in enumerate(rows):
-            self._put_row(batch, number, sample, mirrored)
-        start = 0
-        for arrays in runs:
-            self._put(batch, start, arrays, mirrored)
-            start += len(next(iter(arrays.values())))
+        for row, (sample, _) in enumerate(rows):
+            self._put_row(batch, row, sample, is_mirrored=row in mirrored)
 
-        if batch.joined_places:
-            columns = (batch.stream, batch.shard, batch.index)
-            stream, shards, indices = (np.array(numbers, np.int64) for numbers in columns)
-            joined = Samples(stream=stream, shard=shards, index=indices)
+        if len(batch.places) > 1:
+            shards, indices = batch.places[0]
+            samples = Samples(stream=np.array(batch.stream), shard=shards, index=indices)
             choice = np.array(batch.choice) if batch.choice else None
-            wanted = wanted_by_source(self._reader, joined, choice, first=1)
+            wanted = wanted_by_source(self._reader, samples, choice, first=1)
             for source, places in wanted.items():
                 source.expect(places, NOTHING)
 
-        def put_substitute(batch: Batch, number: int) -> None:
+        def put_substitute(batch: Batch, row: int) -> None:
             if encoded is not None:
-                sample, batch.shard[number], batch.index[number] = encoded(batch, number)
-                self._put_row(batch, number, sample, mirrored)
+                sample, batch.places[0][:, row] = encoded(batch, row)
+                self._put_row(batch, row, sample, is_mirrored=row in mirrored)
 
-        self._reader.fill_joined(batch, put_substitute if encoded else None)
+        for run in batch.runs(self._at_once):
+            self._reader.fill_joined(batch, run, put_substitute if encoded else None)
         finish(self._plan, batch, range(len(batch)))
         if self._plan.options.pad == LONGEST:
             batch.shorten()
         return batch
 
-    def _put_row(
-        self, batch: Batch, number: int, sample: EncodedSample, mirrored: Collection[int]
-    ) -> None:
-        batch.keys[number] = sample.key
+    def _put_row(self, batch: Batch, row: int, sample: EncodedSample, *, is_mirrored: bool) -> None:
+        """Put an encoded sample into a row, with the latents of its mirror image if it has any."""
+        batch.keys[row] = sample.key
         facts = facts_of(sample, is_packed=True)
         arrays = arrays_of(self._fields, facts, sample)
-        self._put(batch, number, {name: array[None] for name, array in arrays.items()}, mirrored)
+        if is_mirrored and FLIPPED in arrays:
+            arrays[LATENT] = arrays[FLIPPED]
+        for member, array in arrays.items():
+            if batch_name(member) in self._own:
+                batch.put(batch_name(member), row, array)
         for name in TEXTS:
             if name in batch.out:
-                text = sample.sample.caption.encode("utf-8", "replace").decode()
-                batch.out[name][number] = text
+                batch.out[name][row] = sample.sample.caption.encode("utf-8", "replace").decode()
         if "json" in batch.out:
-            batch.out["json"][number] = json.loads(facts_bytes(facts))
-
-    def _put(
-        self, batch: Batch, start: int, arrays: Mapping[str, Arrays], mirrored: Collection[int]
-    ) -> None:
-        """Put arrays into the rows from `start` on.
-
-        The rows in `mirrored` get the latents of mirror images, if these are among the arrays.
-        """
-        for member, values in arrays.items():
-            if batch_name(member) in self._own:
-                batch.put(batch_name(member), start, values)
-        for row, flipped in enumerate(arrays.get(FLIPPED, ()), start):
-            if row in mirrored and batch_name(LATENT) in self._own:
-                batch.put(batch_name(LATENT), row, flipped[None])
+            batch.out["json"][row] = json.loads(facts_bytes(facts))
 
 
 def serve_encoded(plan: LoadPlan, encoding: Encoding) -> Callable[[range], NumberedBatches]:
@@ -266,12 +258,8 @@ def serve_encoded(plan: LoadPlan, encoding: Encoding) -> Callable[[range], Numbe
 
     def make_batches(steps: range) -> Generator[Numbered, None, None]:
         reader = EncodingReader(plan, encoder)
-        builder = BatchBuilder(plan)
+        builder = BatchBuilder(plan, tee)
         for batch, rows in reader.batches(steps):
-            if tee is not None:
-                for encoded, shard, index in rows:
-                    tee.add(shard, index, encoded)
-                tee.refuse(batch.refused)
             yield batch.step, builder.build([batch], rows, encoded=reader.encode_row).out
 
     def serve(steps: range) -> NumberedBatches:

@@ -12,6 +12,7 @@ lacks leave the order. To find them, the rows of shards with rejects are read.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from wdsprep.dataset.sample_selection import (
 )
 from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.dataset.stored_dataset import read_manifest
-from wdsprep.dataset.thread_map import map_ahead, read_each
+from wdsprep.dataset.thread_map import map_ahead
 from wdsprep.errors import UsageError
 from wdsprep.loading.open_datasets import (
     counts_by_shape,
@@ -83,10 +84,7 @@ class JoinedDataset:
             places = indices.copy()
             moved = np.unique(shards[is_moved]).tolist()
             is_many = sum(shard not in self._maps for shard in moved) > FEW_SHARDS
-            readers = self.dataset.store.readers
-            maps = (
-                read_each(self._read_map, moved, readers) if is_many else map(self._read_map, moved)
-            )
+            maps = map_ahead(self._read_map, moved, self.dataset.store.readers if is_many else 1)
             for shard, numbers in zip(moved, maps, strict=True):
                 here = shards == shard
                 places[here] = numbers[indices[here]]
@@ -166,12 +164,9 @@ def join_datasets(datasets: Iterable[Dataset]) -> tuple[Dataset, ...]:
     Raise UsageError if datasets do not fit together.
     """
     opened: dict[str, tuple[Dataset, Manifest]] = {}
-    by_whole: dict[Dataset, list[Dataset]] = {}
-    for dataset in datasets:
-        by_whole.setdefault(dataset.whole, []).append(dataset)
     joined: list[Dataset] = []
-    for whole, parts in by_whole.items():
-        places = [place for place in whole.join if not is_table(place)]
+    for whole, of_whole in groupby(datasets, lambda dataset: dataset.whole):
+        parts, places = [*of_whole], [place for place in whole.join if not is_table(place)]
         joined += _join_one(whole, parts, places, opened) if places else parts
     return tuple(joined)
 

@@ -11,22 +11,21 @@ steps of an epoch, or how much of each stream it holds, has asked for repeats.
 
 import logging
 import math
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wdsprep.cpus import usable_cpus
-from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, text_fields
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, MASK, patched_shape, text_fields
 from wdsprep.dataset.random_numbers import Ints, Words, draw, key_of
-from wdsprep.dataset.samples import role_of
+from wdsprep.dataset.samples import is_mask, role_of
 from wdsprep.encoding.captions.options import EMPTY, PER_SAMPLE
+from wdsprep.encoding.models.base import TENSORS
 from wdsprep.encoding.models.families import BY_ZEROS
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import Shapes
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from wdsprep.encoding.on_the_fly.encode_steps import Encoding
 
 
-THREADS = 3
-CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
 COMMON_FIELDS = (*TEXTS, "json", "key")
 RESERVED = (*COMMON_FIELDS, "image", "pixels", SHAPE, "samples", "made", "__key__", "__url__")
 """The names that columns of a table may not have."""
@@ -53,6 +50,12 @@ Captions = tuple[tuple[str, float], ...]
 """The names of captions, each with its share."""
 Empty = dict[str, torch.Tensor]
 """The arrays of the empty caption."""
+COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
+"""The torch dtype of a table's column, by its NumPy dtype."""
+SAMPLED = "sampled latent"
+"""The name for the latents that are sampled from moments, while a batch begins."""
+TensorKinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+"""The dtype of each tensor of a batch, and the shape of one of its rows."""
 _log = logging.getLogger("wdsprep")
 
 
@@ -168,6 +171,44 @@ class LoadPlan:
         chance = draw(key_of(what, self.order.seed), places)
         return np.asarray(chance < np.uint64(rate * 2.0**64), np.bool_)
 
+    def tensors_of(self, dataset: Dataset) -> TensorKinds:
+        """Return the tensors of a batch of a dataset, but for an array of variable length."""
+        names = {*self.names}
+        arrays = {*names, *self.flipped_names(dataset).values()}
+        tensors: TensorKinds = {
+            name: (TENSORS[item.dtype], item.shape)
+            for name, item in dataset.served.items()
+            if name in arrays and not item.is_variable
+        }
+        latent = batch_name(LATENT)
+        if dataset.has_moments and latent in names:
+            dtype, (channels, height, width) = tensors[latent]
+            tensors[SAMPLED] = dtype, patched_shape((channels // 2, height, width), dataset.patch)
+        others: TensorKinds = {n: (COLUMNS[kind], ()) for n, kind in dataset.columns.items()}
+        for item in dataset.variable_fields(names).values():
+            others[batch_name(MASK)] = torch.bool, item.shape[:1]
+        if self.options.pixels:
+            width, height = dataset.size or (self.options.pixels,) * 2
+            for name in ("pixels", *dataset.role_images):
+                others[name] = torch.uint8, (*(() if is_mask(name) else (3,)), height, width)
+        others |= self.presence_masks(dataset)
+        return tensors | {name: kind for name, kind in others.items() if name in names}
+
+    def presence_masks(self, dataset: Dataset) -> TensorKinds:
+        """Return the masks that say which images in roles the samples have."""
+        if not self.options.pad_roles:
+            return {}
+        roles = groupby(dataset.images_in_roles, lambda name: role_of(name)[0])
+        return {presence_name(role): (torch.bool, (len([*images]),)) for role, images in roles}
+
+    def flipped_names(self, dataset: Dataset) -> dict[str, str]:
+        """Return the arrays in whose place some rows take those of mirror images, with the latter.
+
+        All are named as in a batch.
+        """
+        flipped = dataset.mirrored if self.options.flip else {}
+        return {n: batch_name(item.name) for n, item in flipped.items() if n in self.names}
+
     @property
     def share(self) -> int:
         """The number of samples that each rank has in a step."""
@@ -200,48 +241,6 @@ def make_encoding(options: LoadOptions) -> "Encoding | None":
     if device == "auto":
         device = "cuda" if visible_gpus() else "cpu"
     return find_encoding(options.encode, device)
-
-
-def find_rank(options: LoadOptions) -> tuple[int, int]:
-    """Return the rank and the world size.
-
-    The options come first, then torch.distributed, then the environment, then 0 and 1.
-    """
-    if options.rank is not None or options.world_size is not None:
-        if options.rank is None or options.world_size is None:
-            raise UsageError("give both rank and world_size, or neither")
-        return options.rank, options.world_size
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    with suppress(ValueError):
-        numbers = int(rank or 0), int(size or 1)
-        if (size or not numbers[0]) and (rank or numbers[1] <= 1):
-            return numbers
-    raise UsageError(
-        f"the environment has RANK={rank!r} and WORLD_SIZE={size!r}: set both to whole numbers, or "
-        "give rank= and world_size="
-    )
-
-
-def prefetch_depth(
-    options: LoadOptions, encoding: "Encoding | None", share: int
-) -> tuple[int, int]:
-    """Return how many threads read and decode samples, and how many steps are read ahead.
-
-    Decoding takes all cores. Threads that only read slow each other down if there are more of
-    them than cores. Crops that wait to be encoded are large, and a machine may have many threads,
-    so the bytes of the crops bound the steps.
-    """
-    cpus = usable_cpus()
-    if encoding is None:
-        threads = options.threads or max(2, min(THREADS, cpus))
-        ahead = threads + 1
-    else:
-        threads = options.threads or max(THREADS, cpus)
-        step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
-        ahead = max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
-    return threads, ahead if options.ahead is None else options.ahead
 
 
 def choose_fields(datasets: tuple[Dataset, ...], options: LoadOptions) -> tuple[str, ...]:
@@ -441,17 +440,10 @@ def _check_same_arrays(plan: LoadPlan, dataset: Dataset) -> None:
 
     Their names and shapes are compared, of the arrays that batches hold.
     """
-    first, names = plan.datasets[0], {*plan.names}
-    if plan.options.flip:
-        names |= {batch_name(f.name) for d in (dataset, first) for f in d.mirrored.values()}
-    shapes: list[dict[str, object]] = []  # equal values mean tensors of one dtype and shape
-    for part in (dataset, first):
-        known: dict[str, object] = {n: item for n, item in part.served.items() if n in names}
-        known |= part.variable_fields(names)
-        if batch_name(LATENT) in known and part.has_moments:
-            known[batch_name(LATENT)] = (known[batch_name(LATENT)], part.patch)
-        shapes.append(known | {n: kind for n, kind in part.columns.items() if n in names})
-    arrays, others = shapes
+    first = plan.datasets[0]
+    arrays, others = (
+        {**plan.tensors_of(part), **part.variable_fields(plan.names)} for part in (dataset, first)
+    )
     if differing := sorted(n for n in {*arrays, *others} if arrays.get(n) != others.get(n)):
         raise UsageError(
             f"the arrays of {dataset.store.url} and {first.store.url} differ in name or shape "

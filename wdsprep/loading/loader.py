@@ -23,12 +23,15 @@ trainer must count steps: set `loader.step` before each epoch, or the DataLoader
 torchdata's StatefulDataLoader asks each worker for its state. It needs as many workers to resume.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdsprep.dataset.manifest import fingerprint
@@ -40,15 +43,7 @@ from wdsprep.limits import MAX_AREA
 from wdsprep.loading.augmentation import normalise_weights, stored_empty_captions
 from wdsprep.loading.batch_memory import NumberedBatches, WholeBatch, copy_batches
 from wdsprep.loading.join import join_datasets
-from wdsprep.loading.load_plan import (
-    Captions,
-    LoadPlan,
-    check_plan,
-    choose_fields,
-    find_rank,
-    make_encoding,
-    prefetch_depth,
-)
+from wdsprep.loading.load_plan import Captions, LoadPlan, check_plan, choose_fields, make_encoding
 from wdsprep.loading.open_datasets import (
     as_streams,
     find_latent_shapes,
@@ -58,7 +53,7 @@ from wdsprep.loading.open_datasets import (
 )
 from wdsprep.loading.options import FULL, LoadOptions
 from wdsprep.loading.order.global_order import MAX_STEP, Order
-from wdsprep.loading.prefetch import fill_batches, serve_raw
+from wdsprep.loading.prefetch import fill_batches, prefetch_depth, serve_raw
 from wdsprep.loading.sample_cache import open_cache_dir
 from wdsprep.loading.served_datasets import Dataset, order_streams
 from wdsprep.loading.subsets import divide_by_roles, select_where, shorten_for_state
@@ -139,7 +134,7 @@ def load(options: LoadOptions) -> "Loader":
         also_places={name: d.store.url for name, d in _joined_datasets(datasets).items()},
     )
     names = choose_fields(datasets, options)
-    rank, world = find_rank(options)
+    rank, world = _find_rank(options)
     order.check(options.step, rank=rank, world=world)
     threads, ahead = prefetch_depth(options, encoding, options.global_batch // world)
     plan = LoadPlan(
@@ -158,6 +153,28 @@ def load(options: LoadOptions) -> "Loader":
     if plan.options.drop_text:
         plan = replace(plan, empty=stored_empty_captions(plan))
     return Loader(plan, encoding)
+
+
+def _find_rank(options: LoadOptions) -> tuple[int, int]:
+    """Return the rank and the world size.
+
+    The options come first, then torch.distributed, then the environment, then 0 and 1.
+    """
+    if options.rank is not None or options.world_size is not None:
+        if options.rank is None or options.world_size is None:
+            raise UsageError("give both rank and world_size, or neither")
+        return options.rank, options.world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    with suppress(ValueError):
+        numbers = int(rank or 0), int(size or 1)
+        if (size or not numbers[0]) and (rank or numbers[1] <= 1):
+            return numbers
+    raise UsageError(
+        f"the environment has RANK={rank!r} and WORLD_SIZE={size!r}: set both to whole numbers, or "
+        "give rank= and world_size="
+    )
 
 
 def _state_parameters(

@@ -1,27 +1,34 @@
 """Read batches ahead of the trainer, in threads, and serve them in their order.
 
 This connects what is served (the order) with how it is read. `load(ahead=...)` is how many steps
-are read ahead; `load_plan.prefetch_depth` has its default.
+are read ahead; `prefetch_depth` has its default.
 """
 
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wdsprep.cpus import usable_cpus
 from wdsprep.dataset.random_numbers import Ints
 from wdsprep.loading.batch_memory import Batch, NumberedBatches
 from wdsprep.loading.batch_reader import Reader, Sources
 from wdsprep.loading.load_plan import LoadPlan
-from wdsprep.loading.options import LONGEST
+from wdsprep.loading.options import LONGEST, LoadOptions
 from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.served_datasets import Dataset
 from wdsprep.loading.shard_access import RemoteShards, Shards, WantedRows
 from wdsprep.store.base import RemoteStore
 
+if TYPE_CHECKING:
+    from wdsprep.encoding.on_the_fly.encode_steps import Encoding
+
+THREADS = 3
+CROPS_NBYTES = 1 << 30  # the limit on crops that wait to be encoded
 ROWS_AT_ONCE = 64  # rows that a thread reads at a time
 SMALL_AT_ONCE = 256  # rows of small latents, which together take no more than the next line
 SMALL_NBYTES = 8 << 20
@@ -32,6 +39,29 @@ STEPS_AT_ONCE = 32  # the least number of steps whose order is computed at a tim
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
 NOBODY = -1  # the stream of a sample that another worker reads
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
+Group = tuple[range, Samples, Ints | None]
+"""A few steps, with the places of their samples, and captions if picked."""
+END: Group = range(0), Samples(stream=NOTHING[0], shard=NOTHING[0], index=NOTHING[0]), None
+
+
+def prefetch_depth(
+    options: LoadOptions, encoding: "Encoding | None", share: int
+) -> tuple[int, int]:
+    """Return how many threads read and decode samples, and how many steps are read ahead.
+
+    Decoding takes all cores. Threads that only read slow each other down if there are more of
+    them than cores. Crops that wait to be encoded are large, and a machine may have many threads,
+    so the bytes of the crops bound the steps.
+    """
+    cpus = usable_cpus()
+    if encoding is None:
+        threads = options.threads or max(2, min(THREADS, cpus))
+        ahead = threads + 1
+    else:
+        threads = options.threads or max(THREADS, cpus)
+        step_nbytes = max(1, share) * 3 * encoding.recipe.resolution**2
+        ahead = max(2, min(threads + 2, CROPS_NBYTES // step_nbytes))
+    return threads, ahead if options.ahead is None else options.ahead
 
 
 def serve_raw(plan: LoadPlan, places: range) -> NumberedBatches:
@@ -49,14 +79,13 @@ def open_reader(plan: LoadPlan) -> Reader:
 
 
 def open_sources(plan: LoadPlan) -> Sources:
-    opened: dict[Dataset, Shards] = {}
-    for whole in (part.whole for dataset in plan.datasets for part in dataset.with_joined):
-        if whole in opened:
-            continue
-        if isinstance(whole.store, RemoteStore):
-            opened[whole] = RemoteShards(whole, whole.store, plan.cache)
-        else:
-            opened[whole] = Shards(whole)
+    wholes = dict.fromkeys(part.whole for d in plan.datasets for part in d.with_joined)
+    opened = {
+        whole: RemoteShards(whole, whole.store, plan.cache)
+        if isinstance(whole.store, RemoteStore)
+        else Shards(whole)
+        for whole in wholes
+    }
     return tuple(tuple(opened[part.whole] for part in d.with_joined) for d in plan.datasets)
 
 
@@ -81,22 +110,14 @@ def fill_batches(
     pool = ThreadPoolExecutor(max(1, plan.threads), "wdsprep-load")
     # At the latest when the program ends:
     close = weakref.finalize(reader, close_sources, reader.sources, pool)
-    most = ROWS_AT_ONCE
-    if "made" in plan.names:
-        most = CROPS_AT_ONCE
-    elif plan.datasets[0].kind == "latents":  # of small ones, most work is done once for all rows
-        largest = max(dataset.served_nbytes for dataset in plan.datasets)
-        slots = max(len(dataset.with_joined) for dataset in plan.datasets)
-        most = max(slots * ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
+    most = rows_at_once(plan)
     queue: deque[tuple[Batch, list[Future[None]]]] = deque()
     served = 0
     try:
         for batch in _plan_batches(plan, reader, steps, places):
             reader.begin(batch)
-            at_once = most if served or queue else min(most, FIRST_ROWS)
-            tops = range(0, len(batch), at_once)
-            parts = [range(top, min(top + at_once, len(batch))) for top in tops]
-            queue.append((batch, [pool.submit(reader.fill, batch, part) for part in parts]))
+            runs = batch.runs(most if served or queue else min(most, FIRST_ROWS))
+            queue.append((batch, [pool.submit(reader.fill, batch, run) for run in runs]))
             if len(queue) > min(plan.ahead, served):
                 yield _finish(*queue.popleft(), plan.options.pad)
                 served += 1
@@ -104,6 +125,18 @@ def fill_batches(
             yield _finish(*queue.popleft(), plan.options.pad)
     finally:
         close()
+
+
+def rows_at_once(plan: LoadPlan) -> int:
+    """Return how many rows of a batch a thread reads at a time."""
+    if "made" in plan.names:
+        return CROPS_AT_ONCE
+    if plan.datasets[0].kind != "latents":
+        return ROWS_AT_ONCE
+    # of small ones, most work is done once for all rows
+    largest = max(dataset.served_nbytes for dataset in plan.datasets)
+    slots = max(len(dataset.with_joined) for dataset in plan.datasets)
+    return max(slots * ROWS_AT_ONCE, min(SMALL_AT_ONCE, SMALL_NBYTES // largest))
 
 
 def _finish(batch: Batch, filling: list[Future[None]], pad: str) -> Batch:
@@ -130,14 +163,12 @@ def _plan_batches(
             yield from _make_batches(plan, group_steps, samples)
         return
     announced: Iterator[Batch] = iter(())
-    group, is_first = next(groups, None), True
-    while group is not None:
-        after = next(groups, None)
-        soon = {} if after is None or is_first else wanted_by_source(reader, *after[1:])
+    for number, (group, after) in enumerate(pairwise(chain(groups, [END]))):
+        soon = wanted_by_source(reader, *after[1:]) if number else {}
         for shards, wanted in wanted_by_source(reader, *group[1:]).items():
             shards.expect(wanted, soon.get(shards, NOTHING))
         yield from announced
-        announced, group, is_first = _make_batches(plan, *group[:2]), after, False
+        announced = _make_batches(plan, *group[:2])
     yield from announced
 
 
@@ -172,8 +203,8 @@ def wanted_by_source(
 
 def _groups(
     plan: LoadPlan, steps: range, places: range | None, *, fetches: bool
-) -> Iterator[tuple[range, Samples, Ints | None]]:
-    """Yield a few steps at a time, with the places of their samples, and captions if picked.
+) -> Iterator[Group]:
+    """Yield a few steps at a time.
 
     The first group is one step, so that the first batch comes soon; the next ones double in size
     up to a limit. `places` are numbers of samples, counted through all steps; the stream of other
@@ -218,5 +249,4 @@ def _make_batches(plan: LoadPlan, steps: range, samples: Samples) -> Iterator[Ba
 
 def begin_batch(step: int, first: int, samples: Samples) -> Batch:
     """Return the batch of some samples of a step, the first of which has this place in it."""
-    columns = (samples.stream, samples.shard, samples.index)
-    return Batch(step, first, *(column.tolist() for column in columns))
+    return Batch(step, first, samples.stream.tolist(), np.array([[samples.shard, samples.index]]))

@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -227,14 +227,6 @@ class RowReads:
         """Return the memory for the first bytes of a sample, part by part."""
         row = self.batch_rows[number] - self.run.start
         return [column[row] for column in self.columns]
-
-    def leave_out(self, rows: Collection[int]) -> None:
-        """Remove these rows, and what was read for them, since other datasets lack them."""
-        kept = [number for number, row in enumerate(self.batch_rows) if row not in rows]
-        self.batch_rows = [self.batch_rows[number] for number in kept]
-        self.sizes = self.sizes[kept]
-        self.rests = [self.rests[number] for number in kept]
-        self.errors = {at: self.errors[n] for at, n in enumerate(kept) if n in self.errors}
 
 
 def sample_range(opened: OpenShard, index: int) -> tuple[int, int]:

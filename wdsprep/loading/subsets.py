@@ -131,28 +131,23 @@ def select_where(
     A sample must meet both `where` and the condition of its own stream. The joined tables are
     opened and set in the datasets. Raise UsageError if a dataset has no sample left.
     """
-    subsets: dict[Dataset, Subset] = {}
-    known: dict[Subset, SampleSelection] = {}
-    selected = []
-    for dataset in datasets:
-        if dataset.whole not in subsets:
-            subsets[dataset.whole] = find_subset(dataset, where, folder)
-        subset = subsets[dataset.whole]
-        if subset.is_whole:
-            selected.append(dataset)
-            continue
-        if subset not in known:
-            known[subset] = subset.selection(folder)
-        if (left := select(dataset, known[subset])) is not None:
-            selected.append(replace(left, where=subset.shown, tables=subset.tables))
-    for whole, subset in subsets.items():
-        if not subset.is_whole and all(dataset.whole is not whole for dataset in selected):
+    selected: list[Dataset] = []
+    for whole, of_whole in groupby(datasets, lambda dataset: dataset.whole):
+        parts = [*of_whole]
+        subset = find_subset(parts[0], where, folder)
+        if not subset.is_whole:
+            selection = subset.selection(folder)
+            left = (select(part, selection) for part in parts)
+            changes: dict[str, Any] = {"where": subset.shown, "tables": subset.tables}
+            parts = [replace(part, **changes) for part in left if part is not None]
+        if not parts:
             raise UsageError(
                 f"no sample of {whole.store.url} meets where={subset.shown!r}: ask for less"
                 if subset.condition
                 else f"{whole.store.url}: no sample has a row in each of the joined tables "
                 f"({examples([table.url for table in subset.tables])}), so compare their keys"
             )
+        selected += parts
     return tuple(selected)
 
 

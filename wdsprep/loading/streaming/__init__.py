@@ -13,7 +13,7 @@
 2. Decoders read and crop on CPUs, encoders make latents on GPUs; Ray Data runs both as pools that
    grow and shrink (`stages`).
 3. `streaming_split` deals the pieces out, one trainer after the other. With `preserve_order` that
-   is exact: a trainer has every W-th piece, and joins them to batches (`trainer`).
+   is exact: a trainer has every W-th piece, and joins them to batches (`stream`).
 
 The batches are those of `wdsprep.load` on the stored latents, and so are the states: a run may stop
 in one and go on in the other. Ray replaces a decoder or encoder that dies, and its piece is made

@@ -31,7 +31,13 @@ from wdsprep.loading.batch_memory import Batch
 from wdsprep.loading.encoded_batches import EncodedRow, EncodingReader, reading_plan
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.order.global_order import Samples
-from wdsprep.loading.prefetch import NOTHING, begin_batch, locate_in_tars, open_reader
+from wdsprep.loading.prefetch import (
+    NOTHING,
+    begin_batch,
+    locate_in_tars,
+    open_reader,
+    wanted_by_source,
+)
 
 PIECE = 64  # samples at most: 12 MB of pixels at 256, 10 MB of embeddings
 FILL = 0.5  # the share used of Ray's object store, which spills to disk above 0.8
@@ -103,8 +109,8 @@ Work = tuple[str, str, Stats]
 class Piece:
     """A piece on its way: its samples and what was made of them.
 
-    `batch` has their places but no arrays, and `rows` what is known of each once it is encoded.
-    The arrays are the pixels, or those of all rows as one tensor for each field.
+    `batch` has their places but no arrays, and `rows` each of them once it is encoded. The arrays
+    are the pixels, or those of all rows as one tensor for each field; on the way, `rows` have none.
     """
 
     number: int
@@ -140,9 +146,8 @@ def make_decoder(pieces: Pieces) -> StageFunction:
         step, rank, rows = pieces.place(number)
         samples = find_samples(step, rank)[rows.start : rows.stop]
         batch = begin_batch(step, rank * plan.share + rows.start, samples)
-        for stream, sources in enumerate(reader.sources):
-            of_stream = samples[samples.stream == stream]
-            sources[0].expect((of_stream.shard, of_stream.index), NOTHING)
+        for source, places in wanted_by_source(reader, samples, None).items():
+            source.expect(places, NOTHING)
         reader.fill(reader.begin(batch), range(len(batch)))
         now = time.monotonic()
         stats.samples += len(rows)
@@ -184,16 +189,14 @@ def make_encoder(pieces: Pieces) -> StageFunction:
         arrays: dict[str, torch.Tensor] = {}
         lengths: dict[str, list[int]] = {}
         for item in fields:
-            tensors = [encoded.arrays[item.name] for encoded, _, _ in rows]
+            tensors = [encoded.arrays[item.name] for encoded, _ in rows]
             arrays[item.name] = torch.cat(tensors) if item.is_variable else torch.stack(tensors)
             if item.is_variable:
                 lengths[item.name] = [*map(len, tensors)]
         encoded_piece = replace(
             piece,
             batch=replace(batch, out={}),
-            rows=tuple(
-                (replace(encoded, arrays={}), shard, index) for encoded, shard, index in rows
-            ),
+            rows=tuple((replace(encoded, arrays={}), place) for encoded, place in rows),
             arrays=arrays,
             lengths=lengths,
             worked=(*piece.worked, ("encode", worker_name(), encoder.stats)),
@@ -219,7 +222,7 @@ def pack_piece(piece: Piece) -> PackedPiece:
 
 
 def unpack_piece(packed: PackedPiece) -> Piece:
-    """Return a packed piece, with an array for each row where lengths vary.
+    """Return a packed piece, whose rows have their arrays again.
 
     The arrays are copies: nobody may write to what comes out of Ray's memory.
     """
@@ -229,4 +232,8 @@ def unpack_piece(packed: PackedPiece) -> Piece:
         for name, dtype in piece.arrays.items()
     }
     arrays |= {name: torch.split(arrays[name], lengths) for name, lengths in piece.lengths.items()}
-    return replace(piece, arrays=arrays)
+    rows = (
+        (replace(encoded, arrays={name: of_all[row] for name, of_all in arrays.items()}), place)
+        for row, (encoded, place) in enumerate(piece.rows)
+    )
+    return replace(piece, arrays=arrays, rows=tuple(rows))

@@ -79,7 +79,7 @@ def new_trainer(version: str) -> Any:
     Raise an error if this process has another version of wdsprep. Plain pickle finds this function
     by its name.
     """
-    module = import_for_driver("wdsprep.loading.streaming.trainer", version, (), THEN)
+    module = import_for_driver("wdsprep.loading.streaming.stream", version, (), THEN)
     return object.__new__(module.Trainer)
 
 
