@@ -24,8 +24,7 @@ from tests.kit.model_files import (
 from tests.kit.packs import write_files
 from wdsprep.encoding.models.config_files import MOST, MOST_LAYERS, MOST_WIDTH
 from wdsprep.encoding.models.encode_prompt import explain_pipeline_errors
-from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.models.pipeline_parts import Component, class_of
+from wdsprep.encoding.models.find_model import Component, class_of, find_model
 from wdsprep.errors import UsageError, WdsprepError, WorkError
 
 Family = Callable[[str], Path]

@@ -120,7 +120,8 @@ def wide_model(*arguments: Any, **options: Any) -> Any:
     from wdsprep.encoding.models.find_model import find_model
 
     found = find_model(*arguments, **options)
-    return replace(found, clip_width=1024)
+    emb, *others = found.outputs
+    return replace(found, outputs=(replace(emb, shape=(77, 1024)), *others))
 
 
 def set_encoder(make: Any) -> None:

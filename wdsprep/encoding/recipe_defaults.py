@@ -7,16 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wdsprep.dataset.npy_arrays import (
-    EMB,
-    FLIPPED,
-    LATENT,
-    TOKENS,
-    Field,
-    layout,
-    mirrored_name,
-    text_fields,
-)
+from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, Field, layout, mirrored_name, text_fields
 from wdsprep.dataset.samples import is_mask
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import has_bf16, has_tf32
@@ -173,12 +164,6 @@ def fields(model: "Model", recipe: Recipe) -> tuple[Field, ...]:
     If text comes from a pipeline, `model` has to be one that `settle_recipe` has returned. Arrays
     that are made from sizes of the image are stored with the latents.
     """
-    if recipe.text == "none" or model.components:
-        text = model.outputs
-    elif recipe.text == "tokens":
-        text = (Field(name=TOKENS, dtype="<i4", shape=(model.clip_length,)),)
-    else:
-        text = (Field(name=EMB, dtype="<f2", shape=(model.clip_length, model.clip_width)),)
     if not recipe.is_of_text:
         latents = latent_fields(model, recipe) if recipe.has_target else ()
         in_roles = role_fields(
@@ -188,8 +173,8 @@ def fields(model: "Model", recipe: Recipe) -> tuple[Field, ...]:
             factor=model.factor,
             flip=recipe.flip,
         )
-        return *latents, *in_roles, *text
-    return text_fields(text)
+        return *latents, *in_roles, *model.outputs
+    return text_fields(model.outputs)
 
 
 def role_fields(

@@ -1,8 +1,8 @@
 """Models: found by name, loaded onto a device, run in batches.
 
-`find_model` says which files a model has (`pipeline_parts`), what its VAE's rule is (`vae_rules`)
-and by which digest it is known (`model_files`, of the hub or a folder); `presets` are those with a
-name. None of these imports torch.
+`find_model` says which parts and files a model has, what its VAE's rule is (`vae_rules`) and by
+which digest it is known (`model_files`, of the hub or a folder); `presets` are those with a name.
+None of these imports torch.
 
 `encoder` is a loaded model (`base` has its inputs and outputs), and says whether both kinds of
 network fit together: a VAE (`vae`), without what changes nothing, and for text one of the

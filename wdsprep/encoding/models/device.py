@@ -15,7 +15,7 @@ work, the events cannot tell them apart: the time of the host is counted separat
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -136,6 +136,8 @@ class ImageBatch:
 
     count: int
     inputs: tuple[Tensor, ...]
+    is_exact: bool = False
+    """whether the networks compute it in fp32"""
 
     @classmethod
     def of(cls, pixels: Tensor, keys: Sequence[str], *, seed: int) -> "ImageBatch":
@@ -159,17 +161,17 @@ class ImageBatch:
 
     @property
     def kind(self) -> tuple[int, ...]:
-        """Return the shape of the pixels: batches of one shape take equally long."""
-        return tuple(self.pixels.shape)
+        """Return what batches that take equally long have in common."""
+        return (*self.pixels.shape, self.is_exact)
 
     def pick(self, rows: Sequence[int], size: int) -> "ImageBatch":
         """Return a batch of some of the rows, padded with the first of them to a size."""
         index = torch.tensor(_pad_rows(rows, size))
-        return ImageBatch(len(rows), tuple(each[index] for each in self.inputs))
+        return replace(self, count=len(rows), inputs=tuple(each[index] for each in self.inputs))
 
-    def encoded(self, encoder: Encoder, *, exact: bool) -> Encoded:
+    def encoded(self, encoder: Encoder) -> Encoded:
         inputs = [each.to(encoder.device, non_blocking=True) for each in self.inputs]
-        return encoder.encode_images(*inputs, exact=exact)
+        return encoder.encode_images(*inputs, exact=self.is_exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,7 @@ class TextBatch:
 
     count: int
     texts: Sequence[Tokens]
+    is_exact: bool = False
 
     @classmethod
     def of(cls, texts: Sequence[Tokens], size: int, device: torch.device) -> "TextBatch":
@@ -201,13 +204,14 @@ class TextBatch:
 
     @property
     def kind(self) -> tuple[int, ...]:
-        return (self.size,)
+        return (self.size, self.is_exact)
 
     def pick(self, rows: Sequence[int], size: int) -> "TextBatch":
-        return TextBatch(len(rows), [self.texts[row] for row in _pad_rows(rows, size)])
+        texts = [self.texts[row] for row in _pad_rows(rows, size)]
+        return replace(self, count=len(rows), texts=texts)
 
-    def encoded(self, encoder: Encoder, *, exact: bool) -> Encoded:
-        return encoder.encode_texts(self.texts, exact=exact)
+    def encoded(self, encoder: Encoder) -> Encoded:
+        return encoder.encode_texts(self.texts, exact=self.is_exact)
 
 
 DeviceBatch = ImageBatch | TextBatch
@@ -224,7 +228,6 @@ def _split(batch: DeviceBatch, size: int) -> list[DeviceBatch]:
 
 class Launched(NamedTuple):
     batch: DeviceBatch
-    is_exact: bool
     made: Encoded
     """on the host, once the device has come so far"""
     began: "torch.cuda.Event | float"
@@ -236,8 +239,8 @@ class Device:
         self._encoder = encoder
         self._is_cuda = encoder.device.type == "cuda"
         self._warms_up = self._is_cuda or encoder.is_compiled
-        self._of_late: dict[tuple[tuple[int, ...], bool], deque[float]] = {}
-        """The seconds that the latest batches of each shape took."""
+        self._of_late: dict[tuple[int, ...], deque[float]] = {}
+        """The seconds that the latest batches of each kind took."""
         self._first_launch = 0.0
         self.stats = Stats(batch_size=batch_size or auto_batch_size(encoder))
         self._fits = self._is_cuda and not batch_size
@@ -267,34 +270,33 @@ class Device:
             return self.size
         return max(1, min(self.size, self.size * self._encoder.resolution**2 // prod(shape)))
 
-    def _size_of(self, batch: DeviceBatch, *, exact: bool) -> int:
+    def _size_of(self, batch: DeviceBatch) -> int:
         usual = self.size_of(batch.shape) if isinstance(batch, ImageBatch) else self.text_size
-        return min(usual, self._exact_sizes[type(batch)]) if exact else usual
+        return min(usual, self._exact_sizes[type(batch)]) if batch.is_exact else usual
 
-    def launch(self, batch: DeviceBatch, *, exact: bool = False) -> list[Launched]:
+    def launch(self, batch: DeviceBatch) -> list[Launched]:
         """Launch a batch, in several smaller ones if it does not fit into memory.
 
         The batch size is then halved for later batches too. Raise the error if a single row does
         not fit, or if the cause is not a lack of memory that a smaller batch would mend. The first
         batch of a kind may be computed beforehand, to warm up.
         """
-        size = self._size_of(batch, exact=exact)
+        size = self._size_of(batch)
         if batch.size > size:
-            parts = _split(batch, size)
-            return [made for part in parts for made in self.launch(part, exact=exact)]
+            return [made for part in _split(batch, size) for made in self.launch(part)]
         try:
-            self._warm_up_first(batch, exact=exact)
+            self._warm_up_first(batch)
             began = time.monotonic()
             self._first_launch = self._first_launch or began
-            launched = self._launch(batch, exact=exact)
+            launched = self._launch(batch)
             if self._is_cuda:  # elsewhere launching is computing
                 self.stats.launch_s += time.monotonic() - began
             return [launched]
         except (RuntimeError, MemoryError) as error:
-            if batch.size == 1 or not self._is_out_of_memory(error, batch, exact=exact):
+            if batch.size == 1 or not self._is_out_of_memory(error, batch):
                 raise
         half = batch.size // 2
-        if exact:
+        if batch.is_exact:
             self._exact_sizes[type(batch)] = half
         elif isinstance(batch, ImageBatch):
             self.stats.batch_size = half
@@ -302,11 +304,11 @@ class Device:
             self.stats.text_size = half
         if self._is_cuda:  # out of the handler: it held on to the memory
             torch.cuda.empty_cache()
-        return self.launch(batch, exact=exact)
+        return self.launch(batch)
 
-    def _is_out_of_memory(self, error: Exception, batch: DeviceBatch, *, exact: bool) -> bool:
+    def _is_out_of_memory(self, error: Exception, batch: DeviceBatch) -> bool:
         encoder = self._encoder
-        itemsize = torch.float32.itemsize if exact else encoder.itemsize
+        itemsize = torch.float32.itemsize if batch.is_exact else encoder.itemsize
         wanted = batch.size * TEXT_NBYTES
         if isinstance(batch, ImageBatch):
             wanted = peak_nbytes(batch.size, encoder.resolution, itemsize)
@@ -322,7 +324,7 @@ class Device:
             sizes = {"batch_size": self.size, "text_size": self.text_size}
             self.stats, self._first_launch = Stats(**sizes), 0.0
 
-    def _warm_up_first(self, batch: DeviceBatch, *, exact: bool) -> None:
+    def _warm_up_first(self, batch: DeviceBatch) -> None:
         """Compute the first batch of a kind twice, and time the second run.
 
         The first run also makes kernels ready. This is not done with batches of captions that are
@@ -330,22 +332,22 @@ class Device:
         compiled.
         """
         has_length = isinstance(batch, TextBatch) and batch.has_length
-        if not self._warms_up or has_length or (batch.kind, exact) in self._of_late:
+        if not self._warms_up or has_length or batch.kind in self._of_late:
             return
         began = time.monotonic()
         for _ in range(2):
-            seconds = _elapsed_seconds(self._launch(batch, exact=exact))
-        self._of_late[batch.kind, exact] = deque([seconds], OF_LATE)
+            seconds = _elapsed_seconds(self._launch(batch))
+        self._of_late[batch.kind] = deque([seconds], OF_LATE)
         if self._first_launch:  # in the middle of a run: that time is none of it
             self._first_launch += time.monotonic() - began
 
-    def _launch(self, batch: DeviceBatch, *, exact: bool) -> Launched:
+    def _launch(self, batch: DeviceBatch) -> Launched:
         began = self._record_event()
-        encoded = batch.encoded(self._encoder, exact=exact)
+        encoded = batch.encoded(self._encoder)
         arrays = {name: self._to_host(array) for name, array in encoded.arrays.items()}
         lengths = None if encoded.lengths is None else self._to_host(encoded.lengths)
         made = Encoded(arrays, self._to_host(encoded.ok), lengths)
-        return Launched(batch, exact, made, began, self._record_event())
+        return Launched(batch, made, began, self._record_event())
 
     def _to_host(self, made: Tensor) -> Tensor:
         if not self._is_cuda:
@@ -367,14 +369,14 @@ class Device:
         Rows whose values are not finite, or too large for the storage dtype, are computed again in
         fp32. A row is None if that does not help.
         """
-        return [row for part in launched for row in self._finish(part, may_retry=True)]
+        return [row for part in launched for row in self._finish(part)]
 
-    def _finish(self, launched: Launched, *, may_retry: bool) -> list[Arrays | None]:
+    def _finish(self, launched: Launched) -> list[Arrays | None]:
         batch, made, stats = launched.batch, launched.made, self.stats
-        worked, shape = _elapsed_seconds(launched), (batch.kind, launched.is_exact)
-        if self._is_cuda and shape in self._of_late:
-            self._of_late[shape].append(worked)
-            worked = min(self._of_late[shape])
+        worked = _elapsed_seconds(launched)
+        if self._is_cuda and (late := self._of_late.get(batch.kind)):
+            late.append(worked)
+            worked = min(late)
         stats.busy_s += worked
         stats.text_s += worked if isinstance(batch, TextBatch) else 0.0
         stats.wall_s = time.monotonic() - self._first_launch
@@ -386,13 +388,14 @@ class Device:
             for row, length in zip(arrays, made.lengths.tolist(), strict=False):  # and of padding
                 # Copied, as it would otherwise keep the memory of the whole batch.
                 row.update({name: row[name][:length].clone() for name in names})
-        rows: list[Arrays | None] = [*arrays]
-        failed = (~made.ok[: batch.count]).nonzero().flatten().tolist()
-        again = self._compute_exact(batch, failed) if failed and may_retry else []
-        for row_number, exact in zip(failed, again or [None] * len(failed), strict=True):
-            rows[row_number] = exact
-        if may_retry and isinstance(batch, self._counted):
-            stats.samples += batch.count
+        ok = made.ok[: batch.count].tolist()
+        rows = [row if is_ok else None for row, is_ok in zip(arrays, ok, strict=True)]
+        if batch.is_exact:
+            return rows
+        if failed := [number for number, row in enumerate(rows) if row is None]:
+            for number, exact in zip(failed, self._compute_exact(batch, failed), strict=True):
+                rows[number] = exact
+        stats.samples += batch.count if isinstance(batch, self._counted) else 0
         return rows
 
     def _compute_exact(self, batch: DeviceBatch, rows: Sequence[int]) -> list[Arrays | None]:
@@ -403,16 +406,16 @@ class Device:
         """
         self.stats.exact += len(rows)
         made: list[Arrays | None] = []
-        size = max(1, self._size_of(batch, exact=True))
-        for part in _split(batch.pick(rows, len(rows)), size):
+        exact = replace(batch.pick(rows, len(rows)), is_exact=True)
+        for part in _split(exact, max(1, self._size_of(exact))):
             if not self._exact_sizes[type(part)]:
                 made += [None] * part.count
                 continue
             try:
-                for launched in self.launch(part, exact=True):
-                    made += self._finish(launched, may_retry=False)
+                for launched in self.launch(part):
+                    made += self._finish(launched)
             except (RuntimeError, MemoryError) as error:
-                if not self._is_out_of_memory(error, part, exact=True):
+                if not self._is_out_of_memory(error, part):
                     raise
                 self._exact_sizes[type(part)] = 0
                 made += [None] * part.count

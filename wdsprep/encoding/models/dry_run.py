@@ -40,9 +40,8 @@ from wdsprep.encoding.models.encode_prompt import (
     takes_references,
 )
 from wdsprep.encoding.models.families import dtype_of_tower, is_mask, member_name
-from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.find_model import Component, Model
 from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
-from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import UsageError, WorkError

@@ -29,9 +29,8 @@ from wdsprep.encoding.models.families import (
     is_embedding,
     is_mask,
 )
-from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.find_model import Component, Model, class_of
 from wdsprep.encoding.models.load_networks import explain_errors
-from wdsprep.encoding.models.pipeline_parts import Component, class_of
 from wdsprep.errors import UsageError, WorkError
 
 ALONE = "add --text none to encode the images alone"

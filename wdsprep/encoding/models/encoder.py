@@ -42,7 +42,7 @@ from wdsprep.encoding.models.base import (
 )
 from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.families import dtype_of_tower
-from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.find_model import CLIP, Model
 from wdsprep.encoding.models.load_networks import (
     check_compiler,
     compile_network,
@@ -234,12 +234,10 @@ def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) 
         images += peak_nbytes(1, recipe.resolution, itemsize)
     text = 0
     if recipe.text == "emb":
-        towers = {"text_encoder": "CLIPTextModel"} if model.clip_length else {}
-        towers |= {part.name: part.kind for part in model.components if part.has_weights}
         text = TEXT_NBYTES
-        for name, kind in towers.items():
-            dtype = dtype_of_tower(recipe.dtype, model.pipeline_kind, kind)
-            text += weights_nbytes(model, name, DTYPES[dtype].itemsize)
+        for part in model.components or CLIP:  # of which a tokenizer has no weights
+            dtype = dtype_of_tower(recipe.dtype, model.pipeline_kind, part.kind)
+            text += weights_nbytes(model, part.name, DTYPES[dtype].itemsize)
     free = free_nbytes(device)
     if images + text <= free:
         return False

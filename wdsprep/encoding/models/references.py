@@ -27,7 +27,7 @@ from wdsprep.encoding.models.encode_prompt import (
     returned_names,
     takes_references,
 )
-from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.find_model import Component, Model
 from wdsprep.encoding.models.load_networks import (
     cause_of,
     explain_errors,
@@ -36,7 +36,6 @@ from wdsprep.encoding.models.load_networks import (
     load_tokenizer,
     silence_libraries,
 )
-from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.images.crop import blank_image
 

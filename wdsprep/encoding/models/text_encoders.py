@@ -22,9 +22,8 @@ from wdsprep.encoding.models.base import DTYPES, InTwoPrecisions, Rows, Tokens, 
 from wdsprep.encoding.models.dry_run import DryRun
 from wdsprep.encoding.models.encode_prompt import ALONE, Row, assemble, full_lengths
 from wdsprep.encoding.models.families import dtype_of_tower, member_name
-from wdsprep.encoding.models.find_model import Model
+from wdsprep.encoding.models.find_model import Component, Model
 from wdsprep.encoding.models.load_networks import compile_network, load_tokenizer, load_tower
-from wdsprep.encoding.models.pipeline_parts import Component
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.errors import WorkError
 
@@ -39,9 +38,9 @@ threads may call it."""
 
 def load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> "TokenIds":
     if recipe.text == "emb":
-        return (ClipText if model.clip_length else PipelineText)(model, recipe, device)
-    if model.clip_length:
-        return TokenIds(partial(clip_tokens, load_clip_tokenizer(model), model.clip_length), device)
+        return (PipelineText if model.components else ClipText)(model, recipe, device)
+    if not model.components:
+        return TokenIds(partial(clip_tokens, load_clip_tokenizer(model)), device)
     dry_run = DryRun(model, recipe.text_length, recipe.dtype, width=1)
 
     def tokenize(captions: Sequence[str], _images: Sequence[Any]) -> list[Tokens]:
@@ -186,21 +185,23 @@ class PipelineText(TokenIds):
 def load_clip_tokenizer(model: Model) -> Any:
     """Return a model's CLIPTokenizer, for threads to share by `clip_tokens`.
 
-    A call of the library's tokenizer sets the length on a shared object, which threads must not do
-    at once. So cutting and padding are done here, with the same result.
+    Its `model_max_length` becomes what the text encoder takes. A call of the library's tokenizer
+    sets the length on a shared object, which threads must not do at once. So cutting and padding
+    are done here, with the same result.
     """
     from transformers import CLIPTokenizer
 
     tokenizer = load_tokenizer(model, CLIPTokenizer, "tokenizer")
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
+    tokenizer.model_max_length, *_ = model.outputs[0].shape
     return tokenizer
 
 
 def clip_tokens(
-    tokenizer: Any, length: int, captions: Sequence[str], _images: Sequence[Any] = ()
+    tokenizer: Any, captions: Sequence[str], _images: Sequence[Any] = ()
 ) -> list[Tokens]:
-    tokens = []
+    tokens, length = [], tokenizer.model_max_length
     encoded = tokenizer.backend_tokenizer.encode_batch(list(captions))
     for caption, ids in zip(captions, (row.ids for row in encoded), strict=True):
         is_cut = len(ids) > length
@@ -215,7 +216,7 @@ class ClipText(TokenIds):
 
     def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
         tokenizer = load_clip_tokenizer(model)
-        super().__init__(partial(clip_tokens, tokenizer, model.clip_length), device)
+        super().__init__(partial(clip_tokens, tokenizer), device)
 
         def load(dtype: str) -> Any:
             tower = load_tower(CLIPTextModel, model, "text_encoder", DTYPES[dtype])

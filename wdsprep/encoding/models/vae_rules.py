@@ -8,10 +8,10 @@ read without torch.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from wdsprep.encoding.models.config_files import MOST_BLOCKS, Config, unsuitable
 from wdsprep.encoding.models.model_files import read_tensor_header
@@ -67,6 +67,8 @@ class VaeRule:
     """whether the VAE gives a distribution, and not the latent itself"""
     fits_fp16: bool = False
     """whether the VAE is an AutoencoderKL whose config does not warn that fp16 overflows"""
+    multiple: int = 1
+    """what the sides of an image have to be a multiple of"""
 
     @property
     def own_factor(self) -> int:
@@ -81,6 +83,7 @@ class VaeRule:
         return ({"patch": self.patch} if self.patch > 1 else {}) | lists
 
 
+Rule = TypeVar("Rule", bound=VaeRule)
 NO_VAE = VaeRule(vae_kind="", channels=0, factor=1, is_sampled=False)
 """The rule if no VAE is wanted."""
 
@@ -117,13 +120,12 @@ def _read_rule(kind: str, config: Config) -> VaeRule:
     return VaeRule(vae_kind=kind, channels=channels, factor=factor, **facts)
 
 
-def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> VaeRule:
-    """Return the rule of a VAE, from its config and the class of its pipeline.
+def vae_rule(what: str, config: Config, index: Mapping[str, Any]) -> VaeRule:
+    """Return the rule of a VAE, from its config and the index of its pipeline, if it has one.
 
-    `add_batch_norm` adds the numbers of a batch norm, once the weights are here. The `pipeline` of
-    a VAE alone is "".
+    `add_batch_norm` adds the numbers of a batch norm, once the weights are here.
     """
-    kind = config.get("_class_name", "no class")
+    kind, pipeline = config.get("_class_name", "no class"), str(index.get("_class_name", ""))
     if not isinstance(kind, str) or kind not in KINDS:
         kinds = f"{shortened(str(kind))}; wdsprep encodes with {', '.join(KINDS)}"
         raise unsuitable(f"the VAE of {what} is {kinds}")
@@ -144,23 +146,16 @@ def vae_rule(what: str, config: Config, pipeline: str, *, has_unet: bool) -> Vae
         if not len(means) == len(deviations) == rule.channels:
             counts = f"{len(means)} means and {len(deviations)} deviations"
             raise unsuitable(f"{config.path} has {counts} for {rule.channels} channels")
-        scale: Any = rule.scale if has_unet else 1.0  # where there is a UNet, by the scale as well
+        scale: Any = rule.scale if "unet" in index else 1.0  # by the scale as well
         rule = replace(rule, scale=tuple(scale / each for each in deviations), shift=means)
-    return replace(rule, shift=0.0) if pipeline in SHIFTLESS else rule
+    multiple = FOLDS.get(pipeline, 1) * rule.factor
+    if pipeline not in FOLDS and "transformer" in index and rule.own_factor < UNPACKED_FACTOR:
+        multiple = max(multiple, 2 * rule.own_factor)  # it makes one token of 2 x 2 places
+    shift = 0.0 if pipeline in SHIFTLESS else rule.shift
+    return replace(rule, shift=shift, multiple=multiple)
 
 
-def multiple_of(rule: VaeRule, pipeline: str, *, has_transformer: bool) -> int:
-    """Return the number of which the sides of an image have to be multiples.
-
-    A transformer makes one token of 2 x 2 places, unless the VAE's factor is large already.
-    """
-    if pipeline in FOLDS:
-        return FOLDS[pipeline] * rule.factor
-    is_packed = has_transformer and rule.own_factor < UNPACKED_FACTOR
-    return max(rule.factor, 2 * rule.own_factor) if is_packed else rule.factor
-
-
-def add_batch_norm(rule: VaeRule, config: Config, pipeline: str, files: Sequence[Path]) -> VaeRule:
+def add_batch_norm(rule: Rule, config: Config, pipeline: str, files: Sequence[Path]) -> Rule:
     """Return the rule with the batch norm that is among the weights of `AutoencoderKLFlux2`."""
     if rule.vae_kind != "AutoencoderKLFlux2":
         return rule
