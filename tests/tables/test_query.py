@@ -3,8 +3,6 @@
 import io
 import itertools
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,6 @@ from tests.kit.conditions import KEYS, a_condition, a_row, json_value
 from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.sample_table import IMAGE_COLUMNS, TableWriter, read_table
 from wdsprep.dataset.samples import facts_bytes, parse_json, value_at_path
-from wdsprep.errors import FormatError
 from wdsprep.sources.tables.parquet import open_parquet
 from wdsprep.store.local import LocalStore
 from wdsprep.tables import query
@@ -167,32 +164,6 @@ def test_the_engine_reaches_no_files_network_settings_or_variables(asked: str) -
     assert len(secret) == 1
 
 
-@pytest.mark.system
-def test_the_engine_has_no_threads_and_a_forked_child_ends_cleanly() -> None:
-    script = """
-import os, pyarrow as pa
-from wdsprep.dataset.condition_syntax import Condition
-from wdsprep.tables.query import Query, open_engine
-table = pa.table({"a": pa.array(range(3_000)), "meta": ['{"b": "x"}'] * 3_000})
-table.take([0]), table.slice(0, 9).to_pandas
-before = set(os.listdir("/proc/self/task"))
-def ask():
-    with open_engine() as engine:
-        (mask,) = Query(Condition("a >= 7 and b == 'x'"), engine).masks([[table]])
-        return int(mask.sum()), len(set(os.listdir("/proc/self/task")) - before)
-assert ask() == (2_993, 0), ask()
-engine = open_engine()
-query = Query(Condition("a < 7 or b > 5"), engine)
-assert sum(int(mask.sum()) for mask in query.masks([[table]])) == 7
-child = os.fork()
-if not child:
-    assert ask()[0] == 2_993
-    raise SystemExit
-assert os.waitpid(child, 0)[1] == 0
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
 # --- rows that should not be
 def test_damaged_meta_counts_as_missing_and_raises_nothing() -> None:
     meta = ['{"a": 7}', '{"a":', "", "nul", '{"a": 7} x', "7", '{"a": 1e999}', "\0", None]
@@ -202,77 +173,12 @@ def test_damaged_meta_counts_as_missing_and_raises_nothing() -> None:
     assert met(Condition("a == 7 or a > 7 or a == '\\0'"), table) == [True] + [False] * 10 + [True]
 
 
-@pytest.mark.parametrize(
-    "meta",
-    [
-        pa.array([1, 2, None]),
-        pa.array([{"a": 7}, {"a": 8}, None]),
-        pa.array([b'{"a": 7}', b"", None]),
-        pa.nulls(3),
-        pa.array([None, [1], [7, None]]),
-        pa.array(['{"a": 7}', None, '{"a": 7}']).dictionary_encode(),
-    ],
-    ids=lambda meta: str(meta.type)[:6],
-)
-@pytest.mark.parametrize("rest", [False, True])
-def test_columns_of_any_type_mean_what_python_reads_of_them(meta: pa.Array, rest: bool) -> None:
-    table = pa.table({"meta": meta, "other": meta, "rest": meta if rest else pa.nulls(3)})
-    for text in ["a == 7", "a is None", "meta.a > 7 or other > 1", "other is None or not meta"]:
-        condition = Condition(text)
-        facts = table.to_pylist()
-        for one in facts:
-            if isinstance(one["meta"], str):
-                one["meta"] = parse_json(one["meta"])
-            rest_of_row = one.pop("rest")
-            if isinstance(rest_of_row, str):
-                rest_of_row = parse_json(rest_of_row)
-            if isinstance(rest_of_row, dict):
-                one |= {n: v for n, v in rest_of_row.items() if one.get(n) is None}
-        assert met(condition, table) == by_closures(condition, facts), text
-
-
 def test_texts_of_digits_dots_and_signs_are_the_numbers_that_python_reads() -> None:
     texts = ["".join(signs) for n in range(6) for signs in itertools.product("09.-", repeat=n)]
     table = pa.table({"a": texts})
     facts = table.to_pylist()
     for text in ["a > 5", "a * 2 <= 0.9", "a in [0, 9, 0.9]", "a + 0 is None", "-1 < a < 1"]:
         assert met(Condition(text), table) == by_closures(Condition(text), facts)
-
-
-def test_a_column_that_stands_twice_is_one_line() -> None:
-    table = pa.table([[1], [2]], names=["a", "a"])
-    with pytest.raises(FormatError, match="a table has two columns a: leave one out"):
-        met(Condition("a > 1"), table)
-    assert met(Condition("b is None"), table) == [True]
-
-
-def test_sql_by_hand_differs_as_the_page_says() -> None:
-    rows = pa.table(
-        {"width": [2**62, 640], "score": [None, 5.0], "captions": [["a", "b"], ["b", "a"]],
-         "caption": ["7", "car"], "meta": ['{"aesthetic": 10}', '{"aesthetic": 9}']}
-    )  # fmt: skip
-
-    def by_hand(where: str) -> list[int]:
-        with open_engine() as engine:
-            engine.register("samples", rows)
-            found = engine.sql(f"SELECT width FROM samples WHERE {where}").fetchall()
-        return [width for (width,) in found]
-
-    differing = {
-        "not score > 5": ([2**62, 640], [640]),
-        "captions[1] == 'a'": ([640], [2**62]),
-        "width / 0 > 1": ([], [2**62, 640]),
-        "width * 4 > 1": ([2**62, 640], None),
-        "caption > 5": ([2**62], None),
-    }
-    for text, (ours, sql) in differing.items():
-        assert rows.filter(met(Condition(text), rows))["width"].to_pylist() == ours
-        if sql is None:
-            with pytest.raises(duckdb.Error):
-                by_hand(text)
-        else:
-            assert by_hand(text) == sql
-    assert by_hand("meta ->> 'aesthetic' > '5'") == [640]
 
 
 # --- many tables

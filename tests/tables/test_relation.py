@@ -37,15 +37,32 @@ def test_sql_finds_in_tables_what_the_json_of_samples_says(home: Path) -> None:
 
 
 FORKING = """
-import os, sys, wdsprep
+import os, sys, pyarrow as pa, wdsprep
+from wdsprep.dataset.condition_syntax import Condition
+from wdsprep.tables.query import Query, open_engine
+table = pa.table({"a": pa.array(range(3_000)), "meta": ['{"b": "x"}'] * 3_000})
+before = set(os.listdir("/proc/self/task"))
+def ask():
+    with open_engine() as engine:
+        (mask,) = Query(Condition("a >= 7 and b == 'x'"), engine).masks([[table]])
+        assert int(mask.sum()) == 2_993
+        assert set(os.listdir("/proc/self/task")) == before
+ask()
+engine = open_engine()  # one that stays open
+(mask,) = Query(Condition("a < 7 or b > 5"), engine).masks([[table]])
+assert int(mask.sum()) == 7
 assert wdsprep.table(sys.argv[1]).aggregate("max(width)").fetchall() == [(163,)]
-if child := os.fork():
-    assert os.waitpid(child, 0)[1] == 0
+child = os.fork()
+if not child:
+    before = set(os.listdir("/proc/self/task"))
+    ask()
+    raise SystemExit
+assert os.waitpid(child, 0)[1] == 0
 """
 
 
 @pytest.mark.system
-def test_a_process_that_asked_can_be_forked(home: Path) -> None:
+def test_asking_starts_no_threads_and_a_forked_child_asks_and_ends_cleanly(home: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKING, str(home / "images")], check=True, timeout=60)
 
 

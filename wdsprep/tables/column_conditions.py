@@ -33,7 +33,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from wdsprep.dataset.condition_syntax import (
     NUMBER,
@@ -150,7 +150,7 @@ class RowsOfSource:
         """The values at the paths of all names, by path, in each column of JSON.
 
         Rows with a value in the columns of all names are not parsed. There are no values if there
-        are more than `MOST_PATHS`, or if the column has no texts.
+        are more than `MOST_PATHS`.
         """
         paths = [path for path in self._names if path[0] != META]
         in_meta = [path[1:] for path in self._names if path[0] == META]
@@ -163,7 +163,7 @@ class RowsOfSource:
         for name in wanted.keys() & self._columns.keys():
             document = self._columns[name]
             known = sorted({path for path in map(_json_path, wanted[name]) if path})
-            if not 0 < len(known) <= MOST_PATHS or not _is_text(document.type):
+            if not 0 < len(known) <= MOST_PATHS:
                 continue
             if is_needed is not None:
                 document = pc.if_else(is_needed, document, pa.nulls(1, document.type)[0])
@@ -372,9 +372,14 @@ def _constant_values(value: int | float | str | None) -> Values:
 
 
 def _column_values(column: pa.Array, inside: Sequence[str | int]) -> Values:
-    """Return the values of a column, or those in them at a path."""
+    """Return the values of a column, or those in them at a path.
+
+    A column has texts, numbers, truths, or lists of texts or of numbers.
+    """
     kind, types = column.type, pa.types
-    if types.is_list(kind) and types.is_string(kind.value_type):
+    if types.is_list(kind) and not types.is_string(kind.value_type):
+        return Values(odd=column.is_valid())
+    if types.is_list(kind):
         if not inside:
             return Values(items=column, odd=column.is_valid())
         index = list_index(inside[0])
@@ -382,17 +387,12 @@ def _column_values(column: pa.Array, inside: Sequence[str | int]) -> Values:
             return MISSING
         items = pc.list_slice(column, index, index + 1, return_fixed_size_list=True)
         return Values(texts=pc.list_element(items, ZEROTH).cast(TEXT))
-    if _is_text(kind):
-        return MISSING if inside else Values(texts=column.cast(TEXT))
-    is_float = types.is_float32(kind) or types.is_float64(kind)
-    if is_float or types.is_integer(kind) or types.is_boolean(kind):
-        numbers = column.cast(DOUBLE, safe=False)
-        return MISSING if inside else Values(numbers, odd=_is_beyond(numbers))
-    return Values(odd=column.is_valid())
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    if inside:
+        return MISSING
+    if types.is_string(kind) or types.is_large_string(kind):
+        return Values(texts=column.cast(TEXT))
+    numbers = column.cast(DOUBLE, safe=False)
+    return Values(numbers, odd=_is_beyond(numbers))
 
 
 def _fill(is_first: Any, value: Values, other: Values) -> Values:
@@ -528,16 +528,15 @@ def mask_of(truths: pa.Array | pa.ChunkedArray) -> Mask:
     """Return an Arrow array of truths, none of them null, as one of NumPy that may be changed."""
     if isinstance(truths, pa.ChunkedArray):
         truths = truths.combine_chunks()
-    mask: Mask = numbers_of(truths, np.bool_).copy()
+    mask: Mask = numbers_of(truths).copy()
     return mask
 
 
-def numbers_of(column: pa.Array, dtype: DTypeLike = np.int64) -> NDArray[Any]:
-    """Return the numbers or truths in an array of Arrow without nulls, of this dtype."""
+def numbers_of(column: pa.Array) -> NDArray[Any]:
+    """Return the numbers or truths in an array of Arrow without nulls."""
     if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    start = column.offset * np.dtype(dtype).itemsize
-    return np.frombuffer(column.buffers()[1] or b"", dtype, len(column), start)
+        return np.from_dlpack(column.cast(pa.uint8())).view(np.bool_)
+    return np.from_dlpack(column)
 
 
 def whole_numbers(values: NDArray[np.int64], is_null: Mask | None = None) -> pa.Array:

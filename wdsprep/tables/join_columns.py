@@ -188,7 +188,7 @@ def _write(
             column = columns[name]
             if column.type == TEXT:
                 column = pc.utf8_trim_whitespace(column)
-            values[name][places] = numbers_of(column.cast(pa.from_numpy_dtype(dtype)), dtype)
+            values[name][places] = numbers_of(column.cast(pa.from_numpy_dtype(dtype)))
         for array in (has_row, *values.values()):  # which are written, and take no more memory
             release_pages(array)
     for name in texts:

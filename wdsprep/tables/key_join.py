@@ -168,7 +168,7 @@ class KeyJoin:
                 rows = pa.concat_tables([firsts, rows])
                 # Names get numbers in the order in which they come first.
                 names = rows[NAME].combine_chunks().dictionary_encode()
-                numbers = numbers_of(names.indices, np.int32)
+                numbers = numbers_of(names.indices)
                 is_first = np.diff(np.maximum.accumulate(numbers), prepend=-1) > 0
                 counts = np.bincount(numbers)
                 counts[: len(times)] += times - 1
@@ -266,7 +266,7 @@ class KeyJoin:
 
     def _divide_by_names(self, rows: pa.Table) -> NDArray[np.uint8]:
         hashes = self._ask(rows.select([NAME]), HASHES).to_arrow_table().column(0)
-        return (numbers_of(hashes.combine_chunks(), np.uint64) % PARTS).astype(np.uint8)
+        return (numbers_of(hashes.combine_chunks()) % PARTS).astype(np.uint8)
 
     def _ask(self, rows: pa.Table, sql: str) -> duckdb.DuckDBPyRelation:
         self._engine.register("registered", rows)

@@ -210,7 +210,7 @@ def _parts(column: pa.Array) -> "Iterator[tuple[str, NDArray[np.uint8]]]":
         yield "texts", np.frombuffer(text_bytes(filled), np.uint8)
     else:
         filled = column.fill_null(pa.scalar(0, pa.int8()).cast(column.type))
-        yield "numbers", numbers_of(filled, filled.type.to_pandas_dtype()).view(np.uint8)
+        yield "numbers", numbers_of(filled).view(np.uint8)
 
 
 def _names_error(place: str, by: str, holds: str) -> UsageError:

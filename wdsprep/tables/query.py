@@ -25,7 +25,6 @@ from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.removed_samples import MARK_NBYTES, Marks, mark_of
 from wdsprep.dataset.sample_table import REST, ROW
 from wdsprep.dataset.samples import META, PathParts, parse_json, value_at_path
-from wdsprep.errors import FormatError
 from wdsprep.sources.tables.parquet import OpenParquet
 from wdsprep.tables.column_conditions import (
     FALSE,
@@ -104,8 +103,6 @@ class Query:
         columns: dict[str, pa.ChunkedArray] = {}
         for number, table in enumerate(tables):
             names = [name for name in table.column_names if name in self._wanted]
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise FormatError(f"a table has two columns {twice[0]}: leave one out")
             columns |= {f"{number} {name}": table.column(name) for name in names}
         if not columns:  # any column tells how many rows there are
             columns = dict(zip([""], chain.from_iterable(t.columns for t in tables), strict=False))
@@ -232,10 +229,9 @@ def _facts(rows: pa.Table, numbers: NDArray[np.int64]) -> Iterator[list[Facts]]:
 def _source_facts(row: Facts) -> Facts:
     facts = {name: value for name, value in row.items() if value is not None}
     for name in {META, REST} & facts.keys():
-        if isinstance(text := facts[name], str):
-            facts[name] = None
-            with suppress(ValueError, RecursionError):  # of what is no JSON, nothing is known
-                facts[name] = parse_json(text)
+        text, facts[name] = facts[name], None
+        with suppress(ValueError, RecursionError):  # of what is no JSON, nothing is known
+            facts[name] = parse_json(text)
     rest = facts.pop(REST, None)
     return {**rest, **facts} if isinstance(rest, dict) else facts
 
