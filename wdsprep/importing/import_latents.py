@@ -12,10 +12,10 @@ from wdsprep.encoding.image_shards import ImageShard, first_shards
 from wdsprep.encoding.shape_lists import sizes_of
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.column_names import ImportPlan, choose_columns, parse_columns
-from wdsprep.importing.edit_caches import find_edit_cache
 from wdsprep.importing.import_plan import ZEROS, empty_of, settings_of, settle_plan
 from wdsprep.importing.latent_caches import LatentCache, find_cache, stem_of
 from wdsprep.importing.options import ImportOptions
+from wdsprep.importing.sample_files import find_sample_files
 from wdsprep.importing.worker import import_file
 from wdsprep.options import takes_options
 from wdsprep.runners.make_runner import prepare_nothing, runner_for
@@ -43,7 +43,7 @@ def import_(options: ImportOptions) -> Outcome:
     asked, resolution = parse_columns(options.columns), options.resolution
     sizes = sizes_of(options.shapes, resolution)
     source, latents = absolute(options.source), absolute(options.latents)  # workers run elsewhere
-    cache = find_edit_cache(source) or find_cache(source)
+    cache = find_sample_files(source) or find_cache(source)
     check_apart(cache.url, latents)
     if not (items := list(cache.items())):
         raise SourceError(f"{source} lists no samples: give a cache that has some")

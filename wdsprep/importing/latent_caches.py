@@ -57,7 +57,7 @@ of the row."""
 class LatentCache:
     """A cache of latents that another tool made. `kind` is mds, arrow, parquet or tars.
 
-    `edit_caches` has those of further kinds.
+    `sample_files` has those of further kinds.
     """
 
     url: str

@@ -1,5 +1,6 @@
 """Caches with files of their own for each sample become datasets of latents in roles: those that
-`export` writes, those that the trainers write, and those that somebody broke."""
+the trainers write, and those that somebody broke. Those that `export` writes are imported in
+`exporting/test_roles`."""
 
 import json
 import struct
@@ -14,21 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 import wdsprep
-from tests.exporting.test_roles import (
-    EMB,
-    FIXED,
-    LATENT,
-    POOLED,
-    SHAPES,
-    SOURCE,
-    edits,
-    one_each,
-    several,
-)
+from tests.exporting.test_roles import EMB, LATENT, SHAPES, SOURCE, edits
 from tests.importing.test_strangers import Code
 from tests.kit.edit_trainers import musubi_batches
 from tests.kit.encodes import latents_of
-from tests.kit.latent_sets import field
 from tests.kit.packs import tars, tree, write_files
 from wdsprep.errors import SourceError, UsageError
 
@@ -51,50 +41,6 @@ def rejects_of(out: Path) -> dict[str, tuple[str, str]]:
     texts = (path.read_text() for path in (out / "rejects").rglob("*.jsonl"))
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
     return {line["source"]: (line["code"], line["detail"]) for line in lines}
-
-
-# --- what export writes
-@pytest.mark.parametrize(
-    ("to", "pipeline", "fields", "roles"),
-    [
-        ("musubi", "QwenImageEditPlus", (LATENT, SOURCE, EMB), several),
-        ("musubi", "Flux2Klein", (LATENT, SOURCE, FIXED), several),
-        ("musubi", "FluxKontext", (LATENT, SOURCE, POOLED, FIXED), one_each),
-        ("musubi", "ZImage", (LATENT, EMB), lambda _: {}),
-        ("automodel", "QwenImageEditPlus", (LATENT, SOURCE, EMB), several),
-        (
-            "automodel",
-            "Flux2Klein",
-            (LATENT, SOURCE, field("emb_mask", (7,), "|u1"), FIXED),
-            several,
-        ),
-    ],
-)
-def test_what_was_exported_and_imported_is_equal(
-    to: str, pipeline: str, fields: Any, roles: Any, tmp_path: Path
-) -> None:
-    roles_there = {"roles": ["target", "source"]} if SOURCE in fields else {}
-    stated = {"pipeline": f"{pipeline}Pipeline", **roles_there}
-    source = edits(tmp_path / "in", pipeline, fields, roles=roles, more=stated)
-    wdsprep.export(source, tmp_path / "cache", to=to)
-    out = tmp_path / "out"
-    imported = import_here(tmp_path / "cache", out, shapes=SHAPES, text_length=7)
-    assert (imported.samples, imported.manifest.rejects) == (17, {})
-    settings = imported.manifest.settings
-    assert (settings.get("roles"), settings["source"]) == (stated.get("roles"), to)
-    assert {line["name"] for line in settings["layout"]} == {item.name for item in fields}
-    ours, theirs = latents_of(Path(source)), latents_of(out)
-    assert ours.keys() == theirs.keys()
-    for key, sample in ours.items():
-        facts, found = sample.pop("json"), theirs[key].pop("json")
-        assert sample.pop("txt").strip() == theirs[key].pop("txt") == found["caption"]
-        sides = {n: v for n, v in facts.items() if n.startswith("source_") or n == "crop"}
-        assert sides == {n: v for n, v in found.items() if n in sides}
-        assert sample.keys() == theirs[key].keys()
-        for name, array in sample.items():
-            if name == "emb_mask.npy":  # the first tokens, of which the cache tells the number
-                array = np.arange(len(array)) < np.count_nonzero(array)
-            assert np.array_equal(array, theirs[key][name])
 
 
 def test_references_in_several_roles_become_those_of_one(tmp_path: Path) -> None:
@@ -272,7 +218,7 @@ def test_a_cache_of_automodel_may_be_of_images_alone(tmp_path: Path) -> None:
 def test_units_stay_when_folders_are_added_and_each_has_a_number_of_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.importing.edit_caches.UNIT_SAMPLES", 2)
+    monkeypatch.setattr("wdsprep.importing.sample_files.UNIT_SAMPLES", 2)
     for name in "abc":
         write_musubi(tmp_path / "c/m", name, qie(1))
     import_here(tmp_path / "c", tmp_path / "out")
@@ -299,7 +245,7 @@ def test_text_that_only_later_samples_have_is_not_left_out(tmp_path: Path) -> No
 def test_workers_and_a_limit_make_the_same_bytes(
     of: str, has_workers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wdsprep.importing.edit_caches.UNIT_SAMPLES", 3)
+    monkeypatch.setattr("wdsprep.importing.sample_files.UNIT_SAMPLES", 3)
     cache, out, there = (tmp_path / name for name in ("cache", "here", "there"))
     if of == "automodel":
         write_automodel(cache, {f"s{n}": saved_edit(n) for n in range(8)}, lists=3)

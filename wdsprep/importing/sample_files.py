@@ -294,7 +294,7 @@ def _dict_in(values: Mapping[Any, Any], name: str) -> Mapping[Any, Any]:
     return value if isinstance(value, MAPPING) else {}
 
 
-def find_edit_cache(url: str) -> LatentCache | None:
+def find_sample_files(url: str) -> LatentCache | None:
     """Return the cache at `url` if it has files of its own for each sample, otherwise None."""
     names_files = not is_folder(url) and (is_glob(url) or is_tar(url) or table_kind(url))
     pattern = "*"
