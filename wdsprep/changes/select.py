@@ -58,7 +58,7 @@ from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.sealed_json import canonical_json, hex_digest
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.dataset.shard_reader import ShardReader
-from wdsprep.dataset.stored_dataset import find_claim, refresh_manifest
+from wdsprep.dataset.stored_dataset import find_claim
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import ExistsError, FingerprintError, NotFoundError, UsageError
 from wdsprep.options import as_places, takes_options
@@ -265,9 +265,9 @@ class _SelectedDataset:
         """
         overwrite, store = self.selection.options.overwrite, open_store(self.place)
         claim = find_claim(store, self.group.dataset, self.settings, overwrite=overwrite)
-        if claim.is_there and claim.manifest.extra.get("selection", self.digest) != self.digest:
+        there = claim.manifest
+        if claim.is_there and there.extra.get("selection", self.digest) != self.digest:
             raise self._conflict()
-        there = refresh_manifest(store, claim.manifest) if claim.is_there else claim.manifest
         return there.extra.get("selection") == self.digest and there.complete
 
     def _conflict(self) -> FingerprintError:

@@ -104,8 +104,7 @@ def _edge_below(edge: int) -> int:
 
 def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Sum many counts by name, sorted by name."""
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for count in counts:
-        for name, number in count.items():
-            total[name] = total.get(name, 0) + number
+        total.update(count)
     return dict(sorted(total.items()))

@@ -79,12 +79,12 @@ class Condition:
             raise UsageError(
                 f"{self.option}{brief(text)}: give a condition, such as 'width >= 768'"
             )
-        if len(text) > LONGEST:
-            raise UsageError(
-                f'{self.option}"{_shorten(text)}": it has {len(text):,} characters, more than '
-                f"the {LONGEST:,} allowed: put the answer into a column of a table, and use that"
-            )
         self.text = text
+        if len(text) > LONGEST:
+            raise self._error(
+                f"it has {len(text):,} characters, more than the {LONGEST:,} allowed: put the "
+                "answer into a column of a table, and use that"
+            )
         self._places: dict[PathParts, int] = {}
         try:
             tree = ast.parse(text.strip(), mode="eval").body
@@ -93,16 +93,14 @@ class Condition:
             """Returns the value of the text for the values of its `names`, or None without one."""
             self.plain = ast.unparse(tree)
         except SyntaxError as error:
-            what = f'{self.option}"{_shorten(text)}": {error.msg.partition(":")[0]}'
+            what = error.msg.partition(":")[0]
             place = f"at character {error.offset}" if error.offset else "at its end"
-            raise UsageError(f"{what} {place}: {LANGUAGE}") from None
+            raise self._error(f"{what} {place}: {LANGUAGE}") from None
         except (MemoryError, RecursionError):  # thousands of nots: Python's parser gives up
             raise self._too_deep() from None
         except ValueError:
-            raise UsageError(
-                f'{self.option}"{_shorten(text)}": it has a character that no text may have, such '
-                "as a NUL: leave it out"
-            ) from None
+            why = "it has a character that no text may have, such as a NUL: leave it out"
+            raise self._error(why) from None
         self.names = tuple(self._places)
 
     def __reduce__(self) -> tuple[type["Condition"], tuple[str, str]]:
@@ -196,16 +194,17 @@ class Condition:
             nodes = [child for child in children if isinstance(child, ast.expr)]
 
     def _too_deep(self) -> UsageError:
-        return UsageError(
-            f'{self.option}"{_shorten(self.text)}": it has more than {DEEPEST} levels of sums, '
-            "nots, comparisons and paths within each other: write it with fewer"
+        return self._error(
+            f"it has more than {DEEPEST} levels of sums, nots, comparisons and paths within each "
+            "other: write it with fewer"
         )
 
     def _refusal(self, node: ast.expr) -> UsageError:
         part = _shorten(ast.get_source_segment(self.text.strip(), node) or "")
-        return UsageError(
-            f'{self.option}"{_shorten(self.text)}": {part!r} cannot be used: {LANGUAGE}'
-        )
+        return self._error(f"{part!r} cannot be used: {LANGUAGE}")
+
+    def _error(self, why: str) -> UsageError:
+        return UsageError(f'{self.option}"{_shorten(self.text)}": {why}')
 
 
 def _shorten(text: str) -> str:

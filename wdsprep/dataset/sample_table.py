@@ -156,8 +156,8 @@ class TableWriter:
         elif self._known:
             if meta is None and facts.get(META) is not None:
                 meta = facts_bytes(facts[META])
-            if not facts.keys() <= self._known or facts.get(KEY, key) != key:
-                known = self._known - {KEY} if facts.get(KEY, key) != key else self._known
+            known = self._known if facts.get(KEY, key) == key else self._known - {KEY}
+            if not facts.keys() <= known:
                 rest = {n: v for n, v in facts.items() if n not in known and v is not None}
                 self._rests[len(self._keys)] = rest
         self._keys.append(key)

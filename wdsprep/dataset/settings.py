@@ -247,8 +247,7 @@ def columns_of(settings: Mapping[str, Any]) -> dict[str, str]:
 
     The columns stand in the order in which they were asked for.
     """
-    columns = settings.get(SCORES, {}).get("columns", {})
-    return dict(columns) if isinstance(columns, Mapping) else {}
+    return dict(settings.get(SCORES, {}).get("columns", {}))
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class DatasetClaim:
 
     edition: Edition
     manifest: Manifest
-    """The manifest that is there, or else the one that is to be written."""
+    """The manifest with the receipts that are there, or else the one that is to be written."""
     is_there: bool = False
     """True if it goes on as it is: its manifest need not be written first."""
     starts_over: bool = False
@@ -148,7 +148,7 @@ def find_claim(store: Store, dataset: str, settings: Settings, *, overwrite: boo
     if overwrite and _is_to_clear(store, dataset):
         manifest = Manifest(dataset=dataset, settings=settings)
         return DatasetClaim(edition=Edition(store=store), manifest=manifest, starts_over=True)
-    return _check_claim(Edition.from_store(store), dataset, settings)
+    return _check_claim(store, dataset, settings)
 
 
 def take_claim(claim: DatasetClaim) -> DatasetClaim:
@@ -165,7 +165,7 @@ def take_claim(claim: DatasetClaim) -> DatasetClaim:
         if claim.starts_over:
             return _start_over(store, manifest)
         if _has_manifest(store):
-            return _check_claim(Edition.from_store(store), manifest.dataset, manifest.settings)
+            return _check_claim(store, manifest.dataset, manifest.settings)
         write_manifest(store, manifest)
     return replace(claim, is_there=True)
 
@@ -195,13 +195,12 @@ def _has_manifest(store: Store) -> bool:
     return any(entry.name == MANIFEST for entry in store.list(MANIFEST))
 
 
-def _check_claim(edition: Edition, dataset: str, settings: Settings) -> DatasetClaim:
+def _check_claim(store: Store, dataset: str, settings: Settings) -> DatasetClaim:
     """Return the dataset to begin or to continue with.
 
     Raise an error if the dataset is of another kind or has other settings.
     """
-    store = edition.store
-    stored = dated_manifest(store)
+    edition, stored = Edition.from_store(store), dated_manifest(store)
     manifest = stored or rebuild(store)
     if manifest is None:
         names = (entry.name for entry in store.list())
@@ -230,6 +229,8 @@ def _check_claim(edition: Edition, dataset: str, settings: Settings) -> DatasetC
             f"that it was made with, give another place for {new}, or let "
             f'"{again} ... --overwrite" start over'
         )
+    if stored is not None:
+        manifest = refresh_manifest(store, manifest)
     return DatasetClaim(edition=edition, manifest=manifest, is_there=stored is not None)
 
 

@@ -20,7 +20,7 @@ from wdsprep.dataset.damage import UNLIKE_RECEIPT, repair_step
 from wdsprep.dataset.manifest import Manifest, image_shard_digest
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import SCORER, Settings
-from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, refresh_manifest
+from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim
 from wdsprep.encoding.image_shards import ImageShard, ImageShards
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError
 from wdsprep.runners.run import JointUnit
@@ -101,13 +101,10 @@ def plan_dataset(
     """
     store = open_store(place)
     claim = find_claim(store, "latents", settings, overwrite=overwrite)
-    manifest = claim.manifest
-    if claim.is_there or manifest.receipts:
-        manifest = refresh_manifest(store, manifest)
-    _check_empty_caption(store, manifest)
+    _check_empty_caption(store, claim.manifest)
     pending = pending_shards(
         store,
-        manifest,
+        claim.manifest,
         source.shards,
         wanted,
         redo_changed=redo_changed,

@@ -466,7 +466,7 @@ def open_dataset_to_write(
     store = open_store(url)
     claim = take_claim(find_claim(store, dataset, settings, overwrite=overwrite))
     sweep_to_begin(store, claim.manifest)
-    return claim.edition, refresh_manifest(store, claim.manifest)
+    return claim.edition, claim.manifest
 
 
 def sweep_to_begin(store: Store, manifest: Manifest) -> None:

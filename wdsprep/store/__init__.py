@@ -67,10 +67,9 @@ def split_url(url: str) -> tuple[Store, str]:
 
         alone = WebStore(url)
         return alone, alone.name
-    if is_keyed(url) and not root_and_name(url.rstrip("/"))[1]:
-        return open_store(url), ""  # it holds files, and is none
-    if local_path(url) is None and not is_keyed(url):
-        return open_store(url), ""  # which says that it is no place
+    has_name = is_keyed(url) and root_and_name(url.rstrip("/"))[1]
+    if local_path(url) is None and not has_name:
+        return open_store(url), ""  # which holds files and is none, or says that it is no place
     folder, _, name = url.rstrip("/").rpartition("/")
     if not folder:
         folder = "/" if url.startswith("/") else "."

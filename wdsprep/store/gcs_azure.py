@@ -45,7 +45,7 @@ from wdsprep.errors import (
     StoreError,
     UsageError,
 )
-from wdsprep.store.base import Entry, Ours, check_name, check_prefix, none_of_ours
+from wdsprep.store.base import Entry, check_name, check_prefix
 from wdsprep.store.object_locks import Mark, MarkedStore
 from wdsprep.store.remote import (
     ATTEMPTS,
@@ -330,11 +330,6 @@ class ObjectStore(MarkedStore):
                 loaded.delete(client, key)
 
         self._ask(name, act)
-
-    def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
-        """Remove nothing: the library does not tell of unfinished uploads."""
-        del ours
-        return 0, 0
 
 
 def _read_range(

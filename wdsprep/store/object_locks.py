@@ -191,15 +191,14 @@ class MarkedStore(OverNetwork):
 
     @contextmanager
     def write(self, name: str, /, *, exclusive: bool = False) -> Iterator[PartSink]:
-        with self.store_errors(name):
-            sink = self.new_sink(name, exclusive=exclusive)
-            try:
-                yield sink
-                sink.check()
-                self._finish(name, sink)
-            except BaseException:
-                sink.abort()
-                raise
+        sink = self.new_sink(name, exclusive=exclusive)
+        try:
+            yield sink
+            sink.check()
+            self._finish(name, sink)
+        except BaseException:
+            sink.abort()
+            raise
 
     def _finish(self, name: str, sink: PartSink) -> None:
         """Let a file appear under its name.
@@ -208,8 +207,7 @@ class MarkedStore(OverNetwork):
         the file. If the object there is by this writer, that is a success.
         """
         try:
-            with self.store_errors(name):
-                sink.finish()
+            sink.finish()
         except StoreError as error:
             if error.status == 404 or isinstance(error, ExistsError | NotFoundError):
                 with suppress(StoreError):  # the refusal is the news, not this

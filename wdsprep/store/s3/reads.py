@@ -187,8 +187,24 @@ MOST_REFUSALS = 32  # in a row, where boto3 was let in: then the server takes no
 BROKE_OFF = "the server's answer broke off again and again: check the network"
 T = TypeVar("T")
 Take = Callable[[Any, int], T]
-"""Returns a value read from a body of a length."""
+"""Returns a value read from a body of a length. Raises EOFError if the body is shorter."""
 _log = logging.getLogger("wdsprep")
+
+
+def bytes_of(body: Any, nbytes: int) -> bytes:
+    """Return the bytes of a body of this length."""
+    data: bytes = body.read(nbytes)
+    if len(data) != nbytes:
+        raise EOFError
+    return data
+
+
+def fill(buffer: memoryview, body: Any, nbytes: int) -> int:
+    """Read a body of this length into a buffer, and return the length."""
+    is_fitting = 0 <= nbytes <= len(buffer)
+    if not is_fitting or (nbytes and body.readinto(buffer[:nbytes]) != nbytes):
+        raise EOFError
+    return nbytes
 
 
 class Reads:
@@ -209,32 +225,11 @@ class Reads:
         self._refusals = 0
         client.meta.events.register_first("choose-signer.s3.GetObject", _newest_signature)
 
-    def get(self, key: str, wanted: Range) -> bytes:
-        """Return a range of an object, which is empty if it starts at the end or after."""
+    def take(self, key: str, wanted: Range, take: Take[T]) -> T:
+        """Return what `take` makes of a range of an object.
 
-        def read(body: Any, nbytes: int) -> bytes:
-            data: bytes = body.read(nbytes)
-            if len(data) != nbytes:
-                raise EOFError
-            return data
-
-        return self._take(key, wanted, read)
-
-    def get_into(self, key: str, wanted: Range, buffer: memoryview) -> int:
-        """Read a range of an object into a buffer, and return how many bytes came.
-
-        None come if the range starts at the end or after.
+        The range has no bytes if it starts at the end or after.
         """
-
-        def read(body: Any, nbytes: int) -> int:
-            is_fitting = 0 <= nbytes <= len(buffer)
-            if not is_fitting or (nbytes and body.readinto(buffer[:nbytes]) != nbytes):
-                raise EOFError
-            return nbytes
-
-        return self._take(key, wanted, read)
-
-    def _take(self, key: str, wanted: Range, take: Take[T]) -> T:
         from botocore.exceptions import ClientError
 
         try:

@@ -22,7 +22,7 @@ from wdsprep.store.object_locks import Mark, MarkedStore
 from wdsprep.store.remote import FIRST_PAUSE_S, PART_NBYTES, PerProcess, Range
 from wdsprep.store.s3.failures import explain, is_transient, settings_error, status_of
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
-from wdsprep.store.s3.reads import BROKE_OFF, Reads
+from wdsprep.store.s3.reads import BROKE_OFF, Reads, T, Take, bytes_of, fill
 from wdsprep.store.s3.uploads import (
     WRITER,
     S3Sink,
@@ -87,7 +87,8 @@ class S3Store(MarkedStore):
         if clients := self._clients.pop():
             clients[0].close()
 
-    def _ask(self, operation: str, **what: Any) -> Any:
+    def _ask(self, operation: str, name: str = "", **what: Any) -> Any:
+        """Return the answer to a request. Errors are about a file or prefix, if one is named."""
         call = getattr(self.client, operation)
 
         def act() -> Any:
@@ -97,7 +98,8 @@ class S3Store(MarkedStore):
                 raise ShortReadError(f"{self.url}: {BROKE_OFF}")
             return answer
 
-        return self.retrying(act)
+        with self.store_errors(name):
+            return self.retrying(act)
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
         check_prefix(prefix)
@@ -109,32 +111,30 @@ class S3Store(MarkedStore):
             ask["ContinuationToken"] = stretch.token
         elif stretch.after:
             ask["StartAfter"] = self.prefix + stretch.after
-        with self.store_errors(prefix):
-            answer = self._ask("list_objects_v2", **ask)
+        answer = self._ask("list_objects_v2", prefix, **ask)
         return page_of(answer, len(self.prefix), stretch, self.url)
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
-        key, wanted = self.key(name), Range(start=start, nbytes=nbytes)
-        with self.store_errors(name):
-            self.refresh_locks()
-            _, reads = self._clients.get()
-            return self.retrying(lambda: reads.get(key, wanted))[:nbytes]
+        return self._take(name, Range(start=start, nbytes=nbytes), bytes_of)[:nbytes]
 
     def read_into(self, name: str, buffer: memoryview, /, *, start: int) -> int:
         """Fill a buffer with the bytes of an object from `start` on, and return how many came.
 
         Fewer come only if the object ends before.
         """
-        key, wanted = self.key(name), Range(start=start, nbytes=len(buffer))
+        return self._take(name, Range(start=start, nbytes=len(buffer)), partial(fill, buffer))
+
+    def _take(self, name: str, wanted: Range, take: Take[T]) -> T:
+        """Return what `take` makes of a range of an object, which is asked for again if need be."""
+        key = self.key(name)
         with self.store_errors(name):
             self.refresh_locks()
             _, reads = self._clients.get()
-            return self.retrying(lambda: reads.get_into(key, wanted, buffer))
+            return self.retrying(lambda: reads.take(key, wanted, take))
 
     def stamp(self, name: str, /) -> str:
         """Return a text that changes whenever the object is written."""
-        with self.store_errors(name):
-            head = self._ask("head_object", Key=self.key(name))
+        head = self._ask("head_object", name, Key=self.key(name))
         return f"{head['ETag']} {head['LastModified'].isoformat()}"
 
     def new_sink(self, name: str, *, exclusive: bool) -> S3Sink:
@@ -142,16 +142,16 @@ class S3Store(MarkedStore):
         condition = {"IfNoneMatch": "*"} if exclusive else {}
         # Not every server checks the condition when it completes a multipart upload.
         part_nbytes = sys.maxsize if exclusive else self.part_nbytes
-        ask = partial(self._ask, Key=key)
+        ask = partial(self._ask, name=name, Key=key)
         return S3Sink(ask, f"{self.bucket}/{key}", part_nbytes, condition)
 
     def writer_of(self, name: str, /) -> str:
-        with self.store_errors(name):
-            return str(self._ask("head_object", Key=self.key(name))["Metadata"].get(WRITER, ""))
+        head = self._ask("head_object", name, Key=self.key(name))
+        return str(head["Metadata"].get(WRITER, ""))
 
     def read_mark(self, name: str, /) -> Mark:
         def read() -> tuple[bytes, Any]:
-            answer = self._ask("get_object", Key=self.key(name))
+            answer = self._ask("get_object", name, Key=self.key(name))
             return answer["Body"].read(), answer
 
         with self.store_errors(name):
@@ -161,12 +161,11 @@ class S3Store(MarkedStore):
         return data, _tag(answer), age_s
 
     def make_mark(self, name: str, data: bytes, /) -> str:
-        with self.store_errors(name):
-            return _tag(self._ask("put_object", Key=self.key(name), Body=data, IfNoneMatch="*"))
+        what = {"Key": self.key(name), "Body": data, "IfNoneMatch": "*"}
+        return _tag(self._ask("put_object", name, **what))
 
     def delete(self, name: str, /) -> None:
-        with self.store_errors(name):
-            self._ask("delete_object", Key=self.key(name))
+        self._ask("delete_object", name, Key=self.key(name))
 
     def sweep(self, ours: Ours = none_of_ours) -> tuple[int, int]:
         """Abort the unfinished uploads of dead writers.
@@ -176,19 +175,16 @@ class S3Store(MarkedStore):
         writer takes that long over a file, and if `ours` says so of its name. Notes of old
         uploads are removed too.
         """
-        with self.store_errors():
-            are_alive, ask, is_last = Counter[bool | None](), {"Prefix": self.prefix}, False
-            while not is_last:
-                page = self._ask("list_multipart_uploads", **ask)
-                for upload in page.get("Uploads", ()):
-                    is_alive = self._is_alive(upload, ours)
-                    if is_alive is False:
-                        what = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
-                        abort_upload(self._ask, what)
-                    are_alive[is_alive] += 1
-                if not (is_last := not page["IsTruncated"]):
-                    ask["KeyMarker"] = page["NextKeyMarker"]
-                    ask["UploadIdMarker"] = page["NextUploadIdMarker"]
+        are_alive, ask, is_last = Counter[bool | None](), {"Prefix": self.prefix}, False
+        while not is_last:
+            page = self._ask("list_multipart_uploads", **ask)
+            for upload in page.get("Uploads", ()):
+                is_alive = self._is_alive(upload, ours)
+                if is_alive is False:
+                    abort_upload(self._ask, {n: upload[n] for n in ("Key", "UploadId")})
+                are_alive[is_alive] += 1
+            if not (is_last := not page["IsTruncated"]):
+                ask |= {name: page[f"Next{name}"] for name in ("KeyMarker", "UploadIdMarker")}
         remove_old_notes()
         return are_alive[False], are_alive[True]
 

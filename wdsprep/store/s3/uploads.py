@@ -21,10 +21,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from wdsprep.errors import StoreError, WdsprepError
 from wdsprep.store.local import remove_if_dead
 from wdsprep.store.object_locks import boot
 from wdsprep.store.remote import PARTS_IN_FLIGHT, PartSink
-from wdsprep.store.s3.failures import status_of
 
 PARTS_A_SIZE = 2_000  # then parts double, so that 10,000 parts hold any tar
 KEPT_S = 2 * 86_400  # a note that nobody has asked for; uploads of that age need none
@@ -87,12 +87,10 @@ class S3Sink(PartSink):
         self._close_pool()
 
     def abort(self) -> None:
-        from botocore.exceptions import BotoCoreError, ClientError
-
         self._close_pool()
         is_gone = False
         if self._upload:
-            with contextlib.suppress(BotoCoreError, ClientError):  # the first failure is the news
+            with contextlib.suppress(WdsprepError):  # the first failure is the news
                 abort_upload(self._ask, self._upload)
                 is_gone = True
         self._let_go(is_gone=is_gone)
@@ -114,12 +112,10 @@ class S3Sink(PartSink):
 
 
 def abort_upload(ask: Callable[..., Any], upload: dict[str, str]) -> None:
-    from botocore.exceptions import ClientError
-
     try:
         ask("abort_multipart_upload", **upload)
-    except ClientError as error:
-        if status_of(error) != 404:  # somebody else was quicker
+    except StoreError as error:
+        if error.status != 404:  # somebody else was quicker
             raise
 
 
