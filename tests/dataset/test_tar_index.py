@@ -1,17 +1,12 @@
-"""The index: where each sample lies, for tars of ours and of others, as Energon reads it too."""
+"""The index: where each sample lies, for tars of ours and of others."""
 
-import importlib
-import importlib.util
 import io
 import struct
-import sys
 import tarfile
-import types
 import warnings
 from array import array
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -136,70 +131,3 @@ def test_index_comes_back(offsets: list[int]) -> None:
     data = encode_index(array("Q", offsets))
     assert data == struct.pack(f"<{len(offsets)}Q", *offsets)
     assert decode_index(data, "it") == tuple(offsets)
-
-
-# Energon.
-
-
-class EnergonPath:
-    """The part of Energon's path that its index reader uses, over pathlib."""
-
-    def __init__(self, path: Any) -> None:
-        self.path = Path(str(path))
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def with_suffix(self, suffix: str) -> "EnergonPath":
-        return EnergonPath(self.path.with_suffix(suffix))
-
-    def size(self) -> int:
-        return self.path.stat().st_size
-
-    def open(self, mode: str) -> Any:
-        return self.path.open(mode)
-
-
-@pytest.fixture
-def itar(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Energon's reader of tar indexes, whole. Its packages are bare here and its path class is the
-    one above: they would import a storage client that pins old packages."""
-    pytest.importorskip("megatron", reason="needs pip install --no-deps megatron-energon")
-    place = importlib.util.find_spec("megatron").submodule_search_locations  # type: ignore[union-attr]
-    root = next((Path(p) / "energon" for p in place or () if (Path(p) / "energon").is_dir()), None)
-    if root is None:
-        pytest.skip("needs pip install --no-deps megatron-energon")
-    for part in ("", ".flavors", ".flavors.webdataset", ".epathlib"):
-        package: Any = types.ModuleType(f"megatron.energon{part}")
-        package.__path__ = [str(root.joinpath(*part.split(".")))]
-        package.EPath = EnergonPath
-        monkeypatch.setitem(sys.modules, package.__name__, package)
-    for name in ("flavors.webdataset.itar", "edataclass", "retry_stream"):
-        monkeypatch.delitem(sys.modules, f"megatron.energon.{name}", raising=False)
-    yield importlib.import_module("megatron.energon.flavors.webdataset.itar")
-    for name in ("flavors.webdataset.itar", "edataclass", "retry_stream"):
-        sys.modules.pop(f"megatron.energon.{name}", None)
-
-
-@pytest.mark.parametrize("maker", [write_ours, write_shardwriter])
-def test_energon_reads_our_index(maker: Any, itar: Any, tmp_path: Path) -> None:
-    path = tmp_path / "000000.tar"
-    maker(path)
-    offsets = index_file(path)
-    path.with_suffix(".tar.idx").write_bytes(encode_index(array("Q", offsets)))
-    with itar.TarIndexReader(path) as reader:
-        assert len(reader) == 21
-        assert tuple(reader) == offsets == tuple(reader[i] for i in range(21))
-    cache = itar.CachedItarOffsetReader()
-    for i in (7, 8, 0, 19, 3):
-        start, nbytes = cache.get_itar_byte_offset(path, i)
-        assert (start, start + nbytes) == offsets[i : i + 2]
-        with itar.open_itar(path, start, nbytes) as tar:
-            found = {t.name: tar.extractfile(t).read() for t in tar}
-        assert found == {f"{i:06d}.{f}": payload(i, f) for f in FIELDS}
-    for entry in cache.tar_index_reader_cache.values():
-        entry.tar_index_reader.close()
-    with path.open("rb") as file, itar.ITarFile.open(fileobj=file, mode="r:") as tar:
-        for i in (11, 2):
-            tar.offset = offsets[i]
-            assert tar.next().name == f"{i:06d}.jpg"

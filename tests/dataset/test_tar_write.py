@@ -5,7 +5,6 @@ import io
 import subprocess
 import tarfile
 import threading
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,25 +200,6 @@ def test_tarfile_and_our_reader_read_any_samples_back(samples: dict[str, dict[st
     ours = list(read_samples(tape_of(data), "it"))
     assert [(s.key, s.fields) for s in ours] == list(samples.items())
     assert (*(s.start for s in ours), len(data) - 1024) == decode_index(written.index, "it")
-
-
-BIG: Samples = [
-    ("000000000", {"jpg": b"\0" * 512, "json": b"{}", "txt": b""}),
-    ("000000001", {"jpg": bytes(range(256)) * 20_000, "json": b"{}", "txt": b"after 4 MB"}),
-    ("000000002", {"jpg": b"x" * (4 << 20), "json": b"{}", "txt": b"exactly 4 MB"}),
-    ("000000003", {"jpg": b"", "json": b"", "txt": b""}),
-]
-
-
-def test_webdataset_reads_what_we_write(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import webdataset
-
-        (tmp_path / "a.tar").write_bytes(write_tar(BIG)[0])
-        read = list(webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False))
-    theirs = [(s["__key__"], {k: v for k, v in s.items() if k[0] != "_"}) for s in read]
-    assert theirs == BIG
 
 
 def test_what_ustar_cannot_hold_is_refused() -> None:

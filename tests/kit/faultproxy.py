@@ -47,7 +47,6 @@ class Status:
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
-    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ class FaultProxy(WebServer):
             return False
         if isinstance(fault, Status):
             phrase = http.HTTPStatus(fault.status).phrase.replace(" ", "")
-            code = fault.code or ERROR_CODES.get(fault.status, phrase)
+            code = ERROR_CODES.get(fault.status, phrase)
             text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>"
             told = {"Content-Type": "application/xml", **fault.headers}
             self.answer(connection, request, fault.status, [*told.items()], text.encode())

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -230,56 +229,38 @@ def test_writers_of_one_name_all_succeed_whole_or_exclusively_one(
     assert files_of(local.root) == ["new/folder/f"]
 
 
-@contextlib.contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "none", folder]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command here")
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+def test_full_disk_is_one_clear_line_and_keeps_the_old_file(small_disk: Path) -> None:
+    local = LocalStore(small_disk)
+    write_bytes(local, "f", b"old" * 1000)
+    for name in ("f", "new"):
+        with pytest.raises(FullError) as caught:
+            write_bytes(local, name, b"x" * (2 << 20))
+        assert one_line(caught.value, f"{local.url}/{name}: the disk is full", "free some")
+    with pytest.raises(FullError), local.write("g") as sink, contextlib.suppress(StoreError):
+        sink.write(b"x" * (2 << 20))  # fatal even to a caller that goes on
+    assert files_of(local.root) == ["f"]
+    assert local.read("f") == b"old" * 1000
+    write_bytes(local, "g", b"x" * 500_000)  # the space has come back
 
 
-def test_full_disk_is_one_clear_line_and_keeps_the_old_file(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "size=1m"):
-        local = LocalStore(tmp_path / "disk")
-        write_bytes(local, "f", b"old" * 1000)
-        for name in ("f", "new"):
-            with pytest.raises(FullError) as caught:
-                write_bytes(local, name, b"x" * (2 << 20))
-            assert one_line(caught.value, f"{local.url}/{name}: the disk is full", "free some")
-        with pytest.raises(FullError), local.write("g") as sink, contextlib.suppress(StoreError):
-            sink.write(b"x" * (2 << 20))  # fatal even to a caller that goes on
-        assert files_of(local.root) == ["f"]
-        assert local.read("f") == b"old" * 1000
-        write_bytes(local, "g", b"x" * 500_000)  # the space has come back
-
-
-def test_read_only_file_system_is_one_clear_line(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "size=1m"):
-        local = LocalStore(tmp_path / "disk")
-        write_bytes(local, "a/f", b"old")
-        remount = ["mount", "-o", "remount,ro", local.root]
-        if subprocess.run(remount, capture_output=True, check=False).returncode:
-            pytest.skip("remounting is not permitted here")
-        acts = {
-            "a/f": lambda: write_bytes(local, "a/f", b"new"),
-            "b/f": lambda: write_bytes(local, "b/f", b"new"),
-            "a": lambda: local.delete("a/f"),
-        }
-        for name, act in acts.items():
-            with pytest.raises(AccessError) as caught:
-                act()
-            assert one_line(caught.value, f"{local.url}/{name}", "is read-only: choose another")
-        assert local.sweep()[0] == 0
-        assert files_of(local.root) == ["a/f"]
-        assert local.read("a/f") == b"old"
+def test_read_only_file_system_is_one_clear_line(small_disk: Path) -> None:
+    local = LocalStore(small_disk)
+    write_bytes(local, "a/f", b"old")
+    remount = ["mount", "-o", "remount,ro", local.root]
+    if subprocess.run(remount, capture_output=True, check=False).returncode:
+        pytest.skip("remounting is not permitted here")
+    acts = {
+        "a/f": lambda: write_bytes(local, "a/f", b"new"),
+        "b/f": lambda: write_bytes(local, "b/f", b"new"),
+        "a": lambda: local.delete("a/f"),
+    }
+    for name, act in acts.items():
+        with pytest.raises(AccessError) as caught:
+            act()
+        assert one_line(caught.value, f"{local.url}/{name}", "is read-only: choose another")
+    assert local.sweep()[0] == 0
+    assert files_of(local.root) == ["a/f"]
+    assert local.read("a/f") == b"old"
 
 
 AS_NOBODY = """

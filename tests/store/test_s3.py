@@ -14,7 +14,6 @@ from tests.kit.s3 import S3Server, s3_client
 from tests.kit.stores import BIG, MIB, one_line, opened
 from tests.store.conftest import Through
 from wdsprep.errors import AccessError, NotFoundError, StoreError, UsageError
-from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.s3.reads import MOST_REFUSALS
 from wdsprep.store.s3.s3_store import S3Store
@@ -257,13 +256,6 @@ def test_fork_gets_a_client_of_its_own(s3_store: S3Store) -> None:
         os._exit(0 if is_own and s3_store.read("f") == b"parent" else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert s3_store.read("g") == b"child"
-
-
-def test_unclosed_store_is_no_leak(bucket: str) -> None:
-    """Nobody has to close a store; that the tests end without a warning is the claim."""
-    store = open_store(f"s3://{bucket}/data")
-    write_bytes(store, "f", b"x")
-    del store
 
 
 def test_listing_goes_on_after_a_thousand(parted: S3Store, bucket: str) -> None:
