@@ -18,8 +18,8 @@ The way of an image through the package, in the order in which a newcomer should
 10. `dataset.tar.write:TarWriter` writes the sample into a tar of its bucket.
 11. `dataset.draft:Draft` gives the files of a slice their names, its receipt last.
 12. `runners.run:Run` lists all receipts in the manifest.
-13. `encoding.encode:encode` begins with the image shards; `encoding.run_plan:make_plan` plans
-    all of it before anything is written.
+13. `encoding.encode:encode` begins with the image shards; `make_plan` there plans all
+    of it before anything is written, and `encoding.run_plan:do_plan` does it.
 14. `encoding.worker:EncodeWorker` makes a latent shard of each image shard.
 15. `encoding.image_shards:read_rows` reads the shard; `images.crop:crop` decodes and crops the
     image. `encoding.sample_chain` lists all steps of a sample from here to its latents.

@@ -16,7 +16,7 @@ from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.tar import BLOCK, END, padded
 from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.encoding.models.presets import PRESETS, TIME_IDS
-from wdsprep.encoding.sample_sizes import sample_nbytes
+from wdsprep.encoding.sample_arrays import sample_nbytes
 from wdsprep.text import human_bytes
 
 COUNTS = ("plan", "--counts", "256=490M,512=300M")

@@ -22,7 +22,7 @@ from wdsprep.dataset.reindex import index
 from wdsprep.dataset.sample_table import open_writer
 from wdsprep.encoding.captions import join_captions
 from wdsprep.encoding.captions.table import CaptionRecord, CaptionTable
-from wdsprep.encoding.run_plan import EncodePlan
+from wdsprep.encoding.encode import EncodePlan
 from wdsprep.errors import FingerprintError, SourceError, UsageError, WdsprepError
 from wdsprep.runners.job import JobListener
 from wdsprep.runners.run import Outcome

@@ -27,10 +27,10 @@ from tests.kit.encodes import (
 from tests.kit.hub import set_constants
 from tests.kit.packs import manifest_of, tree, write_files
 from wdsprep.cli import main
+from wdsprep.encoding.encode import EncodePlan, headlines, make_plan
 from wdsprep.encoding.models.find_model import TINY
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.recipe_options import MOST_COMPILED
-from wdsprep.encoding.run_plan import EncodePlan, headlines, make_plan
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.runners.job import JobListener
 

@@ -33,8 +33,8 @@ from wdsprep.encoding.models.find_model import (
     find_model,
 )
 from wdsprep.encoding.models.model_files import weights_digest
-from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.sample_arrays import fields
 from wdsprep.errors import UsageError, WorkError
 
 REPO = "someone/some-model"

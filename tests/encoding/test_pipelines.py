@@ -34,9 +34,9 @@ from wdsprep.encoding.models.families import BY_MASK, BY_ZEROS, member_name
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.recipe_defaults import fields, settle_recipe
+from wdsprep.encoding.recipe_defaults import settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
-from wdsprep.encoding.sample_sizes import CLIP_ALONE
+from wdsprep.encoding.sample_arrays import CLIP_ALONE, fields
 from wdsprep.errors import UsageError, WdsprepError
 
 TEXTS = ("a red house by the sea", "two dogs", "", 'a sign that says "open" ' * 40)

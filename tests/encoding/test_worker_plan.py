@@ -246,7 +246,7 @@ def test_captions_that_wait_take_no_more_than_a_share_of_the_disk(
 def in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the toy's networks take turns on the device, in this process."""
     monkeypatch.setattr(encoders, "is_split", lambda *_: True)
-    monkeypatch.setattr("wdsprep.encoding.encode.make_runner", lambda *_args, **_how: Here())
+    monkeypatch.setattr("wdsprep.encoding.run_plan.make_runner", lambda *_args, **_how: Here())
 
 
 @pytest.mark.system

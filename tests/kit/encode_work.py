@@ -19,8 +19,8 @@ from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.sample_arrays import fields
 from wdsprep.errors import WorkError
 
 

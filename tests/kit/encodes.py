@@ -83,7 +83,7 @@ class Here:
 def in_this_process() -> Iterator[None]:
     """No worker processes: torch and the toy model are loaded once for all tests."""
     with (
-        patch("wdsprep.encoding.encode.make_runner", lambda *_args, **_options: Here()),
+        patch("wdsprep.encoding.run_plan.make_runner", lambda *_args, **_options: Here()),
         patch("wdsprep.encoding.models.encoder.load_encoder", _loaded),
     ):
         yield

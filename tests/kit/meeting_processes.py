@@ -55,7 +55,7 @@ def run(arguments: list[str], log: str, environment: dict[str, str]) -> NoReturn
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(patch("wdsprep.packing.pack.make_runner", here))
-            stack.enter_context(patch("wdsprep.encoding.encode.make_runner", here))
+            stack.enter_context(patch("wdsprep.encoding.run_plan.make_runner", here))
             stack.enter_context(patch("wdsprep.encoding.encode.make_encoder", make_encoder))
             sys.argv[:] = ["wdsprep", *arguments]
             code = main()

@@ -32,7 +32,7 @@ def _loaded(models: Sequence[ScoreModel], device: str, dtype: str) -> ScoreEncod
 def score_here(images: Path | str, out: Path | str, **options: Any) -> Outcome:
     """Score without worker processes."""
     with (
-        patch("wdsprep.encoding.encode.make_runner", lambda *_args, **_options: Here()),
+        patch("wdsprep.encoding.run_plan.make_runner", lambda *_args, **_options: Here()),
         patch("wdsprep.scoring.networks.ScoreEncoder", _loaded),
     ):
         return score(str(images), str(out), **{"device": "cpu", "runner": "local", **options})

@@ -30,8 +30,8 @@ from tests.kit.packs import tars, tree, write_files
 from wdsprep import errors
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.options import Encode
-from wdsprep.encoding.recipe_defaults import fields
 from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.sample_arrays import fields
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading.streaming.stages import FILL, PIECE, Pieces, piece_limit, samples_in_store
 

@@ -22,8 +22,8 @@ from tests.kit.pretend import (
 )
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.dataset_plan import largest_first, pending_shards
 from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.run_plan import largest_first, pending_shards
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.schedule import drive

@@ -217,7 +217,7 @@ def test_what_stands_in_the_place_of_a_shard_is_the_trouble_of_that_shard(
     tars[1].mkdir() if kind == "folder" else os.mkfifo(tars[1])
     if command == "encode":
         options = {"resolution": 32, "model": "tiny", "workers": 1}
-        with patch("wdsprep.encoding.encode.make_runner", lambda *_, **__: InProcessRunner()):
+        with patch("wdsprep.encoding.run_plan.make_runner", lambda *_, **__: InProcessRunner()):
             encoded = wdsprep.encode(tmp_path / "sets/images", tmp_path / "out", **options)
         (failed,) = encoded.quarantined
         assert len(encoded.manifest.shards) == len(tars) - 1

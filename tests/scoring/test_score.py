@@ -190,7 +190,7 @@ def test_the_command_says_what_it_gives_and_a_condition_that_half_of_the_samples
 ) -> None:
     words = ["score", str(images), str(tmp_path / "s"), "--model", str(models / "clip")]
     words += ["--head", f"aesthetic={models}/head.safetensors", "--device", "cpu"]
-    with patch("wdsprep.encoding.encode.make_runner", lambda *_args, **_options: Here()):
+    with patch("wdsprep.encoding.run_plan.make_runner", lambda *_args, **_options: Here()):
         assert main(words) == 0
         out, err = capsys.readouterr()
         assert main([*words, "--json"]) == 0

@@ -20,8 +20,8 @@ from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.dataset_plan import largest_first, pack_shards, pending_shards
 from wdsprep.encoding.image_shards import ImageShard
+from wdsprep.encoding.run_plan import largest_first, pack_shards, pending_shards
 from wdsprep.runners.base import Finished, RunnerSettings
 from wdsprep.runners.make_runner import make_runner
 from wdsprep.runners.run import Run, do_runs, open_dataset_to_write

@@ -20,7 +20,7 @@ from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import DC, PRESETS, TOKENS
 from wdsprep.encoding.options import check_resolutions, parse_resolutions, resolutions_of
 from wdsprep.encoding.recipe_options import check_roles_option
-from wdsprep.encoding.sample_sizes import sample_nbytes
+from wdsprep.encoding.sample_arrays import sample_nbytes
 from wdsprep.errors import UsageError
 from wdsprep.options import Options, option_field, takes_options
 from wdsprep.reporting.overview import images_from

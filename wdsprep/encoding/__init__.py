@@ -2,18 +2,18 @@
 
 `encode` is the public function, `options` all that it is given, and where datasets go,
 `recipe_options` what decides its bytes, `shape_lists` the shapes that a user names;
-`recipe_defaults` chooses what a recipe leaves open, and says which arrays a sample has. `captions`
-says where captions come from, if not from the samples. `run_plan` is made whole before anything is
-written: which `image_shards` there are, how many workers encode them (`worker_plan`), on which of
-the `gpus`, and for each dataset which shards are missing (`dataset_plan`).
+`recipe_defaults` chooses what a recipe leaves open, `sample_arrays` says which arrays a sample then
+has, and what they take. `captions` says where captions come from, if not from the samples. All is
+planned before anything is written: which `image_shards` there are, how many workers encode them
+(`worker_plan`), on which of the `gpus`, and for each dataset which shards are missing (`run_plan`,
+which then carries out the plan).
 
 `sample_chain` lists the steps of a sample's way through the work, and has what it becomes on it;
 `role_images` cuts the images that it has in roles.
 The `worker` makes one shard after another: it reads one and feeds the `engine`, which keeps a
 device busy (in `two_passes` where it cannot hold all). There `batching` says which samples share a
 batch, and computes several at once. `latent_shard` writes what comes back, and keeps what has to
-wait for its turn. `models` find and run a model family. `progress` says how fast it goes, and
-`sample_sizes` what a sample takes.
+wait for its turn. `models` find and run a model family. `progress` says how fast it goes.
 
 Trainers may also encode on the fly, and get the latents that `encode` would store:
 

@@ -1,26 +1,16 @@
-"""Defaults of a recipe, chosen for a model and a device, and the settings that follow.
+"""Defaults of a recipe, chosen for a model and a device, and the settings that follow."""
 
-`fields` says which arrays a latent sample then has, with their types and shapes.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wdsprep.dataset.npy_arrays import FLIPPED, LATENT, Field, layout, mirrored_name, text_fields
+from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.samples import is_mask
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import has_bf16, has_tf32
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.recipe_options import (
-    ALIGNED,
-    FULL,
-    MASK_RULES,
-    PIPELINE,
-    PIXELS,
-    SHAPES,
-    Recipe,
-)
+from wdsprep.encoding.recipe_options import ALIGNED, MASK_RULES, PIPELINE, SHAPES, Recipe
+from wdsprep.encoding.sample_arrays import fields
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODE
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
@@ -143,11 +133,10 @@ def settings_of(model: "Model", recipe: Recipe) -> dict[str, Any]:
     if recipe.is_of_text:
         of_images, limits = {}, {}
     limits["max_bytes"] = recipe.max_bytes, MAX_NBYTES
-    arrays = fields(model, recipe)
     return {
         "dtype": recipe.dtype,
         "latents": recipe.latents,
-        "layout": layout(arrays),
+        "layout": layout(fields(model, recipe)),
         "resolution": recipe.resolution,
         "text": recipe.text,
         "weights": model.weights,
@@ -156,52 +145,3 @@ def settings_of(model: "Model", recipe: Recipe) -> dict[str, Any]:
         **({"flip": True} if recipe.flip else {}),
         **{name: limit for name, (limit, usual) in limits.items() if limit != usual},
     }
-
-
-def fields(model: "Model", recipe: Recipe) -> tuple[Field, ...]:
-    """Return the fields of a latent sample, which are the arrays that are stored for it.
-
-    If text comes from a pipeline, `model` has to be one that `settle_recipe` has returned. Arrays
-    that are made from sizes of the image are stored with the latents.
-    """
-    if not recipe.is_of_text:
-        latents = latent_fields(model, recipe) if recipe.has_target else ()
-        in_roles = role_fields(
-            recipe.rules,
-            recipe.resolution,
-            channels=model.channels,
-            factor=model.factor,
-            flip=recipe.flip,
-        )
-        return *latents, *in_roles, *model.outputs
-    return text_fields(model.outputs)
-
-
-def role_fields(
-    rules: Mapping[str, object], side: int, *, channels: int, factor: int, flip: bool
-) -> Iterator[Field]:
-    """Yield the fields of each role, by its rule, for images in the shape of the square.
-
-    `side` is that of the square. Masks and pixels have no array of their mirror images: whoever
-    loads them turns them.
-    """
-    cells = side // factor
-    for role, rule in rules.items():
-        dtype, shape = "<f2", tuple[int, ...]((channels, cells, cells))
-        if rule == PIXELS:
-            dtype, shape = "|u1", (3, side, side)
-        elif is_mask(role):
-            dtype, shape = "|u1", (side, side) if rule == FULL else (cells, cells)
-        field = Field(name=f"{role}.npy", dtype=dtype, shape=shape, is_of_role=True)
-        yield field
-        if flip and field.holds_latents:
-            yield replace(field, name=mirrored_name(field.name))
-
-
-def latent_fields(model: "Model", recipe: Recipe) -> tuple[Field, ...]:
-    """Return the fields of the target's latents; moments have the shape that the VAE gives."""
-    channels, side = model.channels, recipe.resolution // model.factor
-    if recipe.latents == "moments":
-        channels, side = 2 * channels // model.patch**2, side * model.patch
-    names = (LATENT, FLIPPED) if recipe.flip else (LATENT,)
-    return tuple(Field(name=name, dtype="<f2", shape=(channels, side, side)) for name in names)

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,8 @@ from wdsprep.text import brief, shortened
 ShapesGiven = str | os.PathLike[str] | Iterable[Size]
 """`sdxl`, `nearest:STEP,MAX`, a file with a shape in each line, or widths and heights."""
 SDXL_RESOLUTION = 1024
-SDXL_SIDES = {
-    512: (1856, 1920, 1984, 2048),
-    576: (1664, 1728, 1792),
-    640: (1536, 1600),
-    704: (1344, 1408, 1472),
-    768: (1280, 1344),
-    832: (1152, 1216),
-    896: (1088, 1152),
-    960: (1024, 1088),
-}
-"""The longer sides that go with a shorter one in the shapes that SDXL was trained with."""
+SDXL_SIDES, SDXL_LEAST_AREA = range(512, 2049, 64), 0.9
+"""The sides of the shapes that SDXL was trained with, and the least share of the square's area."""
 SDXL_LACKS = (704, 1344)
 """Its paper has all of them both ways round but this one, which is there as the wide one alone."""
 LEAST_AREA, MOST_AREA = Fraction(1, 2), Fraction(13, 10)
@@ -70,19 +62,14 @@ def sizes_of(given: ShapesGiven, resolution: int, *, what: str = "") -> tuple[Si
     text = os.fspath(given)
     what = what or f"--shapes {shortened(text)}"
     if text == "sdxl":
-        sizes = _sdxl_shapes()
+        areas = range(math.ceil(SDXL_LEAST_AREA * SDXL_RESOLUTION**2), SDXL_RESOLUTION**2 + 1)
+        every = product(SDXL_SIDES, SDXL_SIDES)
+        sizes = [size for size in every if math.prod(size) in areas and size != SDXL_LACKS]
     elif text.startswith("nearest:"):
         sizes = _nearest_shapes(text, resolution, what)
     else:
         sizes = _read_shapes(Path(text), what)
     return _check_shapes(sizes, resolution, what)
-
-
-def _sdxl_shapes() -> Iterator[Size]:
-    yield SDXL_RESOLUTION, SDXL_RESOLUTION
-    for short, longs in SDXL_SIDES.items():
-        for long in longs:
-            yield from (size for size in ((short, long), (long, short)) if size != SDXL_LACKS)
 
 
 def _nearest_shapes(text: str, resolution: int, what: str) -> Iterator[Size]:

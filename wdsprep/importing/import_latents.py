@@ -7,8 +7,8 @@ from itertools import chain
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.encoding.dataset_plan import pending_shards
 from wdsprep.encoding.image_shards import ImageShard, first_shards
+from wdsprep.encoding.run_plan import pending_shards
 from wdsprep.encoding.shape_lists import sizes_of
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.column_names import ImportPlan, choose_columns, parse_columns

@@ -19,13 +19,11 @@ from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.sample_table import role_columns
 from wdsprep.dataset.settings import SCORES, TEXT, columns_of
 from wdsprep.dataset.shard_reader import ScoreReader
-from wdsprep.encoding.dataset_plan import plan_dataset
-from wdsprep.encoding.encode import do_plan
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.image_shards import find_image_shards, first_shards
 from wdsprep.encoding.models.model_files import find_on_node
 from wdsprep.encoding.options import EncodeWorkerOptions
-from wdsprep.encoding.run_plan import RunPlan
+from wdsprep.encoding.run_plan import RunPlan, do_plan, plan_dataset
 from wdsprep.encoding.worker_plan import EncodeJob, settle_workers
 from wdsprep.errors import UsageError
 from wdsprep.images.options import check_has_image

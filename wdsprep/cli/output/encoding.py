@@ -18,9 +18,9 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.shapes import shape_counts
 from wdsprep.encoding.captions.options import EMPTY, OWN, PER_SAMPLE
 from wdsprep.encoding.captions.table import CaptionRecord
+from wdsprep.encoding.encode import EncodePlan, headlines
 from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds
-from wdsprep.encoding.run_plan import EncodePlan, headlines
 from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome, RunProgress

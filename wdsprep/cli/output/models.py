@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsprep.encoding.models.presets import PRESETS, TOKENS
-from wdsprep.encoding.sample_sizes import sample_nbytes
+from wdsprep.encoding.sample_arrays import sample_nbytes
 from wdsprep.text import human_bytes, join_lines
 
 SIDES = (512, 1024)

@@ -54,8 +54,8 @@ from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.models.text_encoders import load_text_encoder
 from wdsprep.encoding.models.vae import Moments, leave_out_divisions
-from wdsprep.encoding.recipe_defaults import fields, latent_fields
 from wdsprep.encoding.recipe_options import PIPELINE, Recipe
+from wdsprep.encoding.sample_arrays import fields, latent_fields
 from wdsprep.errors import WorkError
 from wdsprep.text import human_bytes
 

@@ -29,7 +29,6 @@ from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, refresh_manifest, write_manifest
-from wdsprep.encoding.dataset_plan import pending_shards
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards
 from wdsprep.encoding.latent_shard import (
     LatentShard,
@@ -41,6 +40,7 @@ from wdsprep.encoding.latent_shard import (
     write_empty,
 )
 from wdsprep.encoding.on_the_fly.encode_steps import Encoding, prepare_image, reject_of
+from wdsprep.encoding.run_plan import pending_shards
 from wdsprep.encoding.sample_chain import EncodedSample
 from wdsprep.errors import DamageError
 from wdsprep.images.nearest_shape import cut_of
