@@ -25,7 +25,6 @@ from wdsprep.encoding.models.base import Encoded, Part, Tokens, fitting_batch_si
 from wdsprep.encoding.models.device import Device, ImageBatch
 from wdsprep.encoding.role_images import DatasetCuts
 from wdsprep.encoding.sample_chain import Block, EncodedSample, EncodingSample
-from wdsprep.images import formats
 from wdsprep.images.nearest_shape import Shapes
 
 Engines = Callable[..., Engine]
@@ -331,29 +330,13 @@ class ByLength(Means):
 
     text_batch_size, groups_texts = 3, True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[set[tuple[int, ...]]] = []
-
     def tokens(self, captions: Iterable[str], _images: object = ()) -> list[Tokens]:
         return [Tokens(text, count=1, shape=(len(text) % 7,)) for text in captions]
 
     def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
         assert len(texts) == self.text_batch_size
-        self.shapes.append({text.shape for text in texts})
+        assert len({text.shape for text in texts}) == 1
         return super().encode_texts(texts, exact=exact)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_captions_of_one_length_share_a_batch_and_none_waits_for_ever(
-    engine: Engines, threads: int
-) -> None:
-    encoder = ByLength()
-    made = engine(encoder, threads=threads)
-    encoder.shapes.clear()
-    assert not refusals(fed(made, range(40)))
-    assert all(len(shapes) == 1 for shapes in encoder.shapes)
-    assert len(encoder.shapes) < 40 / 3 + 7 + 1  # whole batches, and what was left of each length
 
 
 def test_a_full_memory_brings_the_oldest_caption_on_its_way(
@@ -439,18 +422,6 @@ def test_a_caption_without_finite_numbers_is_rejected_and_its_neighbours_are_not
     assert codes == {60: Code.NOT_FINITE, 70: Code.NOT_FINITE}
 
 
-class Speechless(Means):
-    """Makes no tokens of an empty caption."""
-
-    def tokens(self, captions: Iterable[str], _images: object = ()) -> list[Tokens]:
-        return [Tokens(text, count=len(text)) for text in captions]
-
-
-def test_a_caption_that_becomes_no_tokens_is_rejected(engine: Engines) -> None:
-    made = engine(Speechless())
-    assert refusals(fed(made, [0, 5])) == {0: Code.NO_TOKENS}
-
-
 class Mirroring(Overflowing):
     """Makes latents of mirror images too."""
 
@@ -479,67 +450,10 @@ class Shaped(Means):
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
-        self.captions = 0
 
     def encode_images(self, pixels: Tensor, *rest: Any, **options: Any) -> Encoded:
         self.shapes.append(tuple(pixels.shape))
         return super().encode_images(pixels, *rest, **options)
-
-    def encode_texts(self, texts: Sequence[Tokens], *, exact: bool = False) -> Encoded:
-        self.captions += len({text.caption for text in texts})
-        return super().encode_texts(texts, exact=exact)
-
-
-def test_several_cuts_of_an_image_cost_one_decoding_and_one_caption(
-    engine: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[int] = []
-    load = formats.load
-
-    def counted(*given: Any) -> Any:
-        decoded.append(1)
-        return load(*given)
-
-    monkeypatch.setattr(formats, "load", counted)
-    encoder = Shaped()
-    made = engine(encoder, cuts=[DatasetCuts(target=Shapes.square(side)) for side in (16, 8)])
-    sizes = {10: (16, 16), 20: (20, 30), 30: (9, 9), 40: (16, 8), 50: (7, 50)}
-    with made.feeding(), made.turn():
-        blocks = {n: put(made, n, grey(n, size), "x" * n, 2) for n, size in sizes.items()}
-    with made.feeding(), made.turn():
-        blocks[60] = put(made, 60, grey(60)[:60], "", 2)
-    found = {n: results_of(block) for n, block in blocks.items()}
-    codes = {
-        n: [one.code.value if isinstance(one, RejectedError) else "" for one in each]
-        for n, each in found.items()
-    }
-    assert codes == {
-        10: ["", ""],
-        20: ["", ""],
-        30: ["too_small", ""],
-        40: ["too_small", ""],
-        50: ["too_small", "too_small"],
-        60: ["truncated", "truncated"],
-    }
-    for level, each in found.items():
-        for one in each:
-            if not isinstance(one, RejectedError):
-                assert one.arrays["latent.npy"].item() == one.arrays["emb.npy"].item() == level
-    assert len(decoded) == 4
-    assert encoder.captions == 4
-    assert set(encoder.shapes) == {(4, 3, 16, 16), (4, 3, 8, 8)}
-
-
-def results_of(block: Block) -> list[EncodedSample | RejectedError]:
-    block.result(60)
-    [sample] = block.samples
-    results: list[EncodedSample | RejectedError] = []
-    for number in sample.parts:
-        try:
-            results.append(sample.result(number))
-        except RejectedError as refused:
-            results.append(refused)
-    return results
 
 
 @pytest.mark.parametrize("waiting", [0, 16])

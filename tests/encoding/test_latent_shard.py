@@ -1,6 +1,5 @@
 """What a latent dataset holds: the numbers of diffusers and transformers, mirror images too."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,20 +9,20 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 import wdsprep
+from tests.kit.damaged import findings
 from tests.kit.encodes import (
     CAPTIONS,
     COUNT,
     LONG,
-    check_latents,
     encode_here,
     image_samples,
     latents_of,
     members,
+    positions_in,
     rejected,
     run_encode,
     stacked,
@@ -107,8 +106,11 @@ def test_a_sample_is_the_mean_and_the_noise_of_its_key(
 def test_every_image_sample_is_there_under_its_key_and_in_its_place(
     images: Path, latents: Path
 ) -> None:
-    check_latents(images, latents)
-    assert len(latents_of(latents)) == COUNT
+    assert not findings(images, latents)
+    for shard in manifest_of(images).shards:
+        keys = list(members(images / shard.name))
+        assert list(members(latents / shard.name)) == keys
+        assert [keys[row] for row in positions_in(latents, shard.name)] == keys
     assert not rejected(latents)
 
 
@@ -198,31 +200,19 @@ def test_a_latent_goes_back_the_way_it_came(name: str, family: Callable[[str], P
 FLIPPED = 16
 
 
-def png(number: int, *, mirrored: bool) -> bytes:
-    image = Image.open(io.BytesIO(jpeg(number, (80, 64), "PNG")))
-    out = io.BytesIO()
-    (ImageOps.mirror(image) if mirrored else image).save(out, "PNG")
-    return out.getvalue()
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same pictures with their mirror images, and the mirror images alone."""
+    """Pictures, and their latents with those of their mirror images: means, and samples."""
     root = tmp_path_factory.mktemp("flips")
-    for name in ("straight", "mirrored"):
-        files = {
-            f"{number:03d}.png": png(number, mirrored=name == "mirrored")
-            for number in range(FLIPPED)
-        }
-        captions = {f"{number:03d}.txt": f"picture {number}" for number in range(FLIPPED)}
-        source = write_files(root / name, {**files, **captions})
-        pack(source, root / f"{name}-images", "--buckets", "64", "--samples-per-shard", "8")
-    both, alone = root / "both", root / "alone"
-    encode_here(root / "straight-images", both, flip=True, latents="mean")
-    encode_here(root / "mirrored-images", alone, latents="mean")
-    sampled = root / "sampled"
-    encode_here(root / "straight-images", sampled, flip=True)
-    return {"both": both, "alone": alone, "sampled": sampled, "images": root / "straight-images"}
+    files: dict[str, bytes | str] = {}
+    for number in range(FLIPPED):
+        files[f"{number:03d}.png"] = jpeg(number, (80, 64), "PNG")
+        files[f"{number:03d}.txt"] = f"picture {number}"
+    source = write_files(root / "in", files)
+    pack(source, root / "images", "--buckets", "64", "--samples-per-shard", "8")
+    encode_here(root / "images", root / "means", flip=True, latents="mean")
+    encode_here(root / "images", root / "sampled", flip=True)
+    return {name: root / name for name in ("images", "means", "sampled")}
 
 
 def load(data: Path, **options: Any) -> Loader:
@@ -232,26 +222,17 @@ def load(data: Path, **options: Any) -> Loader:
 def test_a_sample_and_its_mirror_image_have_noise_of_their_own(made: dict[str, Path]) -> None:
     names = ("latent.npy", "latent_flipped.npy")
     means, samples = (
-        [stacked(made[which], name).float() for name in names] for which in ("both", "sampled")
+        [stacked(made[which], name).float() for name in names] for which in ("means", "sampled")
     )
     noise = [sample - mean for sample, mean in zip(samples, means, strict=True)]
     alike = torch.corrcoef(torch.stack([each.flatten() for each in noise]))[0, 1]
     assert abs(alike) < 0.1
 
 
-def test_to_mirror_a_latent_is_not_to_mirror_its_image(made: dict[str, Path]) -> None:
-    """By how much, and so why they are stored."""
-    straight = stacked(made["both"], "latent.npy").float()
-    mirrored = stacked(made["both"], "latent_flipped.npy").float()
-    apart = (straight.flip(-1) - mirrored).square().mean() / mirrored.var()
-    assert apart > 0.01
-
-
-@pytest.mark.parametrize("which", ["both", "sampled"])
-def test_chance_picks_the_mirror_image_at_a_rate(made: dict[str, Path], which: str) -> None:
-    stored = latents_of(made[which])
+def test_chance_picks_the_mirror_image_at_a_rate(made: dict[str, Path]) -> None:
+    stored = latents_of(made["sampled"])
     seen = []
-    for batch in load(made[which], flip=0.3, epochs=20):
+    for batch in load(made["sampled"], flip=0.3, epochs=20):
         assert set(batch) == {"latent", "emb", "key"}
         for key, latent in zip(batch["key"], batch["latent"].numpy(), strict=True):
             is_flipped = np.array_equal(latent, stored[key]["latent_flipped.npy"])
@@ -262,18 +243,11 @@ def test_chance_picks_the_mirror_image_at_a_rate(made: dict[str, Path], which: s
 
 
 def test_both_may_be_asked_for_and_a_state_knows_the_rate(made: dict[str, Path]) -> None:
-    batch = next(iter(load(made["both"], fields=("latent", "latent_flipped"))))
+    batch = next(iter(load(made["means"], fields=("latent", "latent_flipped"))))
     assert not torch.equal(batch["latent"], batch["latent_flipped"])
-    state = load(made["both"], flip=0.5).state_dict()
+    state = load(made["means"], flip=0.5).state_dict()
     with pytest.raises(FingerprintError, match=r"flip: 0\.5 -> \(none\)"):
-        load(made["both"]).load_state_dict(state)
-
-
-def test_what_has_no_mirror_images_cannot_be_flipped(made: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="leave out flip, or encode with --flip"):
-        load(made["alone"], flip=0.5)
-    with pytest.raises(UsageError, match="give a rate from 0 to 1"):
-        load(made["both"], flip=2)
+        load(made["means"]).load_state_dict(state)
 
 
 def test_what_chance_mirrors_on_the_way_is_what_is_stored(made: dict[str, Path]) -> None:

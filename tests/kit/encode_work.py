@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.nn.functional import avg_pool2d
@@ -21,39 +20,24 @@ from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.sample_arrays import fields
-from wdsprep.errors import WorkError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Making:
-    """Takes the place of `encode.make_encoder`. Images of one colour are what does harm."""
+    """Takes the place of `encode.make_encoder`."""
 
-    white_kills: bool = False
-    black_raises: bool = False
+    harms: bool = False
+    """Whether a white image kills the worker, and a black one fails."""
     pause_s: float = 0.0
     """For each batch, so that there is time for a fault."""
-    fails_at: int = -1
-    """At which batch a worker's GPU fails: 0 for the opening, -1 for none."""
-    bad_places: tuple[str, ...] = ()
-    """The GPUs that do so, as CUDA_VISIBLE_DEVICES names them."""
     chunk_nbytes: int = 0
     """How much of a tar is read at a time."""
-    log: str = ""
-    """A folder where each worker that begins leaves its process id."""
 
     def __call__(self, model: Model, recipe: Recipe, device: str) -> "Plain":
         if self.chunk_nbytes:
             assert Chunks.__init__.__kwdefaults__
             Chunks.__init__.__kwdefaults__["chunk_nbytes"] = self.chunk_nbytes
-        if self.log:
-            Path(self.log, str(os.getpid())).touch()
-        if self.fails_at == 0 and self.is_bad:
-            raise WorkError("tiny needs 2 GB of a GPU, which has 1 GB free here")
         return Plain(self, model, recipe, torch.device(device.replace("cuda", "cpu")))
-
-    @property
-    def is_bad(self) -> bool:
-        return os.environ.get("CUDA_VISIBLE_DEVICES", "") in self.bad_places
 
 
 class Plain(Encoder):
@@ -64,7 +48,6 @@ class Plain(Encoder):
         self.resolution, self.device = recipe.resolution, device
         self.has_text = recipe.text != "none"
         self._making, self._factor = making, model.factor
-        self._batches = 0
 
     def tokens(self, captions: Sequence[str], _images: object = ()) -> list[Tokens]:
         length = self.fields[-1].shape[0]
@@ -79,12 +62,9 @@ class Plain(Encoder):
     ) -> Encoded:
         assert not exact
         time.sleep(self._making.pause_s)
-        self._batches += 1
-        if self._making.is_bad and self._batches == self._making.fails_at:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        if self._making.white_kills and bool((pixels.amin((1, 2, 3)) == 255).any()):
+        if self._making.harms and bool((pixels.amin((1, 2, 3)) == 255).any()):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._making.black_raises and bool((pixels.amax((1, 2, 3)) == 0).any()):
+        if self._making.harms and bool((pixels.amax((1, 2, 3)) == 0).any()):
             raise RuntimeError("an illegal memory access was encountered")
         small = avg_pool2d(pixels.float() / 255, self._factor)
         channels = [n % 3 for n in range(self.fields[0].shape[0])]
@@ -108,11 +88,10 @@ class Plain(Encoder):
         return {"emb.npy": torch.zeros(self.fields[-1].shape, dtype=torch.float16)}
 
 
-def command(pause_s: str, harm: str, *arguments: str) -> None:
-    """`wdsprep` as a process of its own, with these encoders."""
+def command(*arguments: str) -> None:
+    """`wdsprep` as a process of its own, with encoders that do harm."""
     from wdsprep.__main__ import main
 
-    making = Making(pause_s=float(pause_s), white_kills=bool(harm), black_raises=bool(harm))
-    encoding.make_encoder = making  # type: ignore[assignment]
+    encoding.make_encoder = Making(harms=True)  # type: ignore[assignment]
     sys.argv[1:] = arguments
     sys.exit(main())

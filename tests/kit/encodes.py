@@ -16,15 +16,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from blake3 import blake3
 from pyarrow import parquet as pq
 from torch import Tensor
 
-from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, pack, tree, write_files
+from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, pack, write_files
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import table_name
-from wdsprep.dataset.npy_arrays import Field, fields_of, text_fields
-from wdsprep.dataset.tar.read import file_tape, index_tar
+from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.encode import encode
 from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.device import Encoder
@@ -202,33 +200,6 @@ def positions_in(root: Path, tar: str) -> list[int]:
 def image_samples(root: Path, *, bucket: int = 64) -> dict[str, dict[str, bytes]]:
     shards = [shard for shard in manifest_of(root).shards if shard.bucket >= bucket]
     return {key: s for shard in shards for key, s in members(root / shard.name).items()}
-
-
-def check_latents(images: Path, root: Path, *, bucket: int = 64) -> None:
-    """What holds for every latent dataset made of all that `images` has for a phase."""
-    manifest = manifest_of(root)
-    assert manifest.complete
-    lost = rejected(root)
-    expected = [shard for shard in manifest_of(images).shards if shard.bucket >= bucket]
-    for shard in manifest.shards:
-        path = root / shard.name
-        data = path.read_bytes()
-        assert (shard.nbytes, shard.digest) == (len(data), blake3(data).hexdigest())
-        with file_tape(path) as tape:
-            assert index_tar(tape, shard.name) == Path(f"{path}.idx").read_bytes()
-    for shard in expected:
-        there = list(members(images / shard.name))
-        keys = [key for key in there if key not in lost]
-        assert list(members(root / shard.name)) == keys
-        if keys:
-            assert [there[row] for row in positions_in(root, shard.name)] == keys
-    units = [shard.name.removesuffix(".tar") for shard in expected]
-    names = {f"{kind}/{unit}.json{end}" for unit in units
-             for kind, end in (("receipts", ""), ("rejects", "l"))}  # fmt: skip
-    for shard in manifest.shards:
-        names |= {shard.name, f"{shard.name}.idx", table_name(shard.name)}
-    names |= {f"empty.{f.name}" for f in text_fields(fields_of(manifest.settings["layout"]))}
-    assert set(tree(root)) == names | {"wdsprep.json"}
 
 
 # --- a stand-in for the models
