@@ -300,7 +300,7 @@ def test_a_plan_says_what_a_run_will_do_and_leaves_no_trace(images: Path, tmp_pa
     assert low.removals == ("1 shard done anew, with what --limit had cut off",)
     assert low.claim.is_there
     assert not any(dataset.claim.is_there for dataset in (high, text))
-    assert plan.worker_plan.workers == 1
+    assert plan.job.worker_plan.workers == 1
     assert tree(tmp_path) == before
 
 

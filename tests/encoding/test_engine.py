@@ -137,8 +137,8 @@ def test_a_batch_that_does_not_fit_is_halved_with_the_same_result(engine: Engine
     encoder = Cramped()
     made = engine(encoder, batch_size=8)
     assert not refusals(fed(made, range(21)))
-    assert made.stats.batch_size == 2
-    assert made.stats.samples == 21
+    assert made.batches.stats.batch_size == 2
+    assert made.batches.stats.samples == 21
     assert encoder.sizes[:3] == [8, 4, 2]
     assert set(encoder.sizes[3:]) <= {2, 8}  # those that were filled before
 
@@ -192,8 +192,8 @@ def test_what_overflows_is_computed_exactly_and_rejected_only_then(
     levels = [5, 150, 250, 7, 101, 9, 255, 199, 11, 12, 13, 200]
     refused = [level for level in levels if level > 200]
     assert refusals(fed(made, levels)) == dict.fromkeys(refused, Code.NOT_FINITE)
-    assert made.stats.exact == sum(level > 100 for level in levels)
-    assert made.stats.samples == len(levels)
+    assert made.batches.stats.exact == sum(level > 100 for level in levels)
+    assert made.batches.stats.samples == len(levels)
 
 
 class Launching(Means):

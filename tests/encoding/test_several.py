@@ -331,6 +331,9 @@ PLACE = "shards/latents-{resolution}"
         (("--text-out", "shards"), "shards/latents-64 and text to shards, which is in"),
         (("--text-out", "t", "--text", "none"), "--text-out is for text beside latents, and"),
         (("--text-out", "t", "--latents", "none"), "--text-out is for text beside latents, and"),
+        (("--resolution", "64,128", "--latents", "none"), "--latents none makes one dataset"),
+        (("--resolution", "64", "--latents", "none", "--upscale"), "--upscale is for images"),
+        (("--resolution", "0"), "--resolution is missing: give pixels"),
         (("--text-out", "t-{caption}"), "t-{caption} lacks a caption for {caption}: give"),
     ],
 )  # fmt: skip

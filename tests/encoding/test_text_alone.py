@@ -133,25 +133,6 @@ def test_a_resolution_chooses_images_and_its_absence_takes_all(
     shutil.rmtree(images.parent / "text")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"shapes": "nearest:32,2"}, "--shapes is for images"),
-        ({"max_crop": 0.2}, "--max-crop is for images"),
-        ({"upscale": 1.5}, "--upscale is for images"),
-        ({"resolution": (64, 128)}, "--latents none makes one dataset"),
-        ({"latents": "auto"}, "--resolution is missing: give pixels"),
-    ],
-)
-def test_what_is_of_images_alone_is_refused_before_anything_is_written(
-    images: Path, tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
-        texts(images, tmp_path / "text", **options)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "text").exists()
-
-
 def test_a_trainer_can_load_text_alone(images: Path, tmp_path: Path) -> None:
     made = texts(images, tmp_path / "text")
     samples = latents_of(made)

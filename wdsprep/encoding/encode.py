@@ -99,7 +99,6 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     """
     listener = options.listener_or_mute
     plan = make_plan(options, listener)
-    recipe = plan.recipe
 
     def extra_entries(dataset: DatasetPlan, speeds: Speeds) -> dict[str, Any]:
         entries = {"model": plan.model.name}
@@ -111,12 +110,6 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
 
     outcomes = do_plan(
         plan,
-        partial(
-            EncodeJob,
-            make_encoder=partial(make_encoder, plan.model, recipe, plan.worker_plan.device),
-            max_area=recipe.max_area,
-            batch_size=int(recipe.batch_size),
-        ),
         open_worker,
         listener=listener,
         limit=options.limit,
@@ -153,7 +146,7 @@ def headlines(plan: EncodePlan) -> Iterator[str]:
         wanted.append(f"{shards}{counted} for resolution {settings['resolution']}{in_shapes}")
     yield (
         f"{plan.images}: {', '.join(wanted)}; model {plan.model.name} in {precision} on "
-        f"{plan.worker_plan.device}"
+        f"{plan.job.worker_plan.device}"
     )
     if plan.model.note:
         yield plan.model.note
@@ -202,38 +195,20 @@ def make_plan(options: EncodeOptions, listener: JobListener) -> EncodePlan:
             f"--flip: the text of {model.name} depends on the images of a sample, and there is "
             "none of their mirror images: leave --flip out, or give --text none"
         )
-    with ExitStack() as closing:
-        captions, layout = _find_captions(phases, options, table, told)
-        if layout:
-            closing.callback(layout.close)
-        datasets = tuple(
-            plan_dataset(
-                phase.place,
-                phase.source,
-                phase.wanted,
-                {**of_dataset, **of_captions},
-                overwrite=options.overwrite,
-                redo_changed=options.redo_changed,
-                compared=listener.on_comparison,
-            )
-            for phase, of_dataset, of_captions in zip(phases, settings, captions, strict=True)
-        )
-        if layout:
-            layout.match(
-                [
-                    (dataset.place, phase.wanted, {(s.name, s.input) for s in dataset.pending})
-                    for phase, dataset in zip(phases, datasets, strict=True)
-                    if "captions" in dataset.settings
-                ]
-            )
-        closing.pop_all()
+    datasets, captions = _plan_datasets(phases, settings, options, table, listener)
     return EncodePlan(
         images=str(options.images),
         source=replace(phases[0].source, shards=()),
         model=model,
         recipe=recipe,
-        worker_plan=worker_plan,
-        captions=layout,
+        job=EncodeJob(
+            tars=phases[0].source.tars,
+            make_encoder=partial(make_encoder, model, recipe, worker_plan.device),
+            worker_plan=worker_plan,
+            max_area=recipe.max_area,
+            batch_size=int(recipe.batch_size),
+        ),
+        captions=captions,
         datasets=datasets,
     )
 
@@ -301,6 +276,42 @@ def _find_settings(
             recipe = replace(recipe, dtype="fp32")
         settings.append(settings_of(model, recipe))
     return joint, joint_model, settings
+
+
+def _plan_datasets(
+    phases: Sequence[_Phase],
+    settings: Sequence[dict[str, Any]],
+    options: EncodeOptions,
+    table: CaptionTable | None,
+    listener: JobListener,
+) -> "tuple[tuple[DatasetPlan, ...], CaptionLayout | None]":
+    """Return the plan of each dataset, and the captions of a table, if any."""
+    with ExitStack() as closing:
+        captions, layout = _find_captions(phases, options, table, listener.on_message)
+        if layout:
+            closing.callback(layout.close)
+        datasets = tuple(
+            plan_dataset(
+                phase.place,
+                phase.source,
+                phase.wanted,
+                {**of_dataset, **of_captions},
+                overwrite=options.overwrite,
+                redo_changed=options.redo_changed,
+                compared=listener.on_comparison,
+            )
+            for phase, of_dataset, of_captions in zip(phases, settings, captions, strict=True)
+        )
+        if layout:
+            layout.match(
+                [
+                    (dataset.place, phase.wanted, {(s.name, s.input) for s in dataset.pending})
+                    for phase, dataset in zip(phases, datasets, strict=True)
+                    if "captions" in dataset.settings
+                ]
+            )
+        closing.pop_all()
+    return datasets, layout
 
 
 def _find_captions(

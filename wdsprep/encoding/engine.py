@@ -40,7 +40,6 @@ from wdsprep.dataset.shapes import Size
 from wdsprep.encoding.batching import MOST_LAUNCHED, Batcher, DeviceBatches, Rows
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import Arrays, DeviceBatch, Encoder, TextBatch
-from wdsprep.encoding.progress import Stats
 from wdsprep.encoding.role_images import DatasetCuts
 from wdsprep.encoding.sample_chain import Block, EncodingSample, Row
 from wdsprep.images import formats
@@ -174,10 +173,6 @@ class Engine:
     def block_size(self) -> int:
         """Return the number of samples to feed together."""
         return max(1, min(MOST_IN_BLOCK, self.batches.size // 4))
-
-    @property
-    def stats(self) -> Stats:
-        return self.batches.stats
 
     @contextlib.contextmanager
     def feeding(self) -> Iterator[None]:

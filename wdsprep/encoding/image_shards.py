@@ -301,12 +301,7 @@ def read_rows(
     if not (has_images or shard.is_foreign):
         source = replace(source, has_images=False)
     if not source.has_images and is_read_in_parts(store, shard):
-        try:
-            yield from islice(read_texts(source, store, shard), item.take or None)
-        except NotFoundError as error:
-            raise _damage(store, shard, "is not there, or its index is not") from error
-        except FormatError as error:
-            raise _change(store, shard, str(error)) from error
+        yield from islice(read_texts(source, store, shard), item.take or None)
         return
     digest = blake3()
     watch = None if shard.is_foreign else digest.update
@@ -339,22 +334,26 @@ def read_texts(
 ) -> Iterator[tuple[str, Sample | Reject]]:
     """Yield the samples of an image shard with their keys, in order and with empty images.
 
-    Raise FormatError if the shard differs from its index or has another size, and NotFoundError if
-    one of them is missing.
+    Raise HopelessError if the shard differs from its index or has another size, or if one of them
+    is missing.
     """
     name = shard.item.name
     sizes = {entry.name: entry.nbytes for entry in store.list(name)}
+    lacks = "is not there, or its index is not"
     if not sizes.keys() >= {name, index_name(name)}:
-        raise NotFoundError(name)
+        raise _damage(store, shard, lacks)
     if sizes[name] != shard.item.nbytes:
-        raise FormatError("another size")
-    with ShardReader(store, shard.item) as reader:
-        try:
+        raise _change(store, shard, "another size")
+    try:
+        with ShardReader(store, shard.item) as reader:
             for sample in reader.walk(source.wants):
                 for row in source.rows(sample, name):
                     yield sample.key, row
-        except DamageError as error:
-            raise FormatError(error.cause) from error
+    except NotFoundError as error:
+        raise _damage(store, shard, lacks) from error
+    except FormatError as error:
+        cause = error.cause if isinstance(error, DamageError) else str(error)
+        raise _change(store, shard, cause) from error
 
 
 def _change(store: Store, shard: ImageShard, why: str) -> HopelessError:

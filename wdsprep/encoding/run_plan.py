@@ -25,7 +25,7 @@ from wdsprep.dataset.settings import SCORER, Settings
 from wdsprep.dataset.stored_dataset import DatasetClaim, find_claim, take_claim
 from wdsprep.encoding.image_shards import ImageShard, ImageShards
 from wdsprep.encoding.progress import Speeds
-from wdsprep.encoding.worker_plan import EncodeJob, EncodeWorkerPlan
+from wdsprep.encoding.worker_plan import EncodeJob
 from wdsprep.errors import DamageError, FingerprintError, NotFoundError
 from wdsprep.runners.base import Call, Runner
 from wdsprep.runners.job import JobListener
@@ -106,7 +106,8 @@ class RunPlan:
 
     source: ImageShards
     """What is known of the images, without their shards."""
-    worker_plan: EncodeWorkerPlan
+    job: EncodeJob
+    """The work of each worker; `do_plan` adds the datasets."""
     datasets: tuple[DatasetPlan, ...]
     captions: "CaptionLayout | None" = None
     """The captions of a table, if the user gives one."""
@@ -308,7 +309,6 @@ def joint_units(pending: Iterable[Iterable[ImageShard]]) -> Iterator[JointUnit]:
 
 def do_plan(
     plan: RunPlan,
-    make_job: Callable[..., EncodeJob],
     open_worker: Callable[[EncodeJob], Call],
     *,
     listener: JobListener,
@@ -319,9 +319,8 @@ def do_plan(
 ) -> list[Outcome]:
     """Do what a plan says, and return the outcome of each dataset.
 
-    `make_job` gets what follows from the plan: the images, the datasets and the workers. These
-    begin by `open_worker`. `extra` returns further entries of the manifest of a dataset, once it is
-    published, which may say how fast the workers were.
+    Workers begin by `open_worker`. `extra` returns further entries of the manifest of a dataset,
+    once it is published, which may say how fast the workers were.
     """
     speeds = Speeds()
 
@@ -355,15 +354,11 @@ def do_plan(
         )
         for dataset, edition in planned
     ]
-    job = make_job(
-        tars=plan.source.tars,
-        datasets=[(dataset.place, dataset.settings, ed.mark) for dataset, ed in planned],
-        worker_plan=plan.worker_plan,
-    )
+    opened = [(dataset.place, dataset.settings, edition.mark) for dataset, edition in planned]
     return do_runs(
         runs,
         runner,
-        partial(open_worker, job),
+        partial(open_worker, replace(plan.job, datasets=opened)),
         joint_units(dataset.hand_out() for dataset in plan.datasets),
         listener=listener,
         track=track,
@@ -379,7 +374,7 @@ def _runner_of(plan: RunPlan, name: str) -> Runner | None:
         units = sum(1 for _ in joint_units(dataset.pending for dataset in plan.datasets))
     if not units:
         return None
-    workers = plan.worker_plan
+    workers = plan.job.worker_plan
     settings = replace(
         workers,
         workers=min(workers.workers, units),

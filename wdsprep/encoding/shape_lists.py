@@ -56,11 +56,11 @@ def sizes_of(given: ShapesGiven, resolution: int, *, what: str = "") -> tuple[Si
     """
     if not given:
         return ()
-    sizes: Iterable[Any] = ()
     if not isinstance(given, str | os.PathLike):
         return _check_shapes(given, resolution, what or "--shapes")
     text = os.fspath(given)
     what = what or f"--shapes {shortened(text)}"
+    sizes: Iterable[Any]
     if text == "sdxl":
         areas = range(math.ceil(SDXL_LEAST_AREA * SDXL_RESOLUTION**2), SDXL_RESOLUTION**2 + 1)
         every = product(SDXL_SIDES, SDXL_SIDES)

@@ -173,7 +173,7 @@ class EncodeWorker:
         not name a CPU, whose batches have one size, unless the user gives another.
         """
         dataset, part = self._datasets[number], self._cuts[number].part
-        device, stats = self._encoder.device, self._engine.stats
+        device, stats = self._encoder.device, self._engine.batches.stats
         if device.type == "cuda" and output.samples:
             images = stats.batch_size if Part.IMAGE in part else 0
             captions = stats.text_size if Part.TEXT in part else 0
@@ -284,7 +284,7 @@ class EncodeWorker:
             rejects=sum_counts(part.rejects for part in parts.values()),
             worker=self._name,
             device=device_name(self._encoder.device),
-            stats=self._engine.stats,
+            stats=self._engine.batches.stats,
         )
 
 

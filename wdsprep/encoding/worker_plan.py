@@ -154,7 +154,7 @@ class EncodeJob:
 
     tars: TarsSource
     """The source that reads the image shards."""
-    datasets: Sequence[tuple[str, Settings, str]]
+    datasets: Sequence[tuple[str, Settings, str]] = ()
     """The place and the settings of each dataset, and the mark of its edition."""
     make_encoder: Callable[[], "Encoder"]
     """Loads the models, in the worker."""

@@ -86,17 +86,9 @@ def score(options: ScoreOptions) -> Outcome:
     After an interruption, the same call continues the run.
     """
     listener = options.listener_or_mute
-    plan, models, dtype = _plan_of(options, listener)
-    language, device = plan.datasets[0].settings[SCORES]["language"], plan.worker_plan.device
-    made_by = ", ".join(filter(None, [*(model.name for model in models), language]))
+    plan, made_by = _plan_of(options, listener)
     (outcome,) = do_plan(
         plan,
-        partial(
-            EncodeJob,
-            make_encoder=partial(make_encoder, models, device, dtype),
-            max_area=options.max_area,
-            batch_size=int(options.batch_size) or (CPU_BATCH if device == "cpu" else GPU_BATCH),
-        ),
         partial(open_worker, options.role),
         listener=listener,
         limit=options.limit,
@@ -123,8 +115,8 @@ def example_condition(place: str, manifest: Manifest) -> str:
     return f"{column} >= {median_low(values)}"
 
 
-def _plan_of(options: ScoreOptions, listener: JobListener) -> tuple[RunPlan, list[ScoreModel], str]:
-    """Return the plan of a run of `score`, its models, and the dtype in which they compute.
+def _plan_of(options: ScoreOptions, listener: JobListener) -> tuple[RunPlan, str]:
+    """Return the plan of a run of `score`, and the names of what it scores by.
 
     Models are downloaded if they are missing, and each is loaded and tried once. Raise an error if
     the run is impossible.
@@ -150,7 +142,8 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> tuple[RunPlan, lis
     models = [_settle_model(model, options) for model in models]
     of_captions = COLUMNS if options.language else {}
     columns = score_columns(models, of_captions, role_columns(source.roles))
-    usual = "fp32" if worker_plan.device == "cpu" else "fp16"
+    device = worker_plan.device
+    usual = "fp32" if device == "cpu" else "fp16"
     dtype = usual if options.dtype == "auto" else options.dtype
     known, fields = _try(models, dtype, told)
     settings = {
@@ -175,8 +168,15 @@ def _plan_of(options: ScoreOptions, listener: JobListener) -> tuple[RunPlan, lis
         redo_changed=options.redo_changed,
         compared=listener.on_comparison,
     )
-    plan = RunPlan(source=replace(source, shards=()), worker_plan=worker_plan, datasets=(dataset,))
-    return plan, models, dtype
+    job = EncodeJob(
+        tars=source.tars,
+        make_encoder=partial(make_encoder, models, device, dtype),
+        worker_plan=worker_plan,
+        max_area=options.max_area,
+        batch_size=int(options.batch_size) or (CPU_BATCH if device == "cpu" else GPU_BATCH),
+    )
+    plan = RunPlan(source=replace(source, shards=()), job=job, datasets=(dataset,))
+    return plan, ", ".join(filter(None, [*(model.name for model in models), library]))
 
 
 def _with_heads(models: Sequence[ScoreModel], wanted: Sequence[WantedHead]) -> list[ScoreModel]:

@@ -29,7 +29,6 @@ from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import DeviceBatch, Encoder, auto_batch_size
 from wdsprep.encoding.models.find_model import Model, check_multiples, find_model
 from wdsprep.encoding.options import Encode
-from wdsprep.encoding.progress import Stats
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Recipe
 from wdsprep.encoding.sample_chain import EncodedSample, EncodingSample, Row
@@ -145,13 +144,9 @@ class BatchEncoder:
             size = -(-most // -(-most // beside))  # the smallest that makes as few batches
         stream: Any = torch.cuda.Stream  # which torch declares without types
         self._stream = stream(encoder.device) if is_cuda else None
-        self._batches = DeviceBatches(encoder, size, lanes=lanes, enter=self._enter)
-        self._batcher = Batcher(encoder, self._batches, seed=seed, flips=self.flips)
+        self.batches = DeviceBatches(encoder, size, lanes=lanes, enter=self._enter)
+        self._batcher = Batcher(encoder, self.batches, seed=seed, flips=self.flips)
         self._filling = threading.Lock()
-
-    @property
-    def stats(self) -> Stats:
-        return self._batches.stats
 
     def begin(self, samples: Sequence[EncodingSample]) -> StepBegun:
         """Begin to encode the samples of a training step, whose images have been cropped.
@@ -167,7 +162,7 @@ class BatchEncoder:
                 for row in rows:
                     row.drop_pixels()
                 if batch is not None:
-                    begun.append((rows, batch, self._batches.submit(batch)))
+                    begun.append((rows, batch, self.batches.submit(batch)))
                 else:
                     for row in rows:
                         row.take(Code.NO_TOKENS)
@@ -193,10 +188,10 @@ class BatchEncoder:
 
     def empty(self) -> dict[str, Tensor]:
         """Return the arrays of the empty caption, by field."""
-        return self._batches.run(self.encoder.empty)
+        return self.batches.run(self.encoder.empty)
 
     def close(self) -> None:
-        self._batches.close()
+        self.batches.close()
 
     def _enter(self) -> None:
         if self._stream is not None:

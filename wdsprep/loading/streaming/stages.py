@@ -199,7 +199,7 @@ def make_encoder(pieces: Pieces) -> StageFunction:
             rows=tuple((replace(encoded, arrays={}), place) for encoded, place in rows),
             arrays=arrays,
             lengths=lengths,
-            worked=(*piece.worked, ("encode", worker_name(), encoder.stats)),
+            worked=(*piece.worked, ("encode", worker_name(), encoder.batches.stats)),
         )
         return pack_piece(encoded_piece)
 
