@@ -30,6 +30,15 @@ def latents(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="session")
+def stored(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same by the stand-in. Tests leave it as it is."""
+    out = tmp_path_factory.mktemp("stored") / "latents"
+    with patch(MAKER, Making()):
+        encode_here(images, out)
+    return out
+
+
 @pytest.fixture
 def own(images: Path, tmp_path: Path) -> Path:
     """A copy of the images, to damage."""

@@ -37,13 +37,6 @@ from wdsprep.runners.job import JobListener
 pytestmark = pytest.mark.usefixtures("stand_in")
 
 
-@pytest.fixture(scope="module")
-def latents(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("encoded") / "latents"
-    encode_here(images, out)
-    return out
-
-
 # --- what the command itself loads
 
 
@@ -86,7 +79,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int
 
 
 def test_images_that_are_none_are_refused(
-    images: Path, latents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    images: Path, stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, options = tmp_path / "out", ("--resolution", "64", *TOY)
     code, line = refused(capsys, tmp_path / "nowhere", out, *options)
@@ -95,7 +88,7 @@ def test_images_that_are_none_are_refused(
     assert (code, f'"wdsprep pack {images.parent}/downloads IMAGES" first' in line) == (1, True), (
         line
     )
-    code, line = refused(capsys, latents, out, *options)
+    code, line = refused(capsys, stored, out, *options)
     assert (code, "is a dataset of latents" in line) == (2, True), line
     before = tree(images)
     code, line = refused(capsys, images, images / "latents", *options)
@@ -141,12 +134,12 @@ def test_a_model_without_finite_numbers_says_what_to_do_and_exits_with_3(
 
 
 def test_a_second_run_has_nothing_to_do_and_changes_no_byte(
-    images: Path, latents: Path, capsys: pytest.CaptureFixture[str]
+    images: Path, stored: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = tree(latents)
-    assert command(images, latents) == 0
+    before = tree(stored)
+    assert command(images, stored) == 0
     assert f"nothing left to do: {SHARDS} shards encoded before" in capsys.readouterr().out
-    assert tree(latents) == before
+    assert tree(stored) == before
 
 
 def other_weights(folder: Path, *, times: float = 1.5) -> Path:
@@ -159,28 +152,28 @@ def other_weights(folder: Path, *, times: float = 1.5) -> Path:
 
 
 def test_other_settings_never_mix_with_what_is_there(
-    images: Path, latents: Path, tmp_path: Path
+    images: Path, stored: Path, tmp_path: Path
 ) -> None:
-    before = tree(latents)
+    before = tree(stored)
     with pytest.raises(FingerprintError, match=": seed: 0, now 1: run with those"):
-        encode_here(images, latents, seed=1)
+        encode_here(images, stored, seed=1)
     with pytest.raises(FingerprintError, match=r": .*text: emb, now tokens.*: run with"):
-        encode_here(images, latents, text="tokens")
+        encode_here(images, stored, text="tokens")
     with pytest.raises(FingerprintError, match=r": .*the weights of the model: other"):
-        encode_here(images, latents, model=str(other_weights(tmp_path)))
+        encode_here(images, stored, model=str(other_weights(tmp_path)))
     with pytest.raises(FingerprintError, match=": layout: other; resolution: 64, now 128: run"):
-        encode_here(images, latents, resolution=128)
-    assert tree(latents) == before
+        encode_here(images, stored, resolution=128)
+    assert tree(stored) == before
 
 
 def test_overwrite_starts_over_and_clears_latents_alone(
-    own: Path, latents: Path, tmp_path: Path
+    own: Path, stored: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    shutil.copytree(latents, out)
+    shutil.copytree(stored, out)
     (out / "notes.txt").write_text("mine")
     encode_here(own, out, seed=3, overwrite=True)
-    assert set(tree(out)) == {*tree(latents), "notes.txt", "edition"}
+    assert set(tree(out)) == {*tree(stored), "notes.txt", "edition"}
     assert manifest_of(out).settings["seed"] == 3
     assert (out / "notes.txt").read_text() == "mine"
     others = tmp_path / "others"
@@ -193,14 +186,14 @@ def test_overwrite_starts_over_and_clears_latents_alone(
 
 @pytest.mark.parametrize("limit", [4, 6])
 def test_a_limited_run_can_be_completed_to_the_same_bytes(
-    images: Path, latents: Path, tmp_path: Path, limit: int
+    images: Path, stored: Path, tmp_path: Path, limit: int
 ) -> None:
     out = tmp_path / "out"
     encode_here(images, out, limit=limit)
-    assert list(latents_of(out)) == list(latents_of(latents))[:limit]
+    assert list(latents_of(out)) == list(latents_of(stored))[:limit]
     assert not manifest_of(out).complete
     encode_here(images, out)
-    assert tree(out) == tree(latents)
+    assert tree(out) == tree(stored)
 
 
 def test_a_trial_of_images_that_have_changed_says_what_is_removed(

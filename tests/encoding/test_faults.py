@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from PIL import Image
 import wdsprep
 from tests.kit.encode_work import Making
 from tests.kit.encodes import in_this_process
-from tests.kit.faultproxy import Drop, DropAfter, Fault, FaultProxy, Status, Truncate
+from tests.kit.faultproxy import FaultProxy
 from tests.kit.packs import (
     SCRIPT,
     children,
@@ -194,39 +193,6 @@ def test_ctrl_c_of_the_command_is_one_line_and_the_rerun_completes(
 
 
 # --- S3, and sources that change
-
-
-class Faulty:
-    """A rule of the proxy: faults in turn, for every few requests once it is under way."""
-
-    def __init__(self, *faults: Fault, every: int) -> None:
-        self._faults, self._every = cycle(faults), every
-        self.count = 0
-
-    def __call__(self, method: str, path: str, n: int, headers: Any) -> Fault | None:
-        del method, path, headers
-        if n % self._every:
-            return None
-        self.count += 1
-        return next(self._faults)
-
-
-def test_a_bad_network_to_s3_changes_no_byte(
-    images: Path,
-    undisturbed: dict[str, bytes],
-    s3_server: S3Server,
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    upload(images, f"s3://{bucket}/images")
-    out = f"s3://{bucket}/latents"
-    rule = Faulty(Drop(), Status(503), Truncate(100), Status(500), DropAfter(), every=6)
-    with FaultProxy(s3_server.url, rule) as proxy, monkeypatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        outcome = encode(f"s3://{bucket}/images", out, Making(chunk_nbytes=100_000))
-    assert rule.count > 15
-    assert (outcome.samples, outcome.quarantined) == (SHARDS * 20, ())
-    assert tree(out) == undisturbed
 
 
 def test_an_s3_shard_that_is_replaced_while_it_is_read_is_refused_and_the_others_are_done(

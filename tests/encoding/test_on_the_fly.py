@@ -25,13 +25,6 @@ NAMES = ("latent", "emb", "key", "txt", "json")
 pytestmark = pytest.mark.usefixtures("stand_in")
 
 
-@pytest.fixture(scope="module")
-def stored(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("stored") / "latents"
-    encode_here(images, out)
-    return out
-
-
 def load(url: Path, **options: Any) -> Any:
     return wdsprep.load(str(url), **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
 

@@ -14,7 +14,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 import torch
 from pyarrow import parquet as pq
 from torch import Tensor
@@ -126,13 +125,6 @@ def run(*words: str | Path) -> int:
         places = [str(word) for word in words[:2] if not str(word).startswith("--")]
         options = map(str, words[len(places) :])
         return main(["encode", *places, *once(*TOY, *options)])
-
-
-def one_error(capsys: pytest.CaptureFixture[str]) -> str:
-    """The line that a command said of what is wrong; there is one alone."""
-    told = capsys.readouterr()
-    (line,) = [line for line in told.err.splitlines() if line.startswith("wdsprep: ")]
-    return line
 
 
 # --- looking at what came of it
