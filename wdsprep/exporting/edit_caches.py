@@ -7,9 +7,12 @@ caption. Masks and pixels have no place there. Written after the code of musubi-
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.typing import NDArray
 
 from wdsprep.dataset.npy_arrays import EMB, LATENT, MASK
+from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.shapes import shapes_of
 from wdsprep.errors import UsageError
 from wdsprep.exporting.folders import folder_of, stem_of
@@ -23,19 +26,15 @@ from wdsprep.exporting.layout import (
     dtype_name,
     json_line,
     save_by_torch,
-    to_json,
     to_tensor,
 )
 from wdsprep.importing.column_names import CONTROL, FAMILIES, SAFETENSORS
 from wdsprep.text import plural
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
+Array = NDArray[Any]
 
 
-def latents_in(sample: ExportSample, roles: Sequence[str]) -> "list[Array]":
+def latents_in(sample: ExportSample, roles: Sequence[str]) -> list[Array]:
     """Return the latent of a sample, then those of its references."""
     return [sample.stored(name) for name in (LATENT, *sample.arrays_in(roles))]
 
@@ -135,7 +134,7 @@ class MusubiLayout(Layout):
         return {"dataset.toml": "\n".join([*lines, ""]).encode()}
 
 
-def to_safetensors(tensors: "Mapping[str, Array]", facts: Mapping[str, str]) -> bytes:
+def to_safetensors(tensors: Mapping[str, Array], facts: Mapping[str, str]) -> bytes:
     """Return the bytes of a safetensors file. Large numbers come first, so that all are aligned.
 
     The writer of safetensors 0.8 puts facts in another order in each process, so a file that is
@@ -148,7 +147,7 @@ def to_safetensors(tensors: "Mapping[str, Array]", facts: Mapping[str, str]) -> 
         start, end = end, end + array.nbytes
         stored = SAFETENSORS[dtype_name(array)]
         header[name] = {"data_offsets": [start, end], "dtype": stored, "shape": list(array.shape)}
-    text = to_json(header)
+    text = canonical_json(header)
     text += b" " * (-len(text) % 8)
     parts = (array.tobytes() for _, array in ordered)
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])

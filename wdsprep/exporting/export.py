@@ -18,7 +18,7 @@ from typing import Any
 
 from wdsprep.dataset.file_names import HUB_FILES, empty_name
 from wdsprep.dataset.npy_arrays import text_fields
-from wdsprep.dataset.sealed_json import read_record
+from wdsprep.dataset.sealed_json import canonical_json, read_record
 from wdsprep.dataset.settings import changed_settings
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
@@ -32,7 +32,6 @@ from wdsprep.exporting.layout import (
     Output,
     SourceDataset,
     check_files,
-    to_json,
 )
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.read_samples import ExportUnit, UnitSource
@@ -108,7 +107,9 @@ def export(options: ExportOptions) -> Exported:
     claim |= {"join": joined_settings, "settings": settings}
     store, units = open_store(target), tuple(_units(datasets, layout))
     existing = {entry.name: entry.nbytes for entry in store.list()}
-    old_marks = _claim_folder(store, existing, claim=to_json(claim), units=units, options=options)
+    old_marks = _claim_folder(
+        store, existing, claim=canonical_json(claim), units=units, options=options
+    )
     marks_by_unit = {mark.name: mark for mark in old_marks}
     store.sweep(lambda name: name in existing or name.startswith(MARKS))
     pending = [unit for unit in units if unit.name not in marks_by_unit]

@@ -7,7 +7,10 @@ image is in a text file with the same name, for sd-scripts, OneTrainer and ai-to
 import io
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, denormalise
 from wdsprep.dataset.samples import is_mask
@@ -15,11 +18,8 @@ from wdsprep.dataset.shapes import shape_name, shapes_of
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Output, Writing, json_line
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 METADATA = "metadata.jsonl"
-Arrays = dict[str, "NDArray[Any]"]
+Arrays = dict[str, NDArray[Any]]
 FAMILIES = {
     "StableDiffusionPipeline": "sd",
     "StableDiffusionXLPipeline": "sdxl",
@@ -128,8 +128,6 @@ class KohyaLayout(Layout):
         self.roles = dataset.roles
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        import numpy as np
-
         for sample in samples:
             folder = folder_of(unit, sample)
             write_images(out, folder, sample)
@@ -141,8 +139,6 @@ class KohyaLayout(Layout):
 
     def caches(self, sample: ExportSample) -> dict[str, Arrays]:
         """Return the arrays of each cache of a sample, by the end of its file name."""
-        import numpy as np
-
         values = {name: sample.values(name) for name in self.arrays}
         width, height = sample.cut_size
         is_raw = self.family != "flux"

@@ -8,15 +8,15 @@ What several layouts need is here too: JSON and files of torch.
 """
 
 import io
-import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from wdsprep.dataset.file_names import latent_unit
 from wdsprep.dataset.image_positions import may_have_moved
@@ -53,9 +53,6 @@ from wdsprep.exporting.options import ExportOptions
 from wdsprep.options import Place
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Sink, SinkFile, Store, absolute
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Family = TypeVar("Family")
 MARKS = ".wdsprep/"
@@ -215,17 +212,17 @@ class ExportSample:
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """The place of each member in its tar: its first byte and its number of bytes."""
 
-    def stored(self, name: str) -> "NDArray[Any]":
+    def stored(self, name: str) -> NDArray[Any]:
         """Return an array as it is stored: of bfloat16 its bits, as unsigned integers."""
         array: NDArray[Any] = stored_array(field_of(name, self.members[name]), self.members[name])
         return array
 
-    def values(self, name: str) -> "NDArray[Any]":
+    def values(self, name: str) -> NDArray[Any]:
         """Return an array, with float32 in place of bfloat16."""
         array = self.stored(name)
         return from_bfloat16(array) if dtype_name(array) == BFLOAT16 else array
 
-    def bits(self, name: str) -> "NDArray[Any]":
+    def bits(self, name: str) -> NDArray[Any]:
         """Return an array as bfloat16, whose bits are in unsigned integers."""
         array = self.stored(name)
         return array if dtype_name(array) == BFLOAT16 else to_bfloat16(array)
@@ -346,7 +343,7 @@ class ExportMark:
         return f"{MARKS}{self.name}.json"
 
     def to_bytes(self) -> bytes:
-        return canonical_json(asdict(self)) + b"\n"
+        return json_line(asdict(self))
 
     @classmethod
     def read(cls, store: Store, file_name: str) -> "ExportMark | None":
@@ -428,12 +425,12 @@ class Layout:
         return {}
 
 
-def dtype_name(array: "NDArray[Any]") -> str:
+def dtype_name(array: NDArray[Any]) -> str:
     """Return what torch calls the type of a stored array."""
     return BFLOAT16 if array.dtype.str == "<u2" else array.dtype.name
 
 
-def to_tensor(array: "NDArray[Any]") -> Any:
+def to_tensor(array: NDArray[Any]) -> Any:
     """Return a stored array as a tensor of torch."""
     import torch
 
@@ -441,12 +438,8 @@ def to_tensor(array: "NDArray[Any]") -> Any:
     return tensor.view(torch.bfloat16) if dtype_name(array) == BFLOAT16 else tensor
 
 
-def to_json(body: object) -> bytes:
-    return json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 def json_line(body: object) -> bytes:
-    return to_json(body) + b"\n"
+    return canonical_json(body) + b"\n"
 
 
 def save_by_torch(value: object) -> bytes:

@@ -16,7 +16,10 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wdsprep.dataset.npy_arrays import (
     BFLOAT16,
@@ -28,6 +31,7 @@ from wdsprep.dataset.npy_arrays import (
     denormalise,
     is_imported,
 )
+from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.tar.write import Buffer, Data, join_small, nbytes_of, pieces_of
 from wdsprep.errors import UsageError
 from wdsprep.exporting.layout import (
@@ -38,11 +42,7 @@ from wdsprep.exporting.layout import (
     Output,
     Writing,
     json_line,
-    to_json,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 INDEX = "index.json"
 FILE_NBYTES = 1 << 26
@@ -75,13 +75,11 @@ class Column:
     @property
     def size(self) -> int | None:
         """Return how many bytes a value takes, or None if samples differ in that."""
-        import numpy as np
-
         if self.kind == INT:
             return 8
         return int(np.prod(self.shape)) * np.dtype(self.kind).itemsize if self.shape else None
 
-    def encode(self, array: "NDArray[Any]") -> Data:
+    def encode(self, array: NDArray[Any]) -> Data:
         """Return the bytes of an array.
 
         If shapes vary, they begin with the number of dimensions, and in two bits the width of the
@@ -152,7 +150,7 @@ class MdsLayout(Layout):
             self._write_file(out, unit, waiting)
 
     def _write_file(self, out: Output, unit: str, samples: Sequence[tuple[Buffer, ...]]) -> None:
-        config = to_json(self._config())
+        config = canonical_json(self._config())
         start = 4 * (len(samples) + 2) + len(config)
         offsets = [start]
         for sample in samples:
@@ -193,8 +191,6 @@ class MdsLayout(Layout):
         A latent becomes a mean and a standard deviation, as the VAE gives them. If one latent was
         kept, it is unscaled and taken for the mean, and the deviation is 0.
         """
-        import numpy as np
-
         if column.kind == INT:
             return struct.pack("<q", sample.number(column.name))
         if column.kind == TEXT:

@@ -13,15 +13,18 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow.parquet import ParquetWriter
 
 from wdsprep.dataset.npy_arrays import EMB, FLIPPED, LATENT, POOLED, field_of
+from wdsprep.dataset.samples import facts_bytes
+from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.settings import NUMBER, TEXT, WHOLE
-from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Output, Writing, to_json
+from wdsprep.exporting.layout import Exportable, ExportSample, Layout, Output, Writing
 from wdsprep.importing.column_names import MLPERF
-
-if TYPE_CHECKING:
-    import pyarrow
 
 GROUP_NBYTES = 64 << 20
 """The bytes of the rows that are kept in memory and written together."""
@@ -65,9 +68,7 @@ class ParquetLayout(Layout):
             return MOMENTS[name]
         return (name.removesuffix(".npy"),)
 
-    def _schema(self) -> "pyarrow.Schema":
-        import pyarrow as pa
-
+    def _schema(self) -> pa.Schema:
         if self.kind == "mlperf":
             arrays = ((name, pa.binary()) for name in MLPERF.values())
             return pa.schema([("__key__", pa.string()), *arrays])
@@ -80,13 +81,10 @@ class ParquetLayout(Layout):
         image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         sizes = [("width", pa.int64()), ("height", pa.int64())]
         several = ("captions", pa.list_(pa.string()))
-        known = to_json({"info": {"features": FEATURES}})
+        known = canonical_json({"info": {"features": FEATURES}})
         return pa.schema([("image", image), *texts, several, *sizes], {"huggingface": known})
 
     def write(self, out: Output, unit: str, samples: Iterator[ExportSample]) -> Writing:
-        import pyarrow as pa
-        from pyarrow.parquet import ParquetWriter
-
         name, schema = f"{unit}.parquet", self._schema()
         rows: list[dict[str, Any]] = []
         nbytes = count = 0
@@ -113,8 +111,6 @@ class ParquetLayout(Layout):
     def row(self, sample: ExportSample) -> dict[str, Any]:
         row: dict[str, Any] = {"__key__": sample.key}
         if self.kind == "mlperf":
-            import numpy as np
-
             latent = sample.bits(LATENT)
             moments = latent.reshape(2, -1, *latent.shape[1:])
             arrays = sample.bits(EMB), sample.bits(POOLED), *moments
@@ -126,7 +122,7 @@ class ParquetLayout(Layout):
         row = {
             "key": sample.key,
             "caption": sample.caption,
-            "json": to_json(sample.facts).decode(),
+            "json": facts_bytes(sample.facts).decode(),
             **{name: sample.facts.get(name) for name in self.scores},
         }
         if self.kind != "images":
@@ -134,11 +130,11 @@ class ParquetLayout(Layout):
                 columns, data = self._columns(name), sample.members[name]
                 parts = [data]
                 if len(columns) > 1:  # a file of each half of the moments
-                    field = field_of(name, data)
-                    half = replace(field, shape=(field.shape[0] // 2, *field.shape[1:]))
-                    middle = len(field.header) + half.array_nbytes
-                    halves = data[len(field.header) : middle], data[middle:]
-                    parts = [half.header + moment for moment in halves]
+                    moments = sample.stored(name)
+                    half = replace(
+                        field_of(name, data), shape=(len(moments) // 2, *moments.shape[1:])
+                    )
+                    parts = [half.header + moment.tobytes() for moment in np.split(moments, 2)]
                 row |= zip(columns, parts, strict=True)
             return row
         kind, data = sample.image

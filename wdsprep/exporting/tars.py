@@ -5,8 +5,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from wdsprep.dataset.file_names import index_name, is_table
 from wdsprep.dataset.npy_arrays import EMB, LATENT, POOLED
+from wdsprep.dataset.samples import facts_bytes
+from wdsprep.dataset.sealed_json import canonical_json
 from wdsprep.dataset.shapes import cut_size
 from wdsprep.dataset.tar.write import Buffer, TarWriter
 from wdsprep.errors import UsageError
@@ -19,7 +23,6 @@ from wdsprep.exporting.layout import (
     Writing,
     json_line,
     save_by_torch,
-    to_json,
     to_tensor,
 )
 from wdsprep.importing import column_names
@@ -130,8 +133,6 @@ class PrimusLayout(Layout):
         return write_tar(out, unit, members, is_indexed=True)
 
     def members(self, sample: ExportSample) -> Members:
-        import numpy as np
-
         latents, emb = sample.bits(LATENT), sample.bits(EMB)
         arrays = {column_names.LATENT: latents}
         if self.has_moments:
@@ -179,7 +180,7 @@ class WidsLayout(Layout):
                     f"{sample.key} is a {data[0]}, which wids does not decode: pack with "
                     "--reencode jpg:95"
                 )
-        return [("json", to_json(facts)), data]
+        return [("json", facts_bytes(facts)), data]
 
     def index(self, files: Sequence[ExportedFile]) -> Mapping[str, bytes]:
         shards = [{"filesize": f.nbytes, "nsamples": f.samples, "url": f.name} for f in files]
@@ -223,4 +224,4 @@ class WebshartLayout(Layout):
             "includes_image_geometry": True,
             "path": f"{unit}.tar",
         }
-        out.write(f"{unit}.json", to_json(body), samples=count)
+        out.write(f"{unit}.json", canonical_json(body), samples=count)
