@@ -1,6 +1,7 @@
 """Columns of scores, where samples are chosen by them."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -56,6 +57,8 @@ def test_a_condition_on_scores_leaves_the_same_samples_wherever_it_is_asked(
         found = wdsprep.inspect(place, where=where, join=joined)
         assert isinstance(found, MatchingSamples)
         assert {row["key"] for row in found.first} == keys
+    every = wdsprep.select(images, tmp_path / "all", join=scores, where="width > 0")
+    assert every.outcomes[str(tmp_path / "all")].manifest.samples == len(columns)
     wdsprep.select([images, scores], tmp_path / "{name}", where=where)
     chosen = columns_in(tmp_path / "scores")
     assert chosen.keys() == keys
@@ -69,13 +72,6 @@ def test_a_list_of_scores_has_no_sizes_and_captions(
     assert main(["inspect", str(scores), "--where", f"aesthetic >= {least}", "--limit", "2"]) == 0
     _, *rows, more = capsys.readouterr().out.splitlines()
     assert ([len(row.split()) for row in rows], more[:4]) == ([4, 4], "and ")
-
-
-def test_a_condition_may_leave_joined_scores_out(
-    scores: Path, images: Path, tmp_path: Path
-) -> None:
-    selected = wdsprep.select(images, tmp_path / "out", join=scores, where="width > 0")
-    assert selected.outcomes[str(tmp_path / "out")].manifest.samples == 15
 
 
 def test_another_selection_by_other_scores_into_the_same_place_is_refused(
@@ -104,29 +100,27 @@ def test_scores_of_other_images_are_refused(
     assert not (tmp_path / "o").exists()
 
 
-def test_scores_without_the_images_of_an_append_are_to_be_scored_again(
+def test_scores_that_lack_images_are_refused_by_the_command_that_scores_these(
     models: Path, tmp_path: Path
 ) -> None:
-    grown, vit = packed(pictures(tmp_path / "in", range(6)), tmp_path / "images"), models / "vit"
-    score_here(grown, tmp_path / "scores", model=str(vit))
-    packed(pictures(tmp_path / "in", range(12)), grown, "--append")
-    with pytest.raises(UsageError, match='run the same "wdsprep score" again'):
-        wdsprep.load(str(grown), join=str(tmp_path / "scores"), pixels=64, global_batch=1)
-    again = score_here(grown, tmp_path / "scores", model=str(vit))
-    assert (again.samples, again.manifest.samples, again.manifest.complete) == (6, 12, True)
-
-
-def test_unfinished_scores_are_refused_by_the_command_that_ends_them(
-    images: Path, models: Path, tmp_path: Path
-) -> None:
-    scores, out, again = tmp_path / "scores", tmp_path / "o", 'run the same "wdsprep score" again'
-    score_here(images, scores, model=str(models / "vit"), limit=4)
-    with pytest.raises(UsageError, match=again):
-        wdsprep.load(images, join=scores, pixels=64, global_batch=1)
-    with pytest.raises(UsageError, match=again):
-        wdsprep.select(images, out, join=scores, where="nsfw > 0")
+    """Those of an append, or those that a limit left."""
+    images, scores, out = tmp_path / "images", tmp_path / "scores", tmp_path / "out"
+    score = partial(score_here, images, scores, model=str(models / "vit"))
+    again = 'run the same "wdsprep score" again'
+    packed(pictures(tmp_path / "in", range(6)), images)
+    score()
+    packed(pictures(tmp_path / "in", range(12)), images, "--append")
+    for limit in (0, 8):
+        if limit:
+            score(limit=limit)
+        with pytest.raises(UsageError, match=again):
+            wdsprep.load(images, join=scores, pixels=64, global_batch=1)
+        with pytest.raises(UsageError, match=again):
+            wdsprep.select(images, out, join=scores, where="nsfw > 0")
     with pytest.raises(UsageError, match=f"{again}.* and then export"):
         wdsprep.export(images, out, to="parquet", join=[scores])
+    done = score()
+    assert (done.manifest.samples, done.manifest.complete) == (12, True)
 
 
 def test_scores_of_images_that_changed_are_not_selected_along(
