@@ -16,7 +16,6 @@ from tests.kit.joined_sets import LATENTS, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, flat
 from tests.kit.packs import jpeg, tar_bytes, write_files
 from wdsprep.dataset.reindex import index
-from wdsprep.dataset.samples import Sample
 from wdsprep.errors import FingerprintError, NotFoundError, UsageError
 from wdsprep.sources.captions import caption_at
 
@@ -49,8 +48,24 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
     return own, long, alt
 
 
+def tag_of(text: str) -> str:
+    return text.partition(" ")[0]
+
+
 def tags(batches: Any) -> list[str]:
-    return [text.partition(" ")[0] for batch in batches for text in batch["txt"]]
+    return [tag_of(text) for batch in batches for text in batch["txt"]]
+
+
+def assert_made_of(tag: str, batch: dict[str, Any], row: int) -> None:
+    """The latent is that of the key, and all that is made of a caption is of the one tagged so."""
+    key = batch["key"][row]
+    assert np.array_equal(batch["latent"][row].numpy(), array_of(key, LATENTS[0]))
+    assert np.array_equal(batch["pooled"][row].numpy(), array_of(key + tag, VARIED[0]))
+    wanted = array_of(key + tag, VARIED[1])
+    found = batch["emb"][row].view(torch.int16).numpy().view("<u2")
+    assert np.array_equal(found[: len(wanted)], wanted)
+    assert not found[len(wanted) :].any()
+    assert batch["emb_mask"][row].sum() == len(wanted)
 
 
 def test_each_sample_has_one_caption_with_all_that_is_made_of_it(
@@ -60,16 +75,9 @@ def test_each_sample_has_one_caption_with_all_that_is_made_of_it(
     seen: Counter[str] = Counter()
     for batch in load(own, join=others, captions=WEIGHTS, fields=FIELDS, epochs=2):
         for row, key in enumerate(batch["key"]):
-            tag = batch["txt"][row].partition(" ")[0]
-            seen[tag] += 1
+            seen[tag := tag_of(batch["txt"][row])] += 1
             assert batch["json"][row]["caption"] == batch["txt"][row] == caption(key, tag)
-            assert np.array_equal(batch["latent"][row].numpy(), array_of(key, LATENTS[0]))
-            assert np.array_equal(batch["pooled"][row].numpy(), array_of(key + tag, VARIED[0]))
-            wanted = array_of(key + tag, VARIED[1])
-            found = batch["emb"][row].view(torch.int16).numpy().view("<u2")
-            assert np.array_equal(found[: len(wanted)], wanted)
-            assert not found[len(wanted) :].any()
-            assert batch["emb_mask"][row].sum() == len(wanted)
+            assert_made_of(tag, batch, row)
     total = seen.total()
     for name, weight in WEIGHTS.items():
         share = seen["own" if name == "caption" else name] / total
@@ -86,10 +94,9 @@ def test_a_dropped_caption_is_the_empty_one_of_the_part_that_was_picked(
     dropped = 0
     for batch, whole in zip(load(own, drop_text=0.4, **options), kept, strict=True):
         for row, text in enumerate(batch["txt"]):
-            tag = whole["txt"][row].partition(" ")[0]
             if not text:
                 dropped += 1
-                assert batch["pooled"][row].tolist() == [9.0 + len(tag)] * 6
+                assert batch["pooled"][row].tolist() == [9.0 + len(tag_of(whole["txt"][row]))] * 6
             else:
                 assert text == whole["txt"][row]
     assert dropped > 60
@@ -125,16 +132,12 @@ def test_a_dropped_caption_is_the_empty_one_of_that_sample(
     dropped = 0
     for batch, kept, other in zip(found, whole, others, strict=True):
         assert batch["key"] == kept["key"] == other["key"]
-        for row, key in enumerate(batch["key"]):
-            tag = kept["txt"][row].partition(" ")[0]
-            if not batch["txt"][row]:
-                dropped, tag = dropped + 1, "empty"
-                assert batch["json"][row]["caption"] == ""
-            assert (batch["txt"][row] == "") is (other["txt"][row] == "")
-            assert np.array_equal(batch["latent"][row].numpy(), array_of(key, LATENTS[0]))
-            assert np.array_equal(batch["pooled"][row].numpy(), array_of(key + tag, VARIED[0]))
-            wanted = array_of(key + tag, VARIED[1])
-            assert batch["emb_mask"][row].sum() == len(wanted)
+        for row, text in enumerate(batch["txt"]):
+            assert (text == "") is (other["txt"][row] == "")
+            assert text == batch["json"][row]["caption"]
+            assert_made_of(tag_of(text) or "empty", batch, row)
+            dropped += not text
+            assert text in ("", kept["txt"][row])
     assert dropped > 80
     first = load(own, join=[empty, *more], drop_text=0.4, **options)
     with pytest.raises(FingerprintError):
@@ -197,24 +200,12 @@ def test_texts_of_the_json_are_picked_where_no_arrays_are_made_of_them(
     assert 'ask for "txt"' in refused(url, weights, pixels=32, fields="key")
 
 
-def test_a_caption_out_of_the_json_is_the_one_that_encode_takes(tmp_path: Path) -> None:
+def test_a_caption_out_of_the_json_is_the_one_that_encode_takes() -> None:
     """Without white space around it, the first of several; a blank one is none."""
-    given: list[Any] = ["  a car\n", " \t", "", 7, ["", " one ", "two"], [], True, None, {"x": "y"}]
-    given += ["\u3000\u96ea\u3000", 0.5, [3, "three"]]
-    parts: list[tuple[str, bytes]] = []
-    for number, value in enumerate(given):
-        facts = {"caption": "own", "meta": {"long": value}}
-        parts += [(f"{number:02d}.jpg", jpeg(number)), (f"{number:02d}.txt", b"own")]
-        parts.append((f"{number:02d}.json", json.dumps(facts).encode()))
-    url = str(write_files(tmp_path, {"0.tar": tar_bytes(parts)}))
-    dict(index(url))
-    loader = load(url, captions={"long": 1}, fields=("key", "txt"), pixels=32, global_batch=1)
-    served = {batch["key"][0]: batch["txt"][0] for batch in loader}
-    for number, value in enumerate(given):
-        sample = Sample(source="", image=b"", facts={"caption": "own", "meta": {"long": value}})
-        assert served[f"{number:02d}"] == (caption_at(sample.facts, "long") or "own")
-    assert [*served.values()].count("own") == 6
-    assert {"a car", "7", "one", "\u96ea", "0.5", "three"} <= {*served.values()}
+    values: list[Any] = ["  a car\n", "\u3000\u96ea\u3000", 7, 0.5, ["", " one ", "2"], [3, "x"]]
+    nothing: list[Any] = [" \t", "", [], True, None, {"x": "y"}]
+    served = [caption_at({"meta": {"long": value}}, "long") for value in (*values, *nothing)]
+    assert served == ["a car", "\u96ea", "7", "0.5", "one", "x", *[None] * 6]
 
 
 # What cannot be

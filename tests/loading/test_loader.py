@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shutil
-import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,14 @@ from PIL import Image
 
 import wdsprep
 from tests.kit.latent_sets import EMB, LATENT, array_of, field, flat, keys, write_latents
+from tests.kit.packs import jpeg, pack, photos, samples_of, tar_bytes, write_files
 from tests.kit.webserver import WebServer, ranges_of
 from wdsprep.dataset.reindex import index
-from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import FingerprintError, FormatError, NotFoundError, UsageError
+from wdsprep.images.crop import crop
 from wdsprep.loading.options import Stream
 
 BATCH = 32
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """300 samples: 9 steps of 32 and a rest."""
-    return write_latents(str(tmp_path_factory.mktemp("latents")))
 
 
 def load(url: Any, **options: Any) -> Any:
@@ -46,21 +40,6 @@ def damage(path: Path, at: int, data: bytes = b"\xff" * 16) -> None:
 
 
 # What a batch holds
-
-
-@pytest.mark.parametrize(
-    "names", [("emb",), ("latent",), ("emb", "txt"), ("key",), ("latent", "json")]
-)
-def test_only_what_is_asked_for(data: str, names: tuple[str, ...]) -> None:
-    batch = next(iter(load(data, fields=names)))
-    whole = next(iter(load(data, fields=("latent", "emb", "key", "txt", "json"))))
-    assert set(batch) == set(names)
-    for name in names:
-        assert (
-            torch.equal(batch[name], whole[name])
-            if isinstance(batch[name], torch.Tensor)
-            else batch[name] == whole[name]
-        )
 
 
 def test_a_batch_that_is_kept_does_not_change(data: str) -> None:
@@ -143,16 +122,12 @@ def test_rank_comes_from_the_environment(data: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert keys(wdsprep.load(data, global_batch=BATCH)) == keys(load(data, rank=1, world_size=2))
-    monkeypatch.delenv("RANK")
-    with pytest.raises(UsageError, match="set both"):
-        wdsprep.load(data, global_batch=BATCH)
-    monkeypatch.setenv("RANK", "one")
-    with pytest.raises(UsageError, match="RANK='one'"):
-        wdsprep.load(data, global_batch=BATCH)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.delenv("WORLD_SIZE")
-    with pytest.raises(UsageError, match="set both"):
-        wdsprep.load(data, global_batch=BATCH)
+    for rank, world in (("", "2"), ("one", "2"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world)
+        said = f"RANK={rank!r} and WORLD_SIZE={world!r}: set both"
+        with pytest.raises(UsageError, match=said):
+            wdsprep.load(data, global_batch=BATCH)
 
 
 OTHER_TEXTS = {
@@ -281,22 +256,6 @@ def test_a_changed_dataset_or_parameter_is_refused_and_a_moved_one_is_not(
         load(data).load_state_dict(state | {"version": 1})
 
 
-# Chance
-
-
-def test_moments_are_sampled_by_step_and_key(tmp_path: Path) -> None:
-    url = write_latents(str(tmp_path), [40, 40], moments=True)
-    whole = list(load(url, epochs=4))
-    assert whole[0]["latent"].shape == (BATCH, *LATENT)
-    item = field("latent", (2 * LATENT[0], *LATENT[1:]))
-    for step, batch in enumerate(whole):
-        noise = normal(noise_keys(0, [f"{step}:{key}" for key in batch["key"]]), LATENT)
-        for row, key in enumerate(batch["key"]):
-            mean, logvar = torch.from_numpy(array_of(key, item)).float().chunk(2)
-            wanted = (mean + (0.5 * logvar).exp() * noise[row] - 0.1) * 0.18215
-            assert torch.allclose(batch["latent"][row].float(), wanted, atol=1e-3)
-
-
 # Damage
 
 
@@ -368,10 +327,7 @@ def test_foreign_tars_that_are_written_anew_are_indexed_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def write(count: int, later_s: float) -> None:
-        with tarfile.open(tmp_path / "0.tar", "w") as tar:
-            for n in range(count):
-                info = tarfile.TarInfo(f"{n}.txt")
-                tar.addfile(info)
+        write_files(tmp_path, {"0.tar": tar_bytes((f"{n}.txt", b"") for n in range(count))})
         at = time.time() + later_s
         os.utime(tmp_path / "0.tar", (at, at))
 
@@ -394,14 +350,11 @@ def test_foreign_tars_that_are_written_anew_are_indexed_anew(
 
 def test_foreign_tars_load_raw_and_as_crops(tmp_path: Path) -> None:
     for number in range(2):
-        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
-            for n in range(20):
-                out = io.BytesIO()
-                Image.new("RGB", (40 + n, 32), (n, 2 * n, 3 * n)).save(out, "PNG")
-                for name, body in (("png", out.getvalue()), ("txt", b"%d" % n)):
-                    info = tarfile.TarInfo(f"{number}_{n}.{name}")
-                    info.size = len(body)
-                    tar.addfile(info, io.BytesIO(body))
+        parts = []
+        for n in range(20):
+            Image.new("RGB", (40 + n, 32), (n, 2 * n, 3 * n)).save(out := io.BytesIO(), "PNG")
+            parts += [(f"{number}_{n}.png", out.getvalue()), (f"{number}_{n}.txt", b"%d" % n)]
+        write_files(tmp_path, {f"{number}.tar": tar_bytes(parts)})
     url = str(tmp_path)
     with pytest.raises(UsageError, match="wdsprep index"):
         load(url, raw=True)
@@ -428,3 +381,91 @@ def test_all_captions_may_be_dropped_and_none_where_there_are_none(
         load(bare, drop_text=0.1)
     (batch,) = load(bare, drop_text=1, fields=("latent", "txt"))
     assert not any(batch["txt"])
+
+
+# Packed images: bytes and crops, with their own captions and keys
+
+
+COUNT = 48  # the 32 bucket gets half of them, the 64 bucket the others
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    return pack(photos(root / "photos", COUNT), root / "packed", "--samples-per-shard", "10")
+
+
+@pytest.fixture(scope="module")
+def stored(images: Path) -> dict[str, dict[str, Any]]:
+    return {sample["__key__"]: sample for sample in samples_of(images)}
+
+
+def test_images_come_as_they_were_packed(images: Path, stored: dict[str, Any]) -> None:
+    seen = []
+    for batch in load(images, global_batch=12, fields=("image", "txt", "json", "key")):
+        for image, text, facts, key in zip(
+            *(batch[name] for name in ("image", "txt", "json", "key")), strict=True
+        ):
+            assert image == stored[key]["jpg"]
+            assert (text, facts) == (stored[key]["txt"], stored[key]["json"])
+            seen.append(key)
+    assert sorted(seen) == sorted(stored)
+    assert set(next(iter(load(images, global_batch=12)))) == {"image", "txt", "key"}
+
+
+def test_the_json_of_foreign_tars_holds_no_number_that_json_cannot(tmp_path: Path) -> None:
+    facts = b'{"a": 1.5, "b": %s.0, "c": -Infinity, "d": [NaN, 2e999]}' % (b"9" * 400)
+    tar = tar_bytes(
+        part for n in range(12) for part in ((f"{n}.jpg", jpeg(n)), (f"{n}.json", facts))
+    )
+    dict(index(str(write_files(tmp_path, {"0.tar": tar}))))
+    (batch,) = load(tmp_path, global_batch=12, pixels=32, fields=("json",))
+    assert batch["json"] == [{"a": 1.5, "b": None, "c": None, "d": [None, None]}] * 12
+
+
+def test_crops_are_those_of_the_packed_images(images: Path, stored: dict[str, Any]) -> None:
+    for batch in load(images, global_batch=12, pixels=32):
+        assert batch["pixels"].shape == (12, 3, 32, 32)
+        assert batch["pixels"].dtype == torch.uint8
+        for pixels, text, key in zip(batch["pixels"], batch["txt"], batch["key"], strict=True):
+            assert torch.equal(pixels, crop(stored[key]["jpg"], 32).pixels)
+            assert text == stored[key]["txt"]
+
+
+def test_crops_are_of_images_that_are_large_enough(images: Path, stored: dict[str, Any]) -> None:
+    """As encode takes them: those of the phase, each once a pass."""
+    found = [key for batch in load(images, global_batch=12, pixels=64) for key in batch["key"]]
+    large = [
+        key
+        for key, sample in stored.items()
+        if min(sample["json"]["width"], sample["json"]["height"]) >= 64
+    ]
+    assert sorted(found) == sorted(large)
+    assert len(found) == COUNT // 2
+    with pytest.raises(UsageError, match=r"no bucket to load \(32, 64\) is for 128 pixels"):
+        load(images, global_batch=12, pixels=128)
+
+
+def test_a_dataset_that_grows_yet_says_that_states_will_not_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    photos(tmp_path / "photos", COUNT)
+    cut = ("--samples-per-shard", "10", "--limit", "30")
+    for options, said in ((cut, 1), (cut[:2], 0)):
+        caplog.clear()
+        load(pack(tmp_path / "photos", tmp_path / "packed", *options), global_batch=12)
+        assert caplog.text.count("is not complete: checkpoints made now will not resume") == said
+
+
+def test_a_state_is_of_crops_of_one_size(images: Path) -> None:
+    state = load(images, global_batch=12, pixels=32).state_dict()
+    with pytest.raises(FingerprintError, match="pixels: 32 -> 64"):
+        load(images, global_batch=12, pixels=64).load_state_dict(state)
+
+
+def test_images_and_latents_are_told_apart(images: Path, tmp_path: Path) -> None:
+    latents = write_latents(str(tmp_path), [30])
+    with pytest.raises(UsageError, match=r"holds images and .* holds latents: load"):
+        load([latents, images])
+    with pytest.raises(UsageError, match="pixels= is for images"):
+        load(latents, pixels=32)

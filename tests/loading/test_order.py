@@ -110,18 +110,6 @@ def test_after_any_step_every_sample_of_a_stream_was_served_equally_often(
 
 @pytest.mark.system
 @PROPERTY
-@given(orders(), st.integers(0, 10**9), st.integers(1, 7))
-def test_any_world_size_serves_the_same_sequence(order: Order, first: int, count: int) -> None:
-    whole = table(order.steps(first, count))
-    worlds = [w for w in range(2, 65) if order.global_batch % w == 0]
-    for world in {*worlds[:1], *worlds[-2:]}:
-        parts = [table(order.steps(first, count, rank=r, world=world)) for r in range(world)]
-        assert len({part.shape for part in parts}) == 1
-        assert (np.concatenate(parts, axis=1) == whole).all()
-
-
-@pytest.mark.system
-@PROPERTY
 @given(orders(), st.data())
 def test_a_run_of_stops_with_other_ranks_and_workers_is_the_run_without_any(
     order: Order, data: st.DataObject

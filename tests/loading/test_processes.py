@@ -29,12 +29,6 @@ BATCH = 32
 KILLS = 100
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """300 samples: 9 steps of 32 and a rest."""
-    return write_latents(str(tmp_path_factory.mktemp("latents")))
-
-
 def load(url: Any, **options: Any) -> Any:
     return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
 

@@ -58,11 +58,6 @@ def counted(s3_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator
         yield server
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_latents(str(tmp_path_factory.mktemp("latents")))
-
-
 def test_s3_gives_what_a_folder_gives(data: str, bucket: str) -> None:
     url = f"s3://{bucket}/latents"
     upload(Path(data), url)

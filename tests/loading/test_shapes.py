@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import wdsprep
-from tests.kit.latent_sets import EMB, array_of, field, flat, keys, write_latents
+from tests.kit.latent_sets import EMB, array_of, field, flat, write_latents
 from tests.kit.shape_sets import CELL, FIELDS, RESOLUTION, ShapeSet, write_shapes
 from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.shapes import Size
@@ -68,27 +68,6 @@ def test_captions_of_true_length_are_padded_in_every_shape(tmp_path: Path) -> No
 
 
 # The order
-
-
-def test_shapes_come_in_proportion_and_each_sample_once_a_pass(data: ShapeSet) -> None:
-    """Whatever epochs the steps fall in: none of a shape comes again before all others have come,
-    so what does not fill a step is neither left out nor repeated."""
-    by_shape: dict[Size, list[str]] = {}
-    for key, size in data.shape_of.items():
-        by_shape.setdefault(size, []).append(key)
-    came: Counter[str] = Counter()
-    steps: Counter[Size] = Counter()
-    loader = load(data.url, epochs=20, fields=("key", "shape"))
-    for step, batch in enumerate(loader, 1):
-        came.update(batch["key"])
-        steps[batch["shape"].width, batch["shape"].height] += 1
-        for size, own in by_shape.items():
-            times = [came[key] for key in own]
-            assert max(times) - min(times) <= 1
-            assert sum(times) == BATCH * steps[size]
-            assert abs(steps[size] - step * len(own) / len(data.shape_of)) < 2
-    assert min(came.values()) > 8
-    assert came.keys() == data.shape_of.keys()
 
 
 def test_ranks_may_have_different_shapes(data: ShapeSet) -> None:
@@ -204,25 +183,6 @@ def test_counts_that_do_not_add_up_are_refused(data: ShapeSet, tmp_path: Path) -
 
 
 # Damage and S3
-
-
-def test_a_damaged_sample_is_replaced_by_one_of_its_shape(
-    data: ShapeSet, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    url = str(shutil.copytree(data.url, tmp_path / "copy"))
-    shards = sorted(Path(url, "64").glob("*.tar"))
-    offsets = np.frombuffer(Path(f"{shards[0]}.idx").read_bytes(), "<u8")
-    with shards[0].open("r+b") as file:
-        for start in offsets[:-1:2].tolist():
-            file.seek(start + 300)
-            file.write(b"\xff" * 32)
-    whole = keys(load(url, epochs=3))
-    assert sum(own != good for own, good in zip(whole, keys(load(data.url, epochs=3)), strict=True))
-    for batch in load(url, epochs=3, threads=1):
-        assert_right(batch, data.shape_of)
-    assert keys(load(url, epochs=3, step=5)) == whole[5:]
-    lines = [record.getMessage() for record in caplog.records]
-    assert f"{shards[0]}: sample 0 cannot be served" in " ".join(lines)
 
 
 def test_a_shape_of_which_nothing_is_left_says_which(data: ShapeSet, tmp_path: Path) -> None:

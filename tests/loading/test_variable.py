@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,13 @@ from torch.utils.data import DataLoader
 
 import wdsprep
 from tests.kit.latent_sets import array_of, field, npy, write_latents
-from tests.kit.slow_reads import WAYS, read_in_way
+from wdsprep.dataset import aio
 from wdsprep.dataset.npy_arrays import layout, normalise, patchify
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.write import header
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.errors import UsageError
+from wdsprep.loading import shard_access
 
 BATCH, LENGTH, SIZES = 16, 40, (30, 30, 38)
 EMB = field("emb", (LENGTH, 24), "bfloat16", is_variable=True)
@@ -63,6 +65,25 @@ def assert_right(batch: dict[str, Any], length: int = LENGTH) -> None:
 
 def longest(batch: dict[str, Any]) -> int:
     return max(len(array_of(key, EMB)) for key in batch["key"])
+
+
+WAYS = ("at once", "one by one", "slowly", "in pieces")
+
+
+def read_in_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have loaders read in one of these ways, the last two as on a network file system."""
+    monkeypatch.setattr(aio, "spare_queues", [])
+    if way == "one by one":
+        monkeypatch.setattr(aio, "SYSCALLS", {})
+    if way in ("slowly", "in pieces"):
+        monkeypatch.setattr(shard_access, "read_all", lambda fds, *_: np.zeros(len(fds), np.int64))
+
+    def read(fd: int, buffers: Any, start: int) -> int:
+        assert way in ("slowly", "in pieces"), "a sample is read again"
+        return preadv(fd, buffers if way == "slowly" else [buffers[0][:1000]], start)
+
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", read)
 
 
 @pytest.mark.parametrize("names", [None, ALL])
@@ -254,7 +275,7 @@ def test_moments_give_what_would_have_been_stored(tmp_path: Path, dtype: str) ->
     }
     url = write_latents(str(tmp_path), [64], fields=(item, EMB), more=more)
     kind = {"<f2": torch.float16, "<f4": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-    for step, batch in enumerate(load(url)):
+    for step, batch in enumerate(load(url, epochs=2)):
         assert batch["latent"].shape == (BATCH, 16, 3, 2)
         arrays = np.stack([array_of(key, item) for key in batch["key"]])
         if dtype == "bfloat16":

@@ -23,7 +23,6 @@ import wdsprep
 from tests.kit.conditions import a_condition, a_row
 from tests.kit.latent_sets import field, flat, keys, npy, write_latents
 from tests.kit.packs import TWENTY, jpeg, pack, samples_of, upload, write_files
-from tests.kit.shape_sets import SHAPES, write_shapes
 from wdsprep.changes.image_hashes import HashedImages, find_compared
 from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.reindex import index
@@ -43,14 +42,19 @@ def facts_of(number: int) -> Facts:
     return {"width": 256 + number, "meta": meta, "note": "x" * (number % 7 * 900)}
 
 
-def write_with_facts(url: str, sizes: tuple[int, ...] = SIZES, **options: Any) -> str:
+def write_with_facts(
+    url: str,
+    sizes: tuple[int, ...] = SIZES,
+    facts: Callable[[int], Facts] = facts_of,
+    **options: Any,
+) -> str:
     """A dataset whose samples have such json, as an image's may be: the longest is beyond what is
     read of a sample's end."""
 
     def members(key: str, fields: Any) -> Any:
         made = [(item.name, npy(np.full(item.shape, int(key) % 99, "<f2"))) for item in fields]
         text = b"caption " * (int(key) % 3 * 40)
-        return [*made, ("json", facts_bytes(facts_of(int(key)) | {"key": key})), ("txt", text)]
+        return [*made, ("json", facts_bytes(facts(int(key)) | {"key": key})), ("txt", text)]
 
     with patch("tests.kit.latent_sets.members", members):
         return write_latents(url, sizes, **options)
@@ -59,14 +63,8 @@ def write_with_facts(url: str, sizes: tuple[int, ...] = SIZES, **options: Any) -
 def write_facts(url: str, each: Sequence[Facts]) -> str:
     """A dataset whose samples have these json, by their keys."""
 
-    lines = [facts_bytes({"key": f"{number:012d}"} | one) for number, one in enumerate(each)]
-
-    def members(key: str, fields: Any) -> Any:
-        made = [(item.name, npy(np.zeros(item.shape, "<f2"))) for item in fields]
-        return [*made, ("json", lines[int(key)]), ("txt", b"")]
-
-    with patch("tests.kit.latent_sets.members", members):
-        return write_latents(url, (len(each),), fields=(field("latent", (2, 2, 2)),))
+    fields = (field("latent", (2, 2, 2)),)
+    return write_with_facts(url, (len(each),), facts=each.__getitem__, fields=fields)
 
 
 def wanted(holds: Callable[[Facts], bool], count: int = sum(SIZES)) -> set[str]:
@@ -249,20 +247,6 @@ def test_a_mixture_may_have_a_condition_for_each(data: str, tmp_path: Path) -> N
     assert set(served(both)) == right | {f"{1000 + n:012d}" for n in range(14)}
 
 
-def test_shapes_stay_shapes(tmp_path: Path) -> None:
-    made = write_shapes(str(tmp_path))
-    some = {key for number, key in enumerate(made.shape_of) if int(key) % 10 < 4}
-    ends = ", ".join(f"'{key}'" for key in some)
-    seen: set[str] = set()
-    for batch in load(made.url, where=f"key in ({ends})", epochs=12):
-        assert {(shape[1], shape[0]) for shape in [batch["shape"]]} == {
-            made.shape_of[key] for key in batch["key"]
-        }
-        seen |= set(batch["key"])
-    assert seen == some
-    assert len({made.shape_of[key] for key in some}) >= len(SHAPES) - 1
-
-
 def test_what_no_sample_has_or_meets_is_one_line(data: str, cache_home: Path) -> None:
     with pytest.raises(
         UsageError, match=r"no sample has meta\.score, .* join a table that has them"
@@ -334,12 +318,6 @@ def test_images_and_their_crops(tmp_path: Path) -> None:
     assert all(batch["json"][0]["width"] > batch["json"][0]["height"] for batch in found)
     crops = list(load(images, global_batch=1, where="width > height", pixels=128))
     assert len(crops) == 4
-    tars = tmp_path / "tars"
-    shutil.copytree(images / "64", tars)
-    raw = [s["__key__"] for s in load(tars, global_batch=1, where="width > height", raw=True)]
-    assert sorted(raw) == sorted(
-        batch["key"][0] for batch in found if batch["json"][0]["height"] < 128
-    )
 
 
 def test_every_command_finds_what_the_closures_find_in_the_json(
