@@ -167,7 +167,7 @@ def test_boto3_and_urllib3_have_what_reads_take_from_them(
     """Without, each read costs three times the processor time: mend store/s3/reads.py."""
     with counted(s3_server, bucket, monkeypatch) as (store, proxy):
         assert read_all(store, proxy) == [True] * 7
-        pools = store._clients.get()[1]._wire._pools  # type: ignore[union-attr]
+        pools = store.clients.get()[1]._wire._pools
         assert list(pools) == [proxy.url], "no connection is kept: response._pool has changed"
     assert caplog.text == ""
 

@@ -325,13 +325,6 @@ def seal(
     yield from chain(more(), [_END])
 
 
-def check_seal(data: bytes, what: str) -> None:
-    """Check by its digest that a sealed file is as it was written."""
-    body, head = memoryview(data)[_BODY:], data[:_BODY]
-    if head != _HEAD + hex_digest(body).encode() + _MIDDLE:
-        raise DamageError(what, OTHER_DIGEST)
-
-
 def check_format(stated: int, what: str) -> None:
     if stated != FORMAT:
         raise OtherFormatError(
@@ -345,7 +338,9 @@ def unseal(kind: str, head: Fields, data: bytes, what: str, *, part: bytes = b""
 
     The digest is that of all `data`; `part` is the JSON of the body, if that is not all of it.
     """
-    check_seal(data, what)
+    digest = hex_digest(memoryview(data)[_BODY:])
+    if data[:_BODY] != _HEAD + digest.encode() + _MIDDLE:
+        raise DamageError(what, OTHER_DIGEST)
     body: dict[str, Any] = read_record(SEALED, part or data, what)
     check_format(body["format"], what)
     if body["kind"] != kind:

@@ -42,10 +42,6 @@ class Entry(NamedTuple):
     stamp: str
     written_s: float = 0.0
 
-    def below(self, prefix: str) -> "Entry":
-        """Return the entry under its name without this prefix, which it begins with."""
-        return self._replace(name=self.name[len(prefix) :])
-
 
 class Sink(Protocol):
     """A file that takes bytes in order."""

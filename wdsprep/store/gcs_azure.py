@@ -50,9 +50,7 @@ from wdsprep.store.object_locks import Mark, MarkedStore
 from wdsprep.store.remote import (
     ATTEMPTS,
     BEYOND,
-    FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
-    PART_NBYTES,
     PARTS_IN_FLIGHT,
     PartSink,
     PerProcess,
@@ -191,13 +189,7 @@ class ObjectStore(MarkedStore):
     status_of = staticmethod(status_of)
     explain = staticmethod(explain)
 
-    def __init__(
-        self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
-    ) -> None:
-        super().__init__(url, part_nbytes, first_pause_s)
-        self._clients = PerProcess(self._new_clients)
-
-    def _new_clients(self) -> tuple[Any, Any, Any]:
+    def new_clients(self) -> tuple[Any, Any, Any]:
         """Return the library and the clients for this process.
 
         The last one leaves attempts to the library, which alone can repeat a part of an upload or a
@@ -218,7 +210,7 @@ class ObjectStore(MarkedStore):
         It is called again after a transient error. Before each attempt, the locks of this thread
         are renewed and checked.
         """
-        library, client, _ = self._clients.get()
+        library, client, _ = self.clients.get()
 
         def attempt() -> T:
             self.refresh_locks()
@@ -245,7 +237,7 @@ class ObjectStore(MarkedStore):
         """
         folder, _, rest = prefix.rpartition("/")
         begin = {"offset": prefix[:-1]} if len(rest) > 1 else {}
-        (library, _, patient), is_found = self._clients.get(), False
+        (library, _, patient), is_found = self.clients.get(), False
         for page in library.list(patient, folder or None, chunk_size=1_000, **begin):
             for meta in page:
                 key = meta["path"]
@@ -297,7 +289,7 @@ class ObjectStore(MarkedStore):
 
     def put_parts(self, name: str, facts: Mapping[str, str], parts: Iterator[bytes]) -> None:
         """Make an object of parts, as they come."""
-        (library, _, patient), key = self._clients.get(), self.key(name)
+        (library, _, patient), key = self.clients.get(), self.key(name)
         options = {"chunk_size": self.part_nbytes, "max_concurrency": PARTS_IN_FLIGHT}
         with self.store_errors(name):
             library.put(patient, key, parts, attributes=facts, use_multipart=True, **options)

@@ -168,7 +168,7 @@ class HubStore(ReadOnly, OverNetwork):
         with self.store_errors(prefix):
             files = self._files_below(path.rpartition("/")[0])
         for name in sorted((name for name in files if name.startswith(path)), key=str.encode):
-            yield files[name].below(self.prefix)
+            yield files[name]._replace(name=name[len(self.prefix) :])
 
     def read(self, name: str, /, *, start: int = 0, nbytes: int | None = None) -> bytes:
         path, what = self.key(name), f"{self.url}/{name}"

@@ -49,7 +49,7 @@ from wdsprep.errors import (
     UsageError,
 )
 from wdsprep.store.base import Entry, FileSink, check_name
-from wdsprep.store.remote import OverNetwork, PartSink
+from wdsprep.store.remote import FIRST_PAUSE_S, PART_NBYTES, OverNetwork, PartSink, PerProcess
 from wdsprep.store.schemes import root_and_name
 from wdsprep.text import human_time
 
@@ -171,19 +171,26 @@ class MarkedStore(OverNetwork):
     the request is about to be sent.
     """
 
-    def __init__(self, url: str, part_nbytes: int, first_pause_s: float) -> None:
+    def __init__(
+        self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
+    ) -> None:
         place, folder = root_and_name(url)
         scheme, _, self.bucket = place.partition("://")
         if not self.bucket:
             raise UsageError(f"{url} has no bucket: give {scheme}://BUCKET/PREFIX")
         super().__init__(place, folder, first_pause_s)
         self.part_nbytes = part_nbytes
+        self.clients = PerProcess(self.new_clients)
         self._held = threading.local()
         """The locks that a thread has, or is about to take, as `locks`."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
         options: Any = {"part_nbytes": self.part_nbytes, "first_pause_s": self.first_pause_s}
         return partial(type(self), **options), (self.url,)
+
+    @abstractmethod
+    def new_clients(self) -> Any:
+        """Return what this process speaks to the store with."""
 
     @abstractmethod
     def new_sink(self, name: str, *, exclusive: bool) -> PartSink:

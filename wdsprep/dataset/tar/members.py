@@ -24,9 +24,7 @@ import itertools
 import posixpath
 import re
 import struct
-import sys
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from zlib import adler32
 
 from wdsprep.dataset.tar import BLOCK, ZEROS, padded
@@ -251,12 +249,9 @@ def _pax(data: bytes, offset: int) -> ExtensionFacts:
     return name, size, target
 
 
-def encode_index(offsets: "array[int]") -> bytes:
+def encode_index(offsets: Sequence[int]) -> bytes:
     """Encode offsets as u64 little-endian: the start of each sample, then the end of the last."""
-    if sys.byteorder == "big":
-        offsets = array("Q", offsets)
-        offsets.byteswap()
-    return offsets.tobytes()
+    return struct.pack(f"<{len(offsets)}Q", *offsets)
 
 
 def decode_index(data: bytes, what: str) -> tuple[int, ...]:

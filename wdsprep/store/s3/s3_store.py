@@ -19,7 +19,7 @@ from typing import Any
 from wdsprep.errors import ShortReadError
 from wdsprep.store.base import Entry, Ours, check_prefix, none_of_ours
 from wdsprep.store.object_locks import Mark, MarkedStore
-from wdsprep.store.remote import FIRST_PAUSE_S, PART_NBYTES, PerProcess, Range
+from wdsprep.store.remote import Range
 from wdsprep.store.s3.failures import explain, is_transient, settings_error, status_of
 from wdsprep.store.s3.listing import Page, Stretch, listing, page_of, quicken_listings
 from wdsprep.store.s3.reads import BROKE_OFF, Reads, T, Take, bytes_of, fill
@@ -48,17 +48,11 @@ class S3Store(MarkedStore):
     status_of = staticmethod(status_of)
     explain = staticmethod(explain)
 
-    def __init__(
-        self, url: str, *, part_nbytes: int = PART_NBYTES, first_pause_s: float = FIRST_PAUSE_S
-    ) -> None:
-        super().__init__(url, part_nbytes, first_pause_s)
-        self._clients = PerProcess(self._new_clients)
-
     @property
     def client(self) -> Any:
-        return self._clients.get()[0]
+        return self.clients.get()[0]
 
-    def _new_clients(self) -> tuple[Any, Reads]:
+    def new_clients(self) -> tuple[Any, Reads]:
         """Return the client that this process uses, and what reads by it."""
         import boto3
         from botocore.config import Config
@@ -84,7 +78,7 @@ class S3Store(MarkedStore):
 
     def close(self) -> None:
         """Close the connections of this process to the server. The next call opens new ones."""
-        if clients := self._clients.pop():
+        if clients := self.clients.pop():
             clients[0].close()
 
     def _ask(self, operation: str, name: str = "", **what: Any) -> Any:
@@ -129,7 +123,7 @@ class S3Store(MarkedStore):
         key = self.key(name)
         with self.store_errors(name):
             self.refresh_locks()
-            _, reads = self._clients.get()
+            reads: Reads = self.clients.get()[1]
             return self.retrying(lambda: reads.take(key, wanted, take))
 
     def stamp(self, name: str, /) -> str:
