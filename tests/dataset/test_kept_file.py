@@ -1,8 +1,6 @@
 """Files that keep what a look at all samples found: when they are deleted, and when not."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +13,6 @@ from wdsprep.dataset.kept_file import KeptFile, KeptWriter, open_or_make, releas
 from wdsprep.errors import StoreError
 
 MONTHS_S = 100 * 24 * 3600
-HOLDS = """
-import sys
-from pathlib import Path
-from wdsprep.dataset.kept_file import open_or_make
-
-def refuse(*_):
-    raise SystemExit("made anew")
-
-numbers = open_or_make(Path(sys.argv[1]), ["used"], refuse).arrays["numbers"]
-print("open", flush=True)
-sys.stdin.readline()
-print(int(numbers[7]), flush=True)
-"""
 
 
 def numbers(count: int) -> Callable[[KeptWriter, Path], None]:
@@ -77,25 +62,6 @@ def test_the_files_opened_longest_ago_give_way_where_all_take_too_much(
     monkeypatch.setattr("wdsprep.dataset.kept_file.MOST_NBYTES", room)
     made = keep(tmp_path, "new").path
     assert [path.exists() for path in [made, *paths]] == [True, True, True, False, False]
-
-
-@pytest.mark.system
-def test_a_file_that_a_living_process_maps_is_not_deleted(tmp_path: Path) -> None:
-    path = keep(tmp_path, "used").path
-    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        age(path)
-        keep(tmp_path, "second")
-        assert path.exists()
-        process.stdin.write("\n")
-        process.stdin.close()
-        assert process.stdout.read() == "7\n"
-    age(path)
-    keep(tmp_path, "third")
-    assert not path.exists()
 
 
 def test_a_file_stays_while_an_array_of_it_is_in_use_here(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import tarfile
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,12 @@ def test_bytes_are_frozen_and_do_not_depend_on_block_boundaries(
     assert hashlib.sha256(data).hexdigest() == GOLDEN_SHA256
     assert written.digest == blake3(data).hexdigest()
     assert (written.samples, written.nbytes) == (3, len(data))
+    spans = [*pairwise(decode_index(written.index, "it"))]
+    with TarWriter(sink := io.BytesIO()) as again:
+        sizes, blocks = [end - start for start, end in spans], [data[a:b] for a, b in spans]
+        again.add_tarred([key for key, _ in GOLDEN], sizes, blocks)
+        again.finish()
+    assert (sink.getvalue(), again.digest, again.index) == (data, written.digest, written.index)
 
 
 # Names: what is encoded comes back from other readers, the rest is refused.

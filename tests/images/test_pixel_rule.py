@@ -281,16 +281,6 @@ def test_threads_leave_warnings_and_pillows_limit_as_they_were():
     assert (list(warnings.filters), Image.MAX_IMAGE_PIXELS) == before
 
 
-def test_header_walk_agrees_with_pillow_on_size():
-    readers = {"JPEG": headers.read_jpeg, "PNG": headers.read_png, "WEBP": headers.read_webp}
-    for name, case in STORED.items():
-        image = Image.open(BytesIO(case.data))
-        if reader := readers.get(image.format or ""):
-            header = reader(case.data)
-            assert (header.width, header.height) == image.size, name
-            assert header.profile == image.info.get("icc_profile"), name
-
-
 def test_a_jpeg_that_is_cut_before_its_scan_is_truncated_wherever_that_is():
     data = corpus.jpeg(size=(512, 384))
     scan = data.index(b"\xff\xda")

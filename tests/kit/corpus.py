@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
+from itertools import product
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from wdsprep.dataset.reject_codes import Code
@@ -152,12 +154,8 @@ def grey_profile(gamma: float) -> bytes:
 def cmyk_profile() -> bytes:
     """A printer whose inks are ideal sRGB filters: a lut16 of 5 steps a channel into Lab."""
     steps = [i / 4 for i in range(5)]
-    clut = b""
-    for c in steps:
-        for m in steps:
-            for y in steps:
-                for k in steps:
-                    clut += _lab16(tuple((1 - ink) * (1 - k) for ink in (c, m, y)))
+    inks = product(steps, repeat=4)
+    clut = b"".join(_lab16(tuple((1 - ink) * (1 - k) for ink in cmy)) for *cmy, k in inks)
     line = struct.pack(">2H", 0, 65535)
     head = b"mft2\0\0\0\0" + bytes([4, 3, 5, 0]) + _s15(1, 0, 0, 0, 1, 0, 0, 0, 1)
     lut = head + struct.pack(">2H", 2, 2) + line * 4 + clut + line * 3
@@ -177,37 +175,11 @@ def in_space(
     primaries: tuple[tuple[float, ...], ...], function: Callable[[float], float]
 ) -> Image.Image:
     """The picture's colours, written in another RGB space, without littlecms."""
-    inverse = _inverse(primaries)
-
-    def moved(colour: tuple[int, ...]) -> tuple[int, ...]:
-        linear = [srgb_curve(level / 255) for level in colour]
-        xyz = [sum(SRGB[i][axis] * linear[i] for i in range(3)) for axis in range(3)]
-        mixed = [sum(inverse[i][axis] * xyz[axis] for axis in range(3)) for i in range(3)]
-        return tuple(_level(function, max(0.0, value)) for value in mixed)
-
-    image = picture()
-    memory = {colour: bytes(moved(colour)) for colour in set(_pixels(image))}
-    return Image.frombytes("RGB", image.size, b"".join(memory[c] for c in _pixels(image)))
-
-
-def _pixels(image: Image.Image) -> list[tuple[int, ...]]:
-    raw = image.tobytes()
-    return [tuple(raw[at : at + 3]) for at in range(0, len(raw), 3)]
-
-
-def _level(function: Callable[[float], float], linear: float) -> int:
-    return min(range(256), key=lambda level: abs(function(level / 255) - linear))
-
-
-def _inverse(columns: tuple[tuple[float, ...], ...]) -> list[list[float]]:
-    """Of the matrix whose columns these are, by cofactors."""
-    a, b, c = columns
-    cross = [
-        [u[1] * v[2] - u[2] * v[1], u[2] * v[0] - u[0] * v[2], u[0] * v[1] - u[1] * v[0]]
-        for u, v in ((b, c), (c, a), (a, b))
-    ]
-    volume = sum(a[i] * cross[0][i] for i in range(3))
-    return [[value / volume for value in row] for row in cross]
+    linear = np.vectorize(srgb_curve)(np.asarray(picture()) / 255)
+    mixed = linear @ np.array(SRGB) @ np.linalg.inv(primaries)
+    known = np.array([function(level / 255) for level in range(256)])
+    nearest = abs(mixed.clip(0)[..., None] - known).argmin(axis=-1)
+    return Image.fromarray(nearest.astype(np.uint8))
 
 
 # --- PNG and JPEG, piece by piece ---------------------------------------------------------------

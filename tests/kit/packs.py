@@ -105,12 +105,17 @@ def upload(root: Path, url: str) -> None:
             write_bytes(store, str(path.relative_to(root)), path.read_bytes())
 
 
-def tar_bytes(members: Iterable[tuple[str, bytes]]) -> bytes:
+def tar_bytes(
+    members: Iterable[tuple[str, bytes]], form: int = tarfile.DEFAULT_FORMAT, **facts: object
+) -> bytes:
+    """A tar of Python's, whose members have these facts, such as `mtime`."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
+    with tarfile.open(fileobj=out, mode="w", format=form) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
+            for fact, value in facts.items():
+                setattr(info, fact, value)
             tar.addfile(info, io.BytesIO(data))
     return out.getvalue()
 

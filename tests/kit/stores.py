@@ -21,11 +21,15 @@ def break_off(store: Store, error: BaseException, *, exclusive: bool = False) ->
         raise error
 
 
-def one_line(error: Exception, *parts: str) -> bool:
-    text = str(error)
+@contextlib.contextmanager
+def one_line_error(kind: type[Exception], *parts: str) -> "Iterator[pytest.ExceptionInfo[Any]]":
+    """Expect an error of just this kind, in one line that says all these parts."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert type(caught.value) is kind
+    text = str(caught.value)
     assert "\n" not in text
     assert [part for part in parts if part not in text] == [], text
-    return True
 
 
 def names(store: Store, prefix: str = "") -> list[str]:

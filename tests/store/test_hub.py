@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.kit.hub import Answer, Hub
-from tests.kit.stores import names, one_line
+from tests.kit.stores import names, one_line_error
 from wdsprep.errors import AccessError, NotFoundError, StoreError, UsageError
 from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
@@ -59,9 +59,8 @@ def test_nothing_is_written(hub: Hub, hub_dataset: str, hf_store: HubStore) -> N
         lambda: hf_store.hold("f.hold"),
         lambda: hf_store.let_go("f.hold"),
     ):
-        with pytest.raises(UsageError) as caught:
+        with one_line_error(UsageError, hf_store.url, "the hub is only read", step):
             act()
-        assert one_line(caught.value, hf_store.url, "the hub is only read", step)
     assert hf_store.sweep() == (0, 0)
     assert hub.requests == []
 
@@ -142,9 +141,8 @@ def test_children_forked_while_other_threads_read_wait_for_nobody(
 def test_what_cannot_be_read_is_said_in_one_line(
     hub_dataset: str, url: str, error: type[Exception], said: str
 ) -> None:
-    with pytest.raises(error) as caught:
+    with one_line_error(error, said):
         open_store(url.format(hub_dataset)).read("f")
-    assert one_line(caught.value, said)
 
 
 def test_a_commit_or_a_branch_is_read_by_its_name(hub: Hub, hub_dataset: str) -> None:

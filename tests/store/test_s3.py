@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.faultproxy import Chunked, Drop, FaultProxy, Give, Status, Truncate, first
 from tests.kit.s3 import S3Server, s3_client
-from tests.kit.stores import BIG, MIB, one_line, opened
+from tests.kit.stores import BIG, MIB, one_line_error, opened
 from tests.store.conftest import Through
 from wdsprep.errors import AccessError, NotFoundError, StoreError, UsageError
 from wdsprep.store.base import write_bytes
@@ -111,9 +111,8 @@ def test_a_wrong_range_is_never_taken_for_the_bytes(through: Through, kind: str,
             if part and kind == "the whole file":
                 assert act() == b"2345"
                 continue
-            with pytest.raises(StoreError) as caught:
+            with one_line_error(StoreError, "when asked for bytes=2-5, so it or a proxy", "proxy"):
                 act()
-            assert one_line(caught.value, "when asked for bytes=2-5, so it or a proxy", "proxy")
         assert len(proxy.seen) <= 1 + 2 * 2  # a server that ignores ranges will do so again
 
 
@@ -183,10 +182,8 @@ def refused(url: str, kind: type[Exception], *parts: str) -> None:
             lambda: store.delete("f"),
             store.sweep,
         ):
-            with pytest.raises(kind) as caught:
+            with one_line_error(kind, *parts):
                 act()
-            assert type(caught.value) is kind
-            assert one_line(caught.value, *parts)
     assert time.monotonic() - began < 30
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.faultproxy import Delay, DelayBody, Drop, DropAfter, Fault, Status, Truncate, first
 from tests.kit.s3 import S3Server
-from tests.kit.stores import BIG, one_line, uploads
+from tests.kit.stores import BIG, one_line_error, uploads
 from tests.store.conftest import Through
 from wdsprep.dataset.chunks import Chunks
 from wdsprep.errors import ExistsError, ShortReadError, StoreError
@@ -70,9 +70,8 @@ def test_fault_without_end_is_one_clear_line_after_eight_attempts(
             store.sweep,
         ):
             before = len(proxy.seen)
-            with pytest.raises(StoreError) as caught:
+            with one_line_error(StoreError, store.url):
                 act()
-            assert one_line(caught.value, store.url)
             assert len(proxy.seen) == before + ATTEMPTS
 
 
@@ -127,9 +126,8 @@ def test_body_that_always_breaks_off_is_never_short_data(
 ) -> None:
     write_bytes(s3_store, "f", b"x" * 1000)
     with through(first(999, Truncate(kept))) as (proxy, store):
-        with pytest.raises(ShortReadError) as caught:
+        with one_line_error(ShortReadError, f"{store.url}/f", "broke off", "check the network"):
             store.read("f")
-        assert one_line(caught.value, f"{store.url}/f", "broke off", "check the network")
         assert len(proxy.seen) == ATTEMPTS
         with pytest.raises(ShortReadError):
             Chunks(store, "f").as_stream().read()
@@ -147,9 +145,10 @@ def test_gateway_restart_is_outlived(
         port = held.getsockname()[1]
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     with contextlib.closing(S3Store(f"s3://{bucket}/data", first_pause_s=0.01)) as store:
-        with pytest.raises(StoreError) as caught:
+        with one_line_error(
+            StoreError, f"127.0.0.1:{port}", "check the network or AWS_ENDPOINT_URL"
+        ):
             store.read("f")
-        assert one_line(caught.value, f"127.0.0.1:{port}", "check the network or AWS_ENDPOINT_URL")
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
         store.close()
         write_bytes(store, "f", b"x")

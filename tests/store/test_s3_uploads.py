@@ -15,7 +15,7 @@ import pytest
 
 from tests.kit.faultproxy import Status, first
 from tests.kit.latent_sets import write_latents
-from tests.kit.stores import BIG, MIB, begin_uploads, one_line, opened, uploads
+from tests.kit.stores import BIG, MIB, begin_uploads, one_line_error, opened, uploads
 from tests.store.conftest import Through
 from wdsprep.dataset.chunks import Chunks
 from wdsprep.dataset.manifest import Manifest
@@ -69,9 +69,8 @@ def test_exception_aborts_the_upload(parted: S3Store, bucket: str, error: BaseEx
 def test_part_that_fails_for_good_aborts_the_upload(through: Through, bucket: str) -> None:
     rule = first(99, Status(500), part="partNumber=2")
     with through(rule) as (proxy, store):
-        with pytest.raises(StoreError) as caught:
+        with one_line_error(StoreError, f"{store.url}/big", "500 InternalError", "try later"):
             write_bytes(store, "big", BIG)
-        assert one_line(caught.value, f"{store.url}/big", "500 InternalError", "try later")
         assert len([path for _, path in proxy.seen if "partNumber=2" in path]) == ATTEMPTS
         assert uploads(bucket) == []
         assert list(store.list()) == []
