@@ -147,6 +147,16 @@ def test_folders_of_kohya_tell_repeats_and_captions_that_a_loader_takes_over(
         said = command("pack", source, tmp_path / "bare", *BUCKETS).out
     assert "no sample has a caption: --caption-ext .caption takes those of 4 .caption files" in said
     assert "repeats" not in samples_of(tmp_path / "bare")[0]["json"]
+    for named, remedy in {
+        ".foo": "--caption-ext .txt takes those of 1 .txt file",
+        ".foo,.txt": "no text beside an image ends in .foo or .txt: give another --caption-ext",
+    }.items():
+        other = write_files(tmp_path / named, {"a.jpg": jpeg(1), "a.txt": " " * (".txt" in named)})
+        with packing_here():
+            said = command(
+                "pack", other, tmp_path / f"{named}-out", *BUCKETS, "--caption-ext", named
+            ).out
+        assert f"no sample has a caption: {remedy}" in said
     options = ["--caption-ext", "caption,.txt", "--repeats-from-folders"]
     with packing_here():
         said = command("pack", source, out, *BUCKETS, *options).out

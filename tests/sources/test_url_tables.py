@@ -211,7 +211,7 @@ def test_a_quote_that_swallows_rows_is_an_error_not_a_lost_row(tmp_path: Path) -
         "c.csv": 'http://x/a,"o\nhttp://x/b,two\nhttp://x/c,"x"\nhttp://x/d,4\n',
     }.items():
         write_files(tmp_path, {name: f"url,caption\n{text}"})
-        with pytest.raises(SourceError, match="a quote opened at byte 12 is not closed"):
+        with pytest.raises(SourceError, match="a quote opened in line 2 is not closed"):
             rows_of(tmp_path / name)
 
 
@@ -263,6 +263,9 @@ def test_a_table_without_urls_is_told_in_a_line_however_wide_or_odd_it_is(tmp_pa
     wide = ",".join(f"{'column' * 20}{n}" for n in range(300))
     write_files(tmp_path, {"wide.csv": f"{wide}\n1\n", "odd.csv": bytes(range(256)) * 40})
     write_files(tmp_path, {"open.jsonl": '{"url": "http://x/0}\n{"url": "http://x/1"}\n'})
+    write_files(
+        tmp_path, {"none.csv": "\n", "none.jsonl": "", "excel.csv": "url;text\nhttp://x;a\n"}
+    )
     with pytest.raises(
         SourceError, match=r"columncolumncolumn.*and 288 more: give --url-col"
     ) as told:
@@ -270,5 +273,11 @@ def test_a_table_without_urls_is_told_in_a_line_however_wide_or_odd_it_is(tmp_pa
     assert len(str(told.value)) < 1_000
     with pytest.raises(SourceError, match="has no column of URLs: it has"):
         list(source_of(tmp_path / "odd.csv").items())
-    with pytest.raises(SourceError, match="has no column of URLs: its first row cannot be read"):
-        list(source_of(tmp_path / "open.jsonl").items())
+    for name, said in {
+        "open.jsonl": "has no column of URLs: its first row cannot be read",
+        "none.csv": "has no column of URLs: it is empty",
+        "none.jsonl": "has no column of URLs: it is empty",
+        "excel.csv": "separates its columns by a semicolon: write it with commas",
+    }.items():
+        with pytest.raises(SourceError, match=said):
+            list(source_of(tmp_path / name).items())

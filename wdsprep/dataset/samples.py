@@ -200,6 +200,11 @@ class Sample:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def all_images(self) -> tuple[RoleImage, ...]:
+        """Return the images in their order: the target, whose name is empty, and those in roles."""
+        return (RoleImage("", self.image, self.url), *self.images)
+
+    @property
     def caption(self) -> str:
         return self.captions[0] if self.captions else ""
 

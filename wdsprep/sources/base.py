@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -349,7 +349,7 @@ def naming_role(name: str) -> Iterator[None]:
         raise RejectedError(error.code, f"{name}: {error.detail or error.code}") from error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Columns:
     """The names of columns that the user gave, and the roles of further images.
 
@@ -368,10 +368,10 @@ class Columns:
     caption_ext: tuple[str, ...] = CAPTIONS
     roles: tuple[Role, ...] = ()
 
-    @property
+    @cached_property
     def texts(self) -> frozenset[str]:
         """Return the extensions of files with texts of an image, without their dots."""
-        return _text_extensions(self.caption_ext)
+        return frozenset({"json", *(extension[1:] for extension in self.caption_ext)})
 
     def caption_file(self, extensions: Container[str]) -> str:
         """Return the extension, without its dot, of the caption file that counts, or "" if none.
@@ -400,11 +400,6 @@ class Columns:
                     f"{what} has no column {name!r} (--{option}){did_you_mean(name, there)}: "
                     f"it has {list_columns(there)}"
                 )
-
-
-@cache
-def _text_extensions(caption_ext: tuple[str, ...]) -> frozenset[str]:
-    return frozenset({"json", *(extension[1:] for extension in caption_ext)})
 
 
 def slices(items: Iterable[Item], *, size: int, first: int = 0) -> Iterator[Slice]:

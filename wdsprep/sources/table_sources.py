@@ -48,7 +48,7 @@ from wdsprep.sources.tables.mds import (
     shards_there,
     value_of,
 )
-from wdsprep.sources.tables.parquet import ParquetTable, is_bytes, rows_in
+from wdsprep.sources.tables.parquet import BYTES, ParquetTable, rows_in
 from wdsprep.sources.tables.text import Table, open_table
 from wdsprep.text import list_columns, shown
 
@@ -92,13 +92,20 @@ class TableSource(Source):
         table = open_table(self.url, item.parts[0][0])
         return self.find_column(table), table.columns()
 
-    def rows(self, item: Item) -> tuple[str, Iterator[tuple[int, TableRow]]]:
+    def rows(
+        self, item: Item, *, urls_alone: bool = False
+    ) -> tuple[str, Iterator[tuple[int, TableRow]]]:
         """Return the column of images, or of their URLs, and the rows of an item by their numbers.
 
-        A row has the same number in whatever item of its file it is.
+        A row has the same number in whatever item of its file it is. With `urls_alone`, no other
+        columns are read where that is possible.
         """
         table = open_table(self.url, item.parts[0][0])
-        return self.find_column(table), table.rows(item.extra)
+        column = self.find_column(table)
+        only = (column, *self.columns.in_roles(table.columns())) if urls_alone else ()
+        where, numbers = _place(item)
+        rows = table.rows(where, only)
+        return column, (row for row in rows if numbers is None or row[0] in numbers)
 
     def sample(self, row: TableRow, column: str, source: str) -> Sample:
         """Make a Sample named `source` from a row. Its images are taken out of the row.
@@ -158,7 +165,10 @@ class ArrowSource(TableSource):
     def count(self, item: Item, /) -> int:
         return sum(batch.num_rows for batch in arrow_batches(self.url, item.name, COUNTED_ROWS))
 
-    def rows(self, item: Item) -> tuple[str, Iterator[tuple[int, TableRow]]]:
+    def rows(
+        self, item: Item, *, urls_alone: bool = False
+    ) -> tuple[str, Iterator[tuple[int, TableRow]]]:
+        del urls_alone  # these files have none
         batches = arrow_batches(self.url, item.name, BATCH_ROWS)
         return self.columns_of(item)[0], enumerate(row for b in batches for row in rows_in(b))
 
@@ -278,7 +288,7 @@ def _find_image(
 def holds_bytes(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return "bytes" in [field.name for field in kind] and holds_bytes(kind.field("bytes").type)
-    return is_bytes(kind)
+    return kind in BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,20 +310,6 @@ class UrlSource(TableSource):
                 for role in self.columns.roles:
                     yield from filter(None, field_texts(role, row))
 
-    def rows(
-        self, item: Item, *, urls_alone: bool = False
-    ) -> tuple[str, Iterator[tuple[int, TableRow]]]:
-        """Return the column of URLs, and the rows of an item by their numbers in the table.
-
-        With `urls_alone`, no other columns are read where that is possible.
-        """
-        table = open_table(self.url, item.parts[0][0])
-        column = self.find_column(table)
-        only = (column, *self.columns.in_roles(table.columns())) if urls_alone else ()
-        where, numbers = _place(item)
-        rows = table.rows(where, only)
-        return column, (row for row in rows if numbers is None or row[0] in numbers)
-
     def find_column(self, table: Table) -> str:
         """Return the name of the column of URLs in a table.
 
@@ -333,6 +329,8 @@ class UrlSource(TableSource):
                 "its first line; if it names files, call it metadata.jsonl or metadata.csv, and "
                 "pack their folder"
             )
+        elif not any(table.parts(1)):
+            hint = "it is empty: give another, or move it away"
         raise SourceError(f"{self.url}/{table.name} has no column of URLs: {hint}")
 
     def target(self, row: dict[str, Any], column: str) -> tuple[bytes, str]:

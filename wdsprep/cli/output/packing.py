@@ -26,7 +26,7 @@ from wdsprep.reporting.overview import bucket_lines, images_from, overview
 from wdsprep.runners.job import JobStatus
 from wdsprep.runners.run import Outcome
 from wdsprep.sources.base import left_out_among
-from wdsprep.sources.captions import NAMES, first_of
+from wdsprep.sources.captions import CAPTIONS, NAMES, first_of
 from wdsprep.store import open_store
 from wdsprep.text import command_line, human_bytes, human_counts, plural
 
@@ -203,12 +203,15 @@ def _captionless(manifest: Manifest) -> KeptLine:
         remedy = f"nothing has a field {column!r}: give another --caption-col, or none"
     elif settings["source"] in ("table", "urls"):
         remedy = "give a table with a column of captions, by --caption-col if it is not recognised"
+    elif named := settings.get("caption_ext"):
+        remedy = f"no text beside an image ends in {' or '.join(named)}: give another --caption-ext"
     if beside := next((kind for kind in others if kind[0] == "." and " in " in kind), ""):
         extension, _, role = beside.split()
         files = plural(others[beside], f"{extension} file")
         remedy = f"{files} lie beside images in {role}: if those are the targets, exchange the two"
-    if KOHYA in others:
-        remedy = f"--caption-ext {KOHYA} takes those of {plural(others[KOHYA], f'{KOHYA} file')}"
+    for kind in (*CAPTIONS, KOHYA):
+        if settings["source"] in ("folder", "tars") and (count := others.get(kind, 0)):
+            remedy = f"--caption-ext {kind} takes those of {plural(count, f'{kind} file')}"
     return KeptLine(f"warning: no sample has a caption: {remedy}; then pack again with --overwrite")
 
 

@@ -5,15 +5,12 @@ digests ask for anyway. Nothing in it is ever unpickled.
 What the `index.json` of MDS shards says is checked before any of it is believed.
 """
 
-import bz2
-import gzip
 import hashlib
-import io
 import json
 import math
 import posixpath
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -33,13 +30,8 @@ from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import shown
 
-STREAMS: dict[str, Callable[[bytes], Any]] = {
-    "br": lambda data: pa.CompressedInputStream(pa.BufferReader(data), "brotli"),
-    "bz2": lambda data: bz2.BZ2File(io.BytesIO(data)),
-    "gz": lambda data: gzip.GzipFile(fileobj=io.BytesIO(data)),
-    "zstd": lambda data: pa.CompressedInputStream(pa.BufferReader(data), "zstd"),
-}
-"""Readers of compressed data that stop where they are told to."""
+STREAMS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "zstd": "zstd"}
+"""Arrow's names of compressions of which it reads no more than it is told to."""
 SCALARS = {
     "int": "<q",
     **{f"int{8 << place}": f"<{code}" for place, code in enumerate("bhiq")},
@@ -242,8 +234,8 @@ def read_samples(url: str, shard: MdsShard, name: str) -> Iterator[bytes]:
             if kind == "snappy":  # which makes 21 bytes of one at most
                 data = pa.decompress(data, shard.raw.nbytes, codec=kind, asbytes=True)
             elif kind in STREAMS:
-                with STREAMS[kind](data) as stream:
-                    data = bytes(stream.read(shard.raw.nbytes + 1))  # one more is too many
+                with pa.CompressedInputStream(pa.BufferReader(data), STREAMS[kind]) as stream:
+                    data = stream.read(shard.raw.nbytes + 1)  # one more is too many
             else:
                 raise ValueError(f"compressed by {kind!r:.20}, which cannot be read here")
     _check(url, name, shard.raw, data)

@@ -32,6 +32,8 @@ READ_ROWS, READ_NBYTES, FEW_ROWS = 1 << 16, 16 << 20, 16
 """The most rows that are read at once, about how many bytes of them, and how many rows are read
 at least, and of bytes and nested values."""
 BUFFER_NBYTES = 1 << 20
+TEXTS = frozenset({pa.string(), pa.large_string()})
+BYTES = frozenset({pa.binary(), pa.large_binary(), pa.binary_view()})
 NUMBERS = {"bool": "|b1", "int": "<i8", "uint64": "<u8", "float": "<f4", "double": "<f8"}
 """Kinds of columns of numbers, and how NumPy may hold them."""
 
@@ -89,8 +91,9 @@ class ParquetTable:
         whole, unless `cuts_groups`.
         """
         for first, last, count in self._footer.runs(rows):
-            for skipped in range(0, count, rows if cuts_groups else count):
-                taken = min(rows, count - skipped) if cuts_groups else count
+            most = rows if cuts_groups else count
+            for skipped in range(0, count, most):
+                taken = min(most, count - skipped)
                 yield f"{first}:{last}:{skipped}:{taken}", taken
 
     def rows(self, where: str, only: Collection[str] = ()) -> Iterator[tuple[int, TableRow]]:
@@ -127,11 +130,8 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _is_text_type(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _is_text_type(kind.value_type)
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind in TEXTS or kind == pa.string_view()
 
 
 def rows_in(
@@ -207,7 +207,7 @@ class OpenParquet:
                     schema = schema.set(at, field.with_type(field.type.value_type))
             self.schema: pa.Schema = schema
             about = self._file.metadata
-            texts = [f.name for f in self.schema if _is_variable(f.type) and not is_bytes(f.type)]
+            texts = [f.name for f in self.schema if f.type in TEXTS]
             self._file = pq.ParquetFile(
                 file,
                 metadata=about,
@@ -237,7 +237,7 @@ class OpenParquet:
         """Yield up to `rows` rows at a time, of these row groups and columns, or of all."""
         names = list(columns or self.schema.names)
         kinds = [self.schema.field(name).type for name in names]
-        reads_few = any(pa.types.is_nested(kind) or is_bytes(kind) for kind in kinds)
+        reads_few = any(pa.types.is_nested(kind) or kind in BYTES for kind in kinds)
         with self._parsing():
             for group in range(len(self.groups)) if groups is None else groups:
                 mean_nbytes = max(1, self._unpacked[group] // max(1, self.groups[group]))
@@ -286,21 +286,12 @@ class OpenParquet:
         return parsing_file(self.what, "is not a valid Parquet file", advice)
 
 
-def is_bytes(kind: pa.DataType) -> bool:
-    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    return bool(is_bytes or pa.types.is_binary_view(kind))
-
-
-def _is_variable(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_bytes(kind))
-
-
 def _decoded_nbytes(column: pa.Array) -> int:
     """Return how many bytes the values of a column have without a dictionary."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     column.validate()
-    if not _is_variable(column.type.value_type):
+    if column.type.value_type not in TEXTS | BYTES:
         return int(column.nbytes) + len(column) * 8
     lengths = pc.cast(pc.binary_length(column.dictionary), pa.int64())
     return int(pc.sum(lengths.take(column.indices)).as_py() or 0)  # which checks the indices

@@ -127,6 +127,9 @@ class TextTable:
                 f"{what} does not begin with the names of its columns ({error}): mend its first "
                 "line"
             ) from error
+        if len(found) == 1 and ";" in found[0] and "://" not in found[0]:
+            advice = "write it with commas, or with tabs as .tsv"
+            raise SourceError(f"{what} separates its columns by a semicolon: {advice}")
         check_columns(what, found)
         return found
 
@@ -151,7 +154,7 @@ class TextTable:
         cells = csv.reader(_decode_lines(record_lines()), delimiter=delimiter)
         for line in lines:
             if b'"' in line:
-                first, at = line, lines.at - len(line)
+                first, number = line, lines.number
                 record.clear()
                 try:
                     next(cells)
@@ -160,8 +163,8 @@ class TextTable:
                 except csv.Error as error:  # a row of one line is refused when it is read
                     if len(record) > 1:
                         raise SourceError(
-                            f"{self.store.url}/{self.name}: a quote opened at byte {at:,} is not "
-                            "closed where its cell ends: mend the line"
+                            f"{self.store.url}/{self.name}: a quote opened in line {number:,} is "
+                            "not closed where its cell ends: mend the line"
                         ) from error
             elif not line.strip(b"\r\n"):
                 continue
@@ -196,12 +199,15 @@ class TextTable:
 
 
 class _Lines:
-    """The lines of a file from one byte to another; `at` is where the next line begins."""
+    """The lines of a file from one byte to another.
+
+    `at` is where the next line begins, and `number` that of the last line, from 1 on.
+    """
 
     def __init__(self, file: io.BufferedIOBase, start: int, end: int | None) -> None:
         self._file = file
         self._left = sys.maxsize if end is None else end - start
-        self.at = start
+        self.at, self.number = start, 0
         self._lines = self._split()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -215,13 +221,13 @@ class _Lines:
             lines = (rest + block).splitlines(keepends=True)
             rest = lines.pop()  # it may be cut, even where it ends in \r
             for line in lines:
-                self.at += dropped + len(line)
+                self.at, self.number = self.at + dropped + len(line), self.number + 1
                 yield _plain(line, dropped, begins_file)
                 begins_file, dropped = False, 0
             if dropped + len(rest) > MAX_LINE_NBYTES:
                 end = b"\r" if rest.endswith(b"\r") else b""
                 dropped, rest = dropped + len(rest) - len(end), end
-        self.at += dropped + len(rest)
+        self.at, self.number = self.at + dropped + len(rest), self.number + 1
         if rest or dropped:
             yield _plain(rest, dropped, begins_file)
 
