@@ -141,11 +141,19 @@ def key_order(key: str) -> tuple[int, str]:
 
 
 class RoleImage(NamedTuple):
-    """A further image of a sample, under its name; `url` says from where it is to be fetched."""
+    """An image of a sample, under its name; `url` says from where it is to be fetched.
+
+    The name of the target is empty.
+    """
 
     name: str
     data: bytes
     url: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """Return the text that the names of its fields in the json begin with."""
+        return f"{self.name}_" if self.name else ""
 
 
 def image_name(role: str, number: int) -> str:

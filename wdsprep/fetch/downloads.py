@@ -170,10 +170,9 @@ class Downloads:
             if numbered is None:
                 self._end_turn()
                 return
-            row, urls = numbered[1], list[str]()
-            if isinstance(row, Sample):
-                urls = [row.url, *(image.url for image in row.images)]
-            self._ahead.append((numbered, tuple(map(self._download, urls))))
+            images = numbered[1].all_images if isinstance(numbered[1], Sample) else ()
+            downloads = tuple(self._download(image.url) for image in images)
+            self._ahead.append((numbered, downloads))
 
     def _end_turn(self) -> None:
         if self._has_turn:
@@ -233,12 +232,10 @@ class Downloads:
 
     def _result(self, row: Sample, downloads: Sequence[_Download]) -> Sample | Reject:
         """Return a row with its images, or a reject that names the first that could not be had."""
-        names = ("", *(image.name for image in row.images))
         fetched = [self._take(download) for download in downloads]
-        for name, download, answer in zip(names, downloads, fetched, strict=True):
+        for (name, _, url), answer in zip(row.all_images, fetched, strict=True):
             if answer.code is not None:
                 detail = f"{name}: {answer.detail or answer.code}" if name else answer.detail
-                url = download.url
                 return Reject(source=row.source, code=answer.code, detail=detail, url=url)
         image, *others = (answer.data for answer in fetched)
         images = [image._replace(data=data) for image, data in zip(row.images, others, strict=True)]

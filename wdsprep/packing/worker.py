@@ -84,8 +84,9 @@ def _check_sample(rules: PackRules, removed: Removed | None, row: SampleOrReject
         return row
     full = rules.check == "full"
     try:
-        for data in (row.image, *(image.data for image in row.images)):
-            if removed and removed.has("sha256", hashlib.sha256(data).hexdigest()):
+        images = row.all_images
+        for image in images:
+            if removed and removed.has("sha256", hashlib.sha256(image.data).hexdigest()):
                 raise RejectedError(Code.REMOVED)
         check_nbytes("the image", len(row.image), rules.max_nbytes)
         if rules.verify is not None:
@@ -96,9 +97,10 @@ def _check_sample(rules: PackRules, removed: Removed | None, row: SampleOrReject
                 expected = wanted or f"nothing in column {column}"
                 raise RejectedError(Code.HASH_MISMATCH, f"{digest}, expected {expected}"[:200])
         if kind := rules.compute_hash:
-            digests = {kind: hashlib.new(kind, row.image).hexdigest()}
-            for image in row.images:
-                digests[f"{image.name}_{kind}"] = hashlib.new(kind, image.data).hexdigest()
+            digests = {
+                f"{image.prefix}{kind}": hashlib.new(kind, image.data).hexdigest()
+                for image in images
+            }
             row = replace(row, digests=digests)
         target = prepare(row.image, limits=rules.limits[""], full=full)
         pictures = [target]
@@ -176,39 +178,31 @@ def packed_sample(
     meta = sample.facts
     if rules.kept is not None:
         meta = {name: value for name, value in meta.items() if name in rules.kept}
-    picture = pictures[0]
     facts: dict[str, Any] = {
-        "bucket": bucket_of(picture.width, picture.height, rules.sides),
+        "bucket": bucket_of(pictures[0].width, pictures[0].height, rules.sides),
         "caption": sample.caption,
-        "changes": picture.changes,
-        "height": picture.height,
         "key": key,
         META: meta,
-        "original_height": picture.original_height,
-        "original_width": picture.original_width,
         "source": sample.source,
-        "width": picture.width,
+        **sample.digests,
     }
     if len(sample.captions) > 1:
         facts["captions"] = sample.captions
-    if sample.url:
-        facts["url"] = sample.url
-    facts |= sample.digests
     if rules.repeats_from_folders:
         # The innermost folder with a name such as 10_name says it, as kohya's trainers read it.
         folders = reversed(sample.source.split("/")[:-1])
         numbers = (re.match(r"([0-9]{1,6})_", folder) for folder in folders)
         facts["repeats"] = next((int(number[1]) for number in numbers if number), 1)
-    members = [(picture.extension, picture.data)]
-    for image, other in zip(sample.images, pictures[1:], strict=True):
-        name = image.name
-        facts[f"{name}_changes"] = other.changes
-        facts[f"{name}_height"], facts[f"{name}_width"] = other.height, other.width
-        facts[f"{name}_original_height"] = other.original_height
-        facts[f"{name}_original_width"] = other.original_width
+    members: list[tuple[str, bytes]] = []
+    for image, picture in zip(sample.all_images, pictures, strict=True):
+        prefix = image.prefix
+        facts[f"{prefix}changes"] = picture.changes
+        facts[f"{prefix}height"], facts[f"{prefix}width"] = picture.height, picture.width
+        facts[f"{prefix}original_height"] = picture.original_height
+        facts[f"{prefix}original_width"] = picture.original_width
         if image.url:
-            facts[f"{name}_url"] = image.url
-        members.append((f"{name}.{other.extension}", other.data))
+            facts[f"{prefix}url"] = image.url
+        members.append((f"{image.name}.{picture.extension}".lstrip("."), picture.data))
     data = facts_bytes(facts)
     members += [("json", data), ("txt", sample.caption.encode("utf-8", "replace"))]
     # No other field is or has an object. So the first text of the name of `meta` is its name, and
