@@ -26,7 +26,6 @@ from tests.kit.packs import (
     wait_gone,
     write_files,
 )
-from wdsprep.errors import DamageError
 
 pytestmark = pytest.mark.system
 
@@ -201,18 +200,3 @@ def test_an_overwrite_that_was_killed_starts_over(
     pack(album, out, *TWENTY, "--overwrite")
     (out / "edition").unlink()
     assert tree(out) == undisturbed
-
-
-def test_a_deleted_receipt_has_its_slice_done_again(
-    album: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
-    out = pack(album, tmp_path / "out", *TWENTY)
-    (out / "receipts/000003.json").write_bytes(b"damaged")
-    with pytest.raises(DamageError, match=r"receipts/000003.json is damaged") as caught:
-        pack(album, out, *TWENTY)
-    assert f'run "wdsprep repair {out}", then the same command again' in str(caught.value)
-    (out / "receipts/000003.json").unlink()
-    (out / "32/000003.tar").write_bytes(b"damaged")
-    assert tree(pack(album, out, *TWENTY)) == undisturbed
-    (out / "receipts/000005.json").unlink()
-    assert tree(pack(album, out, *TWENTY)) == undisturbed

@@ -40,7 +40,7 @@ from tests.kit.paths import format_recipe
 from wdsprep.cli import main
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.errors import FingerprintError, FormatError, UsageError
+from wdsprep.errors import DamageError, FingerprintError, FormatError, UsageError
 from wdsprep.fetch.options import FetchRules
 from wdsprep.packing.pack import plan_workers
 from wdsprep.runners.base import RunnerSettings
@@ -286,6 +286,10 @@ def test_the_manifest_is_made_again_from_the_receipts(album: Path, tmp_path: Pat
     assert main(["rebuild", str(out)]) == 0
     pack(album, out, *TWENTY)
     assert tree(out) == before
+    (out / "receipts/000003.json").write_bytes(b"damaged")
+    again = f'run "wdsprep repair {out}", then the same command again'
+    with pytest.raises(DamageError, match=rf"receipts/000003.json is damaged.*{again}"):
+        pack(album, out, *TWENTY)
 
 
 # --- two at once

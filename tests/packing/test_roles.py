@@ -129,7 +129,7 @@ def bytes_in_a_table(root: Path) -> tuple[Path, list[str]]:
             "before": [{"bytes": data, "path": "a.jpg"} for data in SOURCES[number]],
             "image": target,
             "where": MASKS[number] or None,
-            "caption": f"edit {number}",
+            "edit_prompt": f"edit {number}",
         }
         for number, target in enumerate(TARGETS)
     ]
@@ -297,32 +297,7 @@ def test_metadata_may_name_its_targets_in_another_field_and_chain_edits(tmp_path
         packed(tmp_path / "in", tmp_path / "other", role)
 
 
-@pytest.mark.parametrize("kind", ["folder", "metadata", "tars", "table"])
-def test_a_sample_with_more_images_in_a_role_than_it_may_have_is_a_reject(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr("wdsprep.sources.base.MOST_IMAGES", 3)
-    media = {stem: [f"{stem}.source_{n}.jpg" for n in range(most)] for stem, most in MOST.items()}
-    files: dict[str, bytes | str] = {f"{stem}.jpg": jpeg(1, SIZE) for stem in MOST}
-    files |= {name: jpeg(number, (9, 9)) for ns in media.values() for number, name in enumerate(ns)}
-    rows = [{"file_name": f"{stem}.jpg", "media": names} for stem, names in media.items()]
-    role = {"metadata": "media", "table": "before"}.get(kind, ".source")
-    if kind == "table":
-        images = [{"image": jpeg(1, SIZE), "before": [jpeg(2)] * n} for n in MOST.values()]
-        write_table(tmp_path / "in/t.parquet", images)
-    elif kind == "tars":
-        write_files(tmp_path / "in", {"a.tar": tar_bytes(sorted(files.items()))})  # type: ignore[arg-type]
-    else:
-        listed = {"metadata.jsonl": lines_of(rows)} if kind == "metadata" else {}
-        write_files(tmp_path / "in", files | listed)
-    out = packed(tmp_path / "in", tmp_path / "out", f"source={role}")
-    ((_, said),) = refusals(out).values()
-    assert said == "source_3: more than 3 images in one role"
-    (sample,) = samples_of(out)
-    assert "source_2.jpg" in sample
-
-
-MOST = {"a": 3, "b": 4}
+TOO_MANY = "more than 12 images in one role"
 NUMBERED = {
     "0 1": ("source", "source_1"),
     "1 2": ("source", "source_1"),
@@ -332,14 +307,16 @@ NUMBERED = {
     "0 2": ("role_gap", "source_1 is missing before source_2"),
     "2 3": ("role_gap", "source is missing before source_1"),
     "0 00": ("unreadable", "source: two images have its name and number"),
+    " ".join(map(str, range(13))): ("unreadable", f"source_12: {TOO_MANY}"),
 }
 """The numbers in the names of images in a role, and the names of these or the reject."""
 
 
 @pytest.mark.parametrize("kind", ["folder", "beside", "tars"])
 def test_numbers_of_images_in_a_role_may_begin_at_0_or_1_and_have_no_gap(
-    tmp_path: Path, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    monkeypatch.setattr("wdsprep.sources.base.MOST_IMAGES", 12)
     roles = {"folder": f"{tmp_path}/s", "beside": ".source", "tars": "source.jpg"}
     infix, images = ".source" if kind != "folder" else "", dict[str, bytes]()
     targets = {f"t{number}": numbers for number, numbers in enumerate(NUMBERED)}
@@ -381,21 +358,22 @@ def test_an_image_in_a_role_has_the_extension_of_its_target_if_several_have_its_
 
 @pytest.mark.parametrize("kind", ["metadata", "urls", "table"])
 def test_values_of_a_field_that_name_no_image_are_rejects_that_show_them(
-    tmp_path: Path, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A null between images is a gap in their numbers, and one behind all images counts as none."""
-    write_files(tmp_path, {"in/a.jpg": jpeg(1, SIZE), "in/s.jpg": jpeg(2)})
+    monkeypatch.setattr("wdsprep.sources.base.MOST_IMAGES", 12)
     with WebServer({"/a.jpg": ok(jpeg(1, SIZE)), "/s.jpg": ok(jpeg(2))}) as server:
         there: Any = {"metadata": "s.jpg", "urls": f"{server.url}/s.jpg", "table": jpeg(2)}[kind]
         values: list[tuple[Any, str]] = [
-            ([there, None], ""),
+            ([there] * 12 + [None], ""),
+            ([there] * 13, f"source_12: {TOO_MANY}"),
             ([there, None, there], "source_1 is missing before source_2"),
             ([None, there], "source is missing before source_1"),
             ([there, "", there], "source_1 is missing before source_2"),
             ([there, 5], "source_1: "),
             ([{"image": "s.jpg"}], "source: "),
         ]
-        values = values[:3] if kind == "table" else values
+        values = values[:4] if kind == "table" else values
         rows = [
             {"file_name": f"{n}.jpg", "url": f"{server.url}/a.jpg", "image": jpeg(1, SIZE), "s": v}
             for n, (v, _) in enumerate(values)
@@ -415,7 +393,7 @@ def test_values_of_a_field_that_name_no_image_are_rejects_that_show_them(
     for detail, (_, said) in zip(details, values[1:], strict=True):
         assert detail.startswith(said)
     if kind == "metadata":
-        assert details[3:] == [
+        assert details[4:] == [
             "source_1: 5 is no image of the folder",
             "source: {'image': 's.jpg'} is no image of the folder",
         ]
@@ -636,25 +614,6 @@ def test_tables_have_columns_of_roles_that_conditions_may_name(tmp_path: Path) -
     assert wdsprep.verify(out).findings
     wdsprep.repair(out, yes=True)
     check_dataset(out)
-
-
-@pytest.mark.parametrize(
-    ("target", "source", "caption"),
-    [("target_image", "source_image", "edit_prompt"), ("target_img", "source_img", "instruction")],
-)
-def test_published_pairs_are_read_by_naming_columns(
-    target: str, source: str, caption: str, tmp_path: Path
-) -> None:
-    """What is to be done is found under the names that such sets have for it."""
-    pairs = [(jpeg(n, SIZE), jpeg(10 + n, SIZE), f"edit {n}") for n in range(3)]
-    rows = [
-        {source: {"bytes": before}, target: {"bytes": after, "path": "a.jpg"}, caption: text}
-        for after, before, text in pairs
-    ]
-    write_table(tmp_path / "in" / "train-00000-of-00001.parquet", rows)
-    out = packed(tmp_path / "in", tmp_path / "out", f"source={source}", image_col=target)
-    stored = [(s["jpg"], s["source.jpg"], s["txt"]) for s in samples_of(out)]
-    assert stored == pairs
 
 
 def test_exports_have_the_targets_and_image_folders_all_images(tmp_path: Path) -> None:
