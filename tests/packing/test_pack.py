@@ -42,6 +42,7 @@ from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.errors import DamageError, FingerprintError, FormatError, UsageError
 from wdsprep.fetch.options import FetchRules
+from wdsprep.packing.options import PackOptions
 from wdsprep.packing.pack import plan_workers
 from wdsprep.runners.base import RunnerSettings
 from wdsprep.runners.job import JobListener
@@ -386,7 +387,8 @@ def plan(workers: int, *, cpus: int = 0, slices: int = 1_000) -> tuple[RunnerSet
 
     The latter is its threads, requests and those at one host.
     """
-    settings, threads, fetch = plan_workers(workers, node_cpus=cpus, slices=slices, fetch=RULES)
+    options = PackOptions(workers=workers or "auto")
+    settings, threads, fetch = plan_workers(options, node_cpus=cpus, slices=slices, fetch=RULES)
     assert fetch is not None
     return settings, [threads, fetch.requests, fetch.per_host]
 

@@ -5,7 +5,7 @@ alone, so the dataset is the same to the byte for every runner, worker count and
 
 The limits on requests to web servers hold for a machine, and its workers share them. A machine with
 more cores than the requests that one host may get at a time has fewer workers, with more threads
-each. `plan_workers` has the rules and only computes; `plan_for_machines` looks up the machines.
+each: `plan_workers` has the rules.
 
 `pack` imports the code that does the work only when the work begins.
 """
@@ -50,65 +50,60 @@ worker its share of the requests; they are None unless the source is a table of 
 
 
 def plan_workers(
-    wanted: int, *, node_cpus: int = 0, slices: int, fetch: FetchRules | None
+    options: WorkerOptions, *, node_cpus: int = 0, slices: int, fetch: FetchRules | None
 ) -> PackWorkerPlan:
     """Return the plan of the workers for a given number of slices.
 
-    `wanted` is the number of workers that the user asks for. On a cluster, 0 means as many as it
-    has room for, and `node_cpus` is the number of cores of its largest machine. Otherwise all
-    workers are on one machine.
+    `node_cpus` is the number of cores of the largest machine of a cluster, where the user may leave
+    open how many workers there are. It is 0 if all workers are on this machine.
 
     If there are fewer slices than workers, fewer workers start, and each decodes in several
     threads. The workers of a machine share the requests that `fetch` allows.
     """
+    wanted = options.most or options.least or (0 if node_cpus else usable_cpus())
     threads, workers = max(1, wanted // max(1, slices)), min(wanted, slices)
-    if fetch is None:
-        return RunnerSettings(workers=workers), threads, None
-    # Each worker of a machine gets at least one request, in all and to each host.
-    workers_allowed = min(fetch.per_host, fetch.requests)
-    cores, machine_workers = 1, min(workers, workers_allowed)
-    if node_cpus:
-        # Ray fills a machine by cores: the more each worker takes, the fewer fit.
-        if min(node_cpus, workers or node_cpus) > workers_allowed:
-            cores = -(-node_cpus // workers_allowed)
-        machine_workers = min(node_cpus // cores, workers or node_cpus)
-        threads = max(threads, cores)
-    elif machine_workers:
-        workers, threads = machine_workers, max(1, wanted // machine_workers)
-    at_once = min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS
-    settings = RunnerSettings(workers=workers, units_per_worker=at_once, cpus_per_worker=cores)
-    requests, per_host = (
-        max(1, limit // max(1, machine_workers)) for limit in (fetch.requests, fetch.per_host)
+    cores = at_once = 1
+    if fetch is not None:
+        # Each worker of a machine gets at least one request, in all and to each host.
+        workers_allowed = min(fetch.per_host, fetch.requests)
+        machine_workers = min(workers, workers_allowed)
+        if node_cpus:
+            # Ray fills a machine by cores: the more each worker takes, the fewer fit.
+            if min(node_cpus, workers or node_cpus) > workers_allowed:
+                cores = -(-node_cpus // workers_allowed)
+            machine_workers = min(node_cpus // cores, workers or node_cpus)
+            threads = max(threads, cores)
+        elif machine_workers:
+            workers, threads = machine_workers, max(1, wanted // machine_workers)
+        at_once = min(SLICES_OF_URLS, -(-slices // workers)) if workers else SLICES_OF_URLS
+        requests, per_host = (
+            max(1, limit // max(1, machine_workers)) for limit in (fetch.requests, fetch.per_host)
+        )
+        fetch = replace(fetch, requests=requests, per_host=per_host)
+    settings = RunnerSettings(
+        # A run on a range of workers begins with the least, and grows up to what is planned.
+        workers=min(options.least, workers) if options.most else workers,
+        max_workers=workers if options.most else 0,
+        max_attempts=options.max_attempts,
+        units_per_worker=at_once,
+        cpus_per_worker=cores,
+        address=options.ray_address,
+        name="pack",
     )
-    return settings, threads, replace(fetch, requests=requests, per_host=per_host)
+    return settings, threads, fetch
 
 
-def plan_for_machines(
-    options: WorkerOptions, *, slices: int, fetch: FetchRules | None
-) -> PackWorkerPlan:
-    """Return the plan of the workers on this machine, or on the machines of a Ray cluster.
+def _largest_node_cpus(options: WorkerOptions) -> int:
+    """Return the number of cores of the largest machine of a Ray cluster, or 0 without a cluster.
 
     If no cluster is there, the run starts a Ray that has this machine alone.
     """
-    workers, node_cpus = options.most or options.least, 0  # of a range of workers the largest
-    if options.runner == "ray":
-        from wdsprep.runners.ray.cluster import cluster_resources
+    if options.runner != "ray":
+        return 0
+    from wdsprep.runners.ray.cluster import cluster_resources
 
-        nodes = cluster_resources(options.ray_address)
-        if nodes is not None:
-            node_cpus = max(1, max((int(node.get("CPU", 0)) for node in nodes), default=0))
-    if not node_cpus:
-        workers = workers or usable_cpus()
-    settings, threads, share = plan_workers(
-        workers, node_cpus=node_cpus, slices=slices, fetch=fetch
-    )
-    settings = replace(
-        settings, max_attempts=options.max_attempts, address=options.ray_address, name="pack"
-    )
-    if options.most:  # begin with the least of the range, and grow up to what is planned
-        initial = min(options.least, settings.workers)
-        settings = replace(settings, workers=initial, max_workers=settings.workers)
-    return settings, threads, share
+    nodes = cluster_resources(options.ray_address)
+    return 0 if nodes is None else max([1, *(int(node.get("CPU", 0)) for node in nodes)])
 
 
 def open_worker(job: "PackJob") -> Call:
@@ -285,8 +280,11 @@ def pack(options: PackOptions) -> "Outcome":
     count = plan.count + len(retry_slices)
     if count:
         options = with_runner(options, options.listener_or_mute.on_message)
-    runner_settings, threads, fetch_rules = plan_for_machines(
-        options, slices=count, fetch=options.fetching if source.kind == "urls" else None
+    runner_settings, threads, fetch_rules = plan_workers(
+        options,
+        node_cpus=_largest_node_cpus(options),
+        slices=count,
+        fetch=options.fetching if source.kind == "urls" else None,
     )
     job = PackJob(
         source=seen.source,

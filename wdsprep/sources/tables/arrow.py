@@ -4,10 +4,8 @@ Each split is a folder with `state.json`, which names its files. A file is a str
 is read from its start to its end.
 """
 
-import io
 import json
 import posixpath
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -102,23 +100,21 @@ def _open_arrow(url: str, name: str) -> Iterator[tuple[pa.Schema, Iterator[pa.Re
         yield schema, batches()
 
 
-class _ReadInChunks(io.RawIOBase):
+class _ReadInChunks:
     """A stream that reads no more than a chunk at once, because a file may claim more than it has.
 
     `nbytes` is how many bytes have been read.
     """
 
+    closed = False
+
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.nbytes = file, 0
 
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        left = sys.maxsize if size is None or size < 0 else size
+    def read(self, size: int) -> bytes:
         chunks = []
-        while chunk := self._file.read(min(left, CHUNK_NBYTES)):
+        while chunk := self._file.read(min(size, CHUNK_NBYTES)):
             chunks.append(chunk)
-            left -= len(chunk)
+            size -= len(chunk)
             self.nbytes += len(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return b"".join(chunks)
