@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -171,6 +172,25 @@ def test_damaged_meta_counts_as_missing_and_raises_nothing() -> None:
     table = pa.table({"key": [f"{n}" for n in range(len(meta))], "meta": meta})
     assert met(Condition("a is None"), table) == [False] + [True] * 9 + [False] * 2
     assert met(Condition("a == 7 or a > 7 or a == '\\0'"), table) == [True] + [False] * 10 + [True]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pa.array([1, 2, None]),
+        pa.array([2**64 - 1, 0, None], pa.uint64()),
+        pa.array([1.5, math.nan, None]),
+        pa.array([math.inf, -0.0, None], pa.float32()),
+        pa.array([True, False, None]),
+    ],
+    ids=lambda numbers: str(numbers.type),
+)
+def test_numbers_that_a_table_of_others_calls_meta_or_rest_are_no_json(numbers: pa.Array) -> None:
+    table = pa.table({"meta": numbers, "rest": numbers, "other": numbers})
+    facts = table.drop_columns("rest").to_pylist()
+    for text in ["a == 7", "a is None", "meta.a > 7 or other > 1", "meta > 1", "not meta"]:
+        condition = Condition(text)
+        assert met(condition, table) == by_closures(condition, facts), text
 
 
 def test_texts_of_digits_dots_and_signs_are_the_numbers_that_python_reads() -> None:

@@ -150,7 +150,7 @@ class RowsOfSource:
         """The values at the paths of all names, by path, in each column of JSON.
 
         Rows with a value in the columns of all names are not parsed. There are no values if there
-        are more than `MOST_PATHS`.
+        are more than `MOST_PATHS`. Numbers, as a table of others may have them there, hold nothing.
         """
         paths = [path for path in self._names if path[0] != META]
         in_meta = [path[1:] for path in self._names if path[0] == META]

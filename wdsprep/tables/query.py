@@ -229,9 +229,10 @@ def _facts(rows: pa.Table, numbers: NDArray[np.int64]) -> Iterator[list[Facts]]:
 def _source_facts(row: Facts) -> Facts:
     facts = {name: value for name, value in row.items() if value is not None}
     for name in {META, REST} & facts.keys():
-        text, facts[name] = facts[name], None
-        with suppress(ValueError, RecursionError):  # of what is no JSON, nothing is known
-            facts[name] = parse_json(text)
+        if isinstance(text := facts[name], str):
+            facts[name] = None
+            with suppress(ValueError, RecursionError):  # of what is no JSON, nothing is known
+                facts[name] = parse_json(text)
     rest = facts.pop(REST, None)
     return {**rest, **facts} if isinstance(rest, dict) else facts
 
