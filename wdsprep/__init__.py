@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wdsprep.checks.repair import repair as repair
     from wdsprep.checks.verify import verify as verify
     from wdsprep.encoding.encode import encode as encode
-    from wdsprep.encoding.options import Encode as Encode
+    from wdsprep.encoding.recipe_options import Encode as Encode
     from wdsprep.exporting.export import export as export
     from wdsprep.importing.import_latents import import_ as import_
     from wdsprep.loading.loader import load as load
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from wdsprep.tables.relation import table as table
 
 PLACES = {
-    "Encode": "wdsprep.encoding.options",
+    "Encode": "wdsprep.encoding.recipe_options",
     "Stream": "wdsprep.loading.options",
     "card": "wdsprep.reporting.card",
     "duplicates": "wdsprep.changes.duplicates",

@@ -23,7 +23,7 @@ from wdsprep.text import parse_size
 IN_PYTHON = {
     "load": "wdsprep.loading.options:LoadOptions",
     "stream": "wdsprep.loading.options:StreamOptions",
-    "Encode": "wdsprep.encoding.options:Encode",
+    "Encode": "wdsprep.encoding.recipe_options:Encode",
     "Stream": "wdsprep.loading.open_datasets:Stream",
 }
 NEEDED: dict[str, dict[str, Any]] = {

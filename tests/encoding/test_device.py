@@ -26,7 +26,7 @@ from wdsprep.encoding.models.device import check_age, check_precision
 from wdsprep.encoding.models.encoder import load_encoder, precision_of, whole_fp32
 from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.errors import UsageError, WorkError
 
 CARDS = {"V100": (7, 0), "T4": (7, 5), "A10G": (8, 6), "H100": (9, 0), "MI300X": (9, 4)}
@@ -80,7 +80,7 @@ def test_no_vae_is_farther_from_fp32_than_fp16_is_and_the_settings_say_its_preci
         ({"latents": "none", "text": "tokens"}, "fp32"),
         ({"dtype": "bf16"}, "bf16"),
     ):
-        recipe = Recipe(resolution=64, **wanted)
+        recipe = Encode(resolution=64, **wanted)
         model = find_model(str(tmp_path / "model"), text=recipe.text, has_vae=not recipe.is_of_text)
         settled, model = settle_recipe(recipe, model, "cuda")
         assert settings_of(model, settled)["dtype"] == dtype
@@ -101,9 +101,9 @@ def test_text_encoders_of_a_pipeline_have_their_half_precision_beside_the_vae(
 ) -> None:
     pretend_card(monkeypatch, card)
     model = find_model(str(family(name)), text="emb")
-    settled, model = settle_recipe(Recipe(resolution=64), model, "cuda")
+    settled, model = settle_recipe(Encode(resolution=64), model, "cuda")
     assert settings_of(model, settled)["dtype"] == dtype
-    alone, _ = settle_recipe(Recipe(resolution=64, latents="none"), model, "cuda")
+    alone, _ = settle_recipe(Encode(resolution=64, latents="none"), model, "cuda")
     assert alone.dtype == dtype.partition("+")[0]
 
 
@@ -139,7 +139,7 @@ def test_a_gpu_that_is_too_old_or_lacks_a_precision_chosen_without_it_is_refused
     if said and not has_bf16_text:
         tiny = find_model("tiny", text="none")
         with refused():
-            make_encoder(tiny, Recipe(resolution=64, dtype=dtype), "cuda")
+            make_encoder(tiny, Encode(resolution=64, dtype=dtype), "cuda")
 
 
 @pytest.mark.parametrize("chosen", ["", *ALLOCATOR])
@@ -355,7 +355,7 @@ def test_the_networks_compute_in_the_precision_that_is_asked_for(
     dtype: str, trainer: dict[str, str]
 ) -> None:
     made = load_encoder(
-        find_model("tiny", text="none"), Recipe(resolution=64, text="none", dtype=dtype), "cpu"
+        find_model("tiny", text="none"), Encode(resolution=64, text="none", dtype=dtype), "cpu"
     )
     usual = {"fp32": WHOLE, "bf16": trainer}.get(dtype, IN_TF32)
     pixels, noise = torch.zeros((1, 3, 64, 64), dtype=torch.uint8), torch.zeros(1, dtype=torch.long)

@@ -22,7 +22,7 @@ from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.models.noise import noise_keys
 from wdsprep.encoding.models.vae import Decoder
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.errors import WorkError
 
 CAPTIONS = [
@@ -294,7 +294,7 @@ def test_weights_in_parts_are_those_of_one_file(tmp_path: Path, variant: str | N
 def test_a_gpu_agrees_with_the_cpu() -> None:
     pixels = pictures(4)
     wanted = run(tiny(), pixels)
-    recipe = Recipe(resolution=64, dtype="fp16")
+    recipe = Encode(resolution=64, dtype="fp16")
     ours = load_encoder(find_model("tiny", text="emb"), recipe, "cuda")
     keys = noise_keys(0, [f"{i:06}" for i in range(4)])
     for exact in (False, True):

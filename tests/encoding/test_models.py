@@ -33,7 +33,7 @@ from wdsprep.encoding.models.find_model import (
     find_model,
 )
 from wdsprep.encoding.models.model_files import weights_digest
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.sample_arrays import fields
 from wdsprep.errors import UsageError, WorkError
 
@@ -91,7 +91,7 @@ def test_configs_decide_shapes_and_scales(tmp_path: Path) -> None:
     model = find_model(str(bare), text="none")
     assert (model.vae, model.channels, model.scale, model.shift) == ("", 16, 0.3611, 0.1159)
     assert not model.fits_fp16
-    assert fields(model, Recipe(resolution=512, text="none")) == (
+    assert fields(model, Encode(resolution=512, text="none")) == (
         Field(name="latent.npy", dtype="<f2", shape=(16, 64, 64)),
     )
     assert "--text none" in failure(bare)
@@ -103,11 +103,11 @@ def test_a_resolution_has_to_fit_the_vae_and_what_a_transformer_cuts_into_tokens
     tiny = find_model("tiny", text="none")
     flux = find_model(str(write_files(tmp_path, flux_files())), text="none")
     for model, multiple in ((tiny, 8), (flux, 16)):
-        check_multiples(model, Recipe(resolution=272, model="tiny"))
+        check_multiples(model, Encode(resolution=272, model="tiny"))
         for side, near in ((4, multiple), (260, f"256 or {256 + multiple}")):
             line = f"--resolution {side} is not a multiple of {multiple}, .* needs: give {near}$"
             with pytest.raises(UsageError, match=line):
-                check_multiples(model, Recipe(resolution=side, model="tiny"))
+                check_multiples(model, Encode(resolution=side, model="tiny"))
 
 
 # Pipelines whose own code encodes text

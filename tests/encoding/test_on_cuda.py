@@ -22,7 +22,7 @@ from wdsprep.encoding.models.base import TENSORS, Encoded, Part
 from wdsprep.encoding.models.encoder import LatentEncoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.vae import Moments
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 
 SIDE, ROWS = 64, 3
 CAPTIONS = ("a big red house", 'a red "big" house', "a red big house")
@@ -51,7 +51,7 @@ def test_captions_are_encoded_on_the_gpu(name: str, family: Family) -> None:
     """In half precision, and for a few families once more in fp32."""
     model = find_model(str(family(name)), text="emb")
     with FakeCuda() as gpu:
-        made = gpu.load(model, Recipe(resolution=SIDE, latents="none"))
+        made = gpu.load(model, Encode(resolution=SIDE, latents="none"))
         if name in TEXT_BATCHES:
             assert made.text_batch_size == TEXT_BATCHES[name]
         texts = made.tokens(CAPTIONS)
@@ -76,7 +76,7 @@ def test_images_are_encoded_on_the_gpu(name: str, family: Family) -> None:
     """
     model = find_model(str(family(name)), text="none")
     with FakeCuda() as gpu:
-        made = gpu.load(model, Recipe(resolution=SIDE, text="none"))
+        made = gpu.load(model, Encode(resolution=SIDE, text="none"))
         with gpu.mode:
             pixels, noise = gpu.images((ROWS, 3, SIDE, 2 * SIDE))
             rows = made.image_rows(pixels, noise).arrays["latent.npy"]
@@ -112,7 +112,7 @@ def assert_is_for_a_gpu(network: Moments) -> None:
 def test_other_latents_are_made_on_the_gpu(name: str, latents: str, family: Family) -> None:
     model = find_model(str(family(name)), text="none")
     with FakeCuda() as gpu:
-        made = gpu.load(model, Recipe(resolution=SIDE, text="none", latents=latents))
+        made = gpu.load(model, Encode(resolution=SIDE, text="none", latents=latents))
         with gpu.mode:
             assert_stored(made, made.encode_images(*gpu.images((ROWS, 3, SIDE, SIDE))), ROWS)
 
@@ -124,7 +124,7 @@ def test_a_gpu_that_is_split_holds_what_it_works_with_alone(name: str, family: F
     model = find_model(str(family(name)), text="emb")
     with FakeCuda() as gpu:
         gpu.free = 300_000_000
-        made = gpu.load(model, Recipe(resolution=256))
+        made = gpu.load(model, Encode(resolution=256))
         assert made.is_split
         for part in (Part.TEXT, Part.IMAGE, Part.TEXT):
             made.bring(part)

@@ -15,7 +15,7 @@ from tests.kit.batches import assert_same
 from tests.kit.encodes import COUNT, encode_here, packed, pictures, rejected
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
 from wdsprep.dataset.draft import Draft
-from wdsprep.encoding.options import Encode
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.errors import FingerprintError, FullError, UsageError
 
 BATCH = 5

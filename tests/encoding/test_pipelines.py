@@ -35,7 +35,7 @@ from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.noise import noise_keys, normal
 from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.recipe_defaults import settle_recipe
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.sample_arrays import CLIP_ALONE, fields
 from wdsprep.errors import UsageError, WdsprepError
 
@@ -301,7 +301,7 @@ def test_a_gpu_holds_both_kinds_of_network_or_one_or_says_what_it_lacks(
     base.limit_memory(share)
     assert shares == [share]
     model = find_model(str(family("QwenImage")), text="emb")
-    recipe = Recipe(resolution=SIDE, dtype="half")
+    recipe = Encode(resolution=SIDE, dtype="half")
     if comes_to == "neither":
         with pytest.raises(WdsprepError, match=r"needs .* MB of a GPU \(.* for images, .* text\)"):
             is_split(model, recipe, torch.device("cuda"), itemsize=2)
@@ -371,7 +371,7 @@ def test_a_preset_says_which_arrays_its_pipeline_gives(
     preset, found = PRESETS[name], {}
     for text in ("emb", "tokens"):
         model = find_model(str(family(FAMILIES[name])), text=text)
-        recipe = Recipe(resolution=64, text=text, text_length=preset.text_length)
+        recipe = Encode(resolution=64, text=text, text_length=preset.text_length)
         recipe, model = settle_recipe(recipe, model, "cpu")
         found[text] = fields(model, recipe)[1:]
     assert (model.channels, model.factor, model.vae_kind) == (

@@ -23,7 +23,7 @@ from wdsprep.encoding.models.encoder import LatentEncoder
 from wdsprep.encoding.models.find_model import find_model
 from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.recipe_defaults import settle_recipe
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.errors import UsageError, WorkError
 
 SIZES = ((300, 200), (1500, 900), (161, 640))
@@ -182,7 +182,7 @@ def test_text_has_room_for_as_many_references_as_the_pipeline_takes(
     name: str, most: int, latents: str, family: Family
 ) -> None:
     """With its VAE or without; where text does not depend on references, any number is right."""
-    recipe = Recipe(resolution=64, latents=latents, roles=("target", "source"))
+    recipe = Encode(resolution=64, latents=latents, roles=("target", "source"))
     model = find_model(str(family(name)), text="emb", has_vae=latents == "auto")
     assert model.references == 0
     assert settle_recipe(recipe, model, "cpu")[1].references == most

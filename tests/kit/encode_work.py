@@ -18,7 +18,7 @@ from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.sample_arrays import fields
 
 
@@ -33,7 +33,7 @@ class Making:
     chunk_nbytes: int = 0
     """How much of a tar is read at a time."""
 
-    def __call__(self, model: Model, recipe: Recipe, device: str) -> "Plain":
+    def __call__(self, model: Model, recipe: Encode, device: str) -> "Plain":
         if self.chunk_nbytes:
             assert Chunks.__init__.__kwdefaults__
             Chunks.__init__.__kwdefaults__["chunk_nbytes"] = self.chunk_nbytes
@@ -43,7 +43,7 @@ class Making:
 class Plain(Encoder):
     """Latents are shrunken pixels and noise, embeddings are the letters of the caption."""
 
-    def __init__(self, making: Making, model: Model, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, making: Making, model: Model, recipe: Encode, device: torch.device) -> None:
         self.fields = fields(model, recipe)
         self.resolution, self.device = recipe.resolution, device
         self.has_text = recipe.text != "none"

@@ -27,7 +27,7 @@ from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.encoder import load_encoder
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.runners.base import Event, Finished, HopelessError, Quarantined, Step, Unit, Work
 from wdsprep.runners.run import Outcome
 
@@ -89,7 +89,7 @@ def in_this_process() -> Iterator[None]:
 _TOYS: dict[str, Any] = {}
 
 
-def _loaded(model: Model, recipe: Recipe, device: str) -> Any:
+def _loaded(model: Model, recipe: Encode, device: str) -> Any:
     """Load an encoder. The toy's are kept, for it never changes; each caller has its own copy."""
     if model.name != "tiny":
         return load_encoder(model, recipe, device)

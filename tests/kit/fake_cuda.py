@@ -35,7 +35,7 @@ from wdsprep.encoding.models.encoder import LatentEncoder, load_encoder
 from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.text_encoders import PipelineText
 from wdsprep.encoding.recipe_defaults import settle_recipe
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 
 CUDA = torch.device("cuda", 0)
 MANY = 1 << 20  # numbers of a tensor that are worth being known
@@ -184,7 +184,7 @@ class FakeCuda:
     ) -> None:
         self._patch.undo()
 
-    def load(self, model: Model, recipe: Recipe) -> LatentEncoder:
+    def load(self, model: Model, recipe: Encode) -> LatentEncoder:
         recipe, model = settle_recipe(recipe, model, "cuda")
         made = load_encoder(model, recipe, str(CUDA))
         assert isinstance(made, LatentEncoder)

@@ -24,7 +24,7 @@ from tests.kit.encodes import Here
 from wdsprep.__main__ import main
 from wdsprep.encoding.models.base import Encoded
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 
 ALIKE = "ENCODES_ALIKE"
 """What the environment of a process has whose latents are those of all others."""
@@ -37,7 +37,7 @@ class Own(Plain):
         return replace(found, arrays={**found.arrays, "latent.npy": latents.half()})
 
 
-def make_encoder(model: Model, recipe: Recipe, device: str) -> Own:
+def make_encoder(model: Model, recipe: Encode, device: str) -> Own:
     return Own(Making(), model, recipe, torch.device(device))
 
 

@@ -29,8 +29,7 @@ from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.packs import tars, tree, write_files
 from wdsprep import errors
 from wdsprep.encoding.models.find_model import find_model
-from wdsprep.encoding.options import Encode
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.sample_arrays import fields
 from wdsprep.errors import FingerprintError, UsageError
 from wdsprep.loading.streaming.stages import FILL, PIECE, Pieces, piece_limit, samples_in_store
@@ -296,7 +295,7 @@ def test_pieces_of_any_share_hold_each_row_once(world: int) -> None:
 @pytest.mark.parametrize("text", ["emb", "none"])
 @pytest.mark.parametrize("resolution", [256, 512, 1024])
 def test_pieces_are_as_large_as_the_object_store_has_room_for(resolution: int, text: str) -> None:
-    recipe = Recipe(resolution=resolution, text=text)
+    recipe = Encode(resolution=resolution, text=text)
     arrays = fields(find_model("tiny", text=text), recipe)
     each = max(3 * resolution**2, sum(field.array_nbytes for field in arrays))
     assert piece_limit(samples_in_store(1 << 40, resolution, arrays), 12) == PIECE

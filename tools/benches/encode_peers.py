@@ -20,7 +20,7 @@ from wdsprep.dataset.npy_arrays import Field
 from wdsprep.encoding.models.base import Encoded, Tokens
 from wdsprep.encoding.models.device import Encoder
 from wdsprep.encoding.models.find_model import TINY
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 
 IN_FLIGHT = 2
 CORES = len(os.sched_getaffinity(0))
@@ -288,7 +288,7 @@ def sd_batch(model: str, *, resolution: int, batch_size: int) -> Launch:
     return launch
 
 
-def make_free(_model: object, recipe: Recipe, _device: str) -> "FreeEncoder":
+def make_free(_model: object, recipe: Encode, _device: str) -> "FreeEncoder":
     return FreeEncoder(recipe.resolution, has_images=not recipe.is_of_text)
 
 

@@ -160,10 +160,10 @@ class Bench:
         from wdsprep.encoding.models.find_model import find_model
         from wdsprep.encoding.models.load_networks import silence_libraries
         from wdsprep.encoding.recipe_defaults import settle_recipe
-        from wdsprep.encoding.recipe_options import Recipe
+        from wdsprep.encoding.recipe_options import Encode
 
         silence_libraries()
-        wanted = Recipe(resolution=side, **options)
+        wanted = Encode(resolution=side, **options)
         recipe, found = settle_recipe(wanted, find_model(str(model), text=wanted.text), self.device)
         return LatentEncoder(found, recipe, torch.device(self.device))
 

@@ -17,7 +17,7 @@ wait for its turn. `models` find and run a model family. `progress` says how fas
 
 Trainers may also encode on the fly, and get the latents that `encode` would store:
 
-1. `options.Encode` says how: the settings of `wdsprep encode`, and with them its fingerprint.
+1. `recipe_options.Encode` says how: the settings of `wdsprep encode`, with its fingerprint.
 2. `on_the_fly.encode_steps` finds its model, makes images ready for it, and computes: a step's
    pixels in device batches of one size, as a worker of `encode` does. Noise is that of the key, so
    no step or rank shows in what comes out.

@@ -26,10 +26,10 @@ from wdsprep.encoding.captions.table import CaptionTable, warn_of_field
 from wdsprep.encoding.gpus import prepare_allocator, require_gpu
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, first_shards
 from wdsprep.encoding.models.find_model import Model, check_multiples, check_weights, find_model
-from wdsprep.encoding.options import Encode, EncodeOne, EncodeOptions, EncodeWorkerOptions
+from wdsprep.encoding.options import EncodeOne, EncodeOptions, EncodeWorkerOptions
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe, with_defaults
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.run_plan import DatasetPlan, RunPlan, do_plan, plan_dataset
 from wdsprep.encoding.worker_plan import EncodeJob, settle_workers
 from wdsprep.errors import UsageError
@@ -353,7 +353,7 @@ def open_worker(job: EncodeJob) -> Call:
     return EncodeWorker(job)
 
 
-def make_encoder(model: Model, recipe: Recipe, device: str) -> "Encoder":
+def make_encoder(model: Model, recipe: Encode, device: str) -> "Encoder":
     """Load the encoder in a worker, after a check of the worker's GPU and of the weights.
 
     Raise RuntimeError if the GPU is too old for torch or for the recipe, and WorkError if torch

@@ -17,12 +17,12 @@ from wdsprep.encoding.recipe_options import (
     IMAGES,
     MODEL,
     OF_IMAGES,
-    Recipe,
+    Encode,
     RecipeOptions,
     check_compiled_shapes,
 )
 from wdsprep.errors import UsageError
-from wdsprep.options import about, option_field, refuse_unknown_options
+from wdsprep.options import about, option_field
 from wdsprep.runners.options import (
     OUTPUT,
     TRACK,
@@ -84,21 +84,6 @@ RESOLUTION_OPTION = about(
     order=-2,
     example="256",
 )
-
-
-@refuse_unknown_options
-@dataclass(frozen=True, kw_only=True)
-class Encode(Recipe):
-    """The settings with which images are encoded into latents while a trainer waits for them.
-
-        how = wdsprep.Encode(resolution=256, model="sd2")
-        loader = wdsprep.load("shards/images", encode=how, global_batch=1024)
-
-    They are the options of `wdsprep encode` that decide the bytes of latents, the `batch_size`, and
-    the `device`, which is the trainer's by default.
-    """
-
-    device: str = option_field("The device to compute on; auto is the trainer's.", default="auto")
 
 
 @dataclass(frozen=True, kw_only=True)

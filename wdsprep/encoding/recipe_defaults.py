@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.samples import is_mask
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import has_bf16, has_tf32
 from wdsprep.encoding.models.presets import PRESETS
-from wdsprep.encoding.recipe_options import ALIGNED, MASK_RULES, PIPELINE, SHAPES, Recipe
+from wdsprep.encoding.recipe_options import ALIGNED, MASK_RULES, PIPELINE, SHAPES, Encode
 from wdsprep.encoding.sample_arrays import fields
 from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODE
@@ -18,10 +18,8 @@ from wdsprep.limits import MAX_AREA, MAX_NBYTES
 if TYPE_CHECKING:
     from wdsprep.encoding.models.find_model import Model
 
-RecipeT = TypeVar("RecipeT", bound=Recipe)
 
-
-def settle_recipe(recipe: RecipeT, model: "Model", device: str) -> "tuple[RecipeT, Model]":
+def settle_recipe(recipe: Encode, model: "Model", device: str) -> "tuple[Encode, Model]":
     """Return the recipe with its defaults filled in, and the model with the arrays that it makes.
 
     A pipeline is asked for its arrays in a dry run; torch is imported only then.
@@ -34,7 +32,7 @@ def settle_recipe(recipe: RecipeT, model: "Model", device: str) -> "tuple[Recipe
     return recipe, find_outputs(model, recipe)
 
 
-def with_defaults(recipe: RecipeT, model: "Model", device: str) -> RecipeT:
+def with_defaults(recipe: Encode, model: "Model", device: str) -> Encode:
     """Return the recipe with the values that depend on the model and the device filled in."""
     text_length = recipe.text_length
     if model.components and not text_length:
@@ -54,7 +52,7 @@ def with_defaults(recipe: RecipeT, model: "Model", device: str) -> RecipeT:
     )
 
 
-def _role_sizes(recipe: Recipe, model: "Model") -> Iterator[tuple[str, Any]]:
+def _role_sizes(recipe: Encode, model: "Model") -> Iterator[tuple[str, Any]]:
     """Yield the rule for each role: by default the pipeline's own, if it takes references.
 
     Raise UsageError if it takes none, and its rule is asked for.
@@ -91,7 +89,7 @@ def latents_of(wanted: str, model: "Model") -> str:
     return "mean"
 
 
-def choose_dtype(recipe: Recipe, model: "Model", device: str) -> str:
+def choose_dtype(recipe: Encode, model: "Model", device: str) -> str:
     """Return the dtype that `auto` stands for on a device: fp32 on a CPU.
 
     On a GPU, text encoders get their half precision, and a VAE gets fp16 if it does not overflow in
@@ -109,7 +107,7 @@ def choose_dtype(recipe: Recipe, model: "Model", device: str) -> str:
     return text if recipe.is_of_text or text == vae else f"{HALF}+{vae}"
 
 
-def settings_of(model: "Model", recipe: Recipe) -> dict[str, Any]:
+def settings_of(model: "Model", recipe: Encode) -> dict[str, Any]:
     """Return all settings that decide the bytes of a dataset encoded with a model and a recipe.
 
     They include what a reader needs to know about the arrays. Limits and shapes of images are

@@ -18,7 +18,7 @@ from wdsprep.errors import UsageError
 from wdsprep.images.nearest_shape import DECODES
 from wdsprep.images.options import AREA, NBYTES
 from wdsprep.limits import MAX_AREA, MAX_NBYTES
-from wdsprep.options import Options, about, option_field, options_of
+from wdsprep.options import Options, about, option_field, options_of, refuse_unknown_options
 from wdsprep.runners.options import WORKERS, batch_size
 from wdsprep.text import shortened
 
@@ -204,12 +204,21 @@ class RecipeOptions(Options):
         return self.latents == "none"
 
 
+@refuse_unknown_options
 @dataclass(frozen=True, kw_only=True)
-class Recipe(RecipeOptions):
-    """The recipe of a latent sample, which decides its bytes together with the model."""
+class Encode(RecipeOptions):
+    """The settings with which images are encoded into latents while a trainer waits for them.
+
+        how = wdsprep.Encode(resolution=256, model="sd2")
+        loader = wdsprep.load("shards/images", encode=how, global_batch=1024)
+
+    They are the options of `wdsprep encode` that decide the bytes of latents, the `batch_size`, and
+    the `device`, which is the trainer's by default.
+    """
 
     resolution: int = field(metadata=about("The pixels of a side of the square."))
     """The resolution. For text alone it chooses the images, and 0 stands for all of them."""
+    device: str = option_field("The device to compute on; auto is the trainer's.", default="auto")
 
     def check_together(self) -> None:
         super().check_together()
@@ -285,7 +294,7 @@ class Recipe(RecipeOptions):
         return cast("tuple[Size, ...]", self.shapes)
 
 
-def check_compiled_shapes(recipes: Sequence[Recipe]) -> None:
+def check_compiled_shapes(recipes: Sequence[Encode]) -> None:
     """Raise UsageError if a VAE would be compiled for many shapes to encode with all recipes."""
     shapes = set[Size]()
     for recipe in recipes:

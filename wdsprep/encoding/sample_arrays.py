@@ -16,7 +16,7 @@ from wdsprep.dataset.npy_arrays import TOKENS as TOKEN_IDS
 from wdsprep.dataset.samples import TARGET, is_mask
 from wdsprep.dataset.tar import BLOCK, padded
 from wdsprep.encoding.models.presets import PRESETS, TOKENS
-from wdsprep.encoding.recipe_options import FULL, PIXELS, Recipe
+from wdsprep.encoding.recipe_options import FULL, PIXELS, Encode
 
 if TYPE_CHECKING:
     from wdsprep.encoding.models.find_model import Model
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CLIP_ALONE = ("sd1", "sd2", "tiny")  # whose tokens need no mask
 
 
-def fields(model: "Model", recipe: Recipe) -> tuple[Field, ...]:
+def fields(model: "Model", recipe: Encode) -> tuple[Field, ...]:
     """Return the fields of a latent sample, which are the arrays that are stored for it.
 
     If text comes from a pipeline, `model` has to be one that `settle_recipe` has returned. Arrays
@@ -64,7 +64,7 @@ def role_fields(
             yield replace(field, name=mirrored_name(field.name))
 
 
-def latent_fields(model: "Model", recipe: Recipe) -> tuple[Field, ...]:
+def latent_fields(model: "Model", recipe: Encode) -> tuple[Field, ...]:
     """Return the fields of the target's latents; moments have the shape that the VAE gives."""
     channels, side = model.channels, recipe.resolution // model.factor
     if recipe.latents == "moments":

@@ -18,7 +18,7 @@ from wdsprep.text import brief, check_texts, real_number, whole_number
 if TYPE_CHECKING:
     import torch
 
-    from wdsprep.encoding.options import Encode
+    from wdsprep.encoding.recipe_options import Encode
 
 FULL, LONGEST = PADS = ("full", "longest")
 """The lengths that arrays are padded to: the full one, or the longest of their batch."""
@@ -74,7 +74,7 @@ def _read_rate(value: Any) -> float:
 
 
 def _read_encode(value: Any) -> "Encode":
-    from wdsprep.encoding.options import Encode
+    from wdsprep.encoding.recipe_options import Encode
 
     if not isinstance(value, Encode):
         raise UsageError(f"{brief(value)}: give wdsprep.Encode(resolution=...)")

@@ -317,11 +317,11 @@ def load(folder: Path, text: str) -> str:
     from wdsprep.encoding.models.encoder import load_encoder
     from wdsprep.encoding.models.find_model import find_model
     from wdsprep.encoding.recipe_defaults import settle_recipe
-    from wdsprep.encoding.recipe_options import Recipe
+    from wdsprep.encoding.recipe_options import Encode
 
     try:
         recipe, model = settle_recipe(
-            Recipe(resolution=64, text=text), find_model(str(folder), text=text), "cpu"
+            Encode(resolution=64, text=text), find_model(str(folder), text=text), "cpu"
         )
         load_encoder(model, recipe, "cpu")
     except WdsprepError as error:

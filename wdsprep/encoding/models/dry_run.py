@@ -43,7 +43,7 @@ from wdsprep.encoding.models.families import dtype_of_tower, is_mask, member_nam
 from wdsprep.encoding.models.find_model import Component, Model
 from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
 from wdsprep.encoding.models.references import ReferencePipeline
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.images.crop import blank_image
 
@@ -63,7 +63,7 @@ SIZE_ARGUMENTS = {"original_size", "crops_coords_top_left"}
 """A pipeline that has these asks for the size to make too, as `target_size` or otherwise."""
 
 
-def find_outputs(model: Model, recipe: Recipe) -> Model:
+def find_outputs(model: Model, recipe: Encode) -> Model:
     """Return the model with the fields that its pipeline makes, and the settings that decide them.
 
     Without text these are only the arrays that are made from the sizes of images.

@@ -54,13 +54,13 @@ from wdsprep.encoding.models.noise import normal
 from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.models.text_encoders import load_text_encoder
 from wdsprep.encoding.models.vae import Moments, leave_out_divisions
-from wdsprep.encoding.recipe_options import PIPELINE, Recipe
+from wdsprep.encoding.recipe_options import PIPELINE, Encode
 from wdsprep.encoding.sample_arrays import fields, latent_fields
 from wdsprep.errors import WorkError
 from wdsprep.text import human_bytes
 
 
-def load_encoder(model: Model, recipe: Recipe, device: str) -> "LatentEncoder":
+def load_encoder(model: Model, recipe: Encode, device: str) -> "LatentEncoder":
     """Load the networks of a model that a recipe needs onto a device."""
     silence_libraries()
     if recipe.compile:
@@ -71,7 +71,7 @@ def load_encoder(model: Model, recipe: Recipe, device: str) -> "LatentEncoder":
 class LatentEncoder(Encoder):
     """The VAE and the text encoders of a model on a device, or only those that are needed."""
 
-    def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, model: Model, recipe: Encode, device: torch.device) -> None:
         self.fields = fields(model, recipe)
         self.resolution = recipe.resolution
         self.device = device
@@ -221,7 +221,7 @@ def _load_moments(
     return moments.to(device)
 
 
-def is_split(model: Model, recipe: Recipe, device: torch.device, itemsize: int) -> bool:
+def is_split(model: Model, recipe: Encode, device: torch.device, itemsize: int) -> bool:
     """Return whether a GPU has room for the networks of images and text only in turn.
 
     Raise WorkError if one of them alone does not fit.

@@ -44,7 +44,7 @@ from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import shortened
 
 if TYPE_CHECKING:
-    from wdsprep.encoding.recipe_options import Recipe
+    from wdsprep.encoding.recipe_options import Encode
 
 REPOS = {name: preset.repo for name, preset in PRESETS.items()}
 TINY = Path(__file__).parent / "tiny"
@@ -426,7 +426,7 @@ def check_weights(model: Model) -> Model:
     return find_on_node(there, REPOS)
 
 
-def check_multiples(model: Model, recipe: "Recipe") -> None:
+def check_multiples(model: Model, recipe: "Encode") -> None:
     """Raise UsageError if a side of an image would not be a multiple of what the model needs."""
     sides = [(recipe.resolution, f"--resolution {recipe.resolution}")]
     lists = {"--shapes": recipe.sizes}

@@ -24,7 +24,7 @@ from wdsprep.encoding.models.encode_prompt import ALONE, Row, assemble, full_len
 from wdsprep.encoding.models.families import dtype_of_tower, member_name
 from wdsprep.encoding.models.find_model import Component, Model
 from wdsprep.encoding.models.load_networks import compile_network, load_tokenizer, load_tower
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.errors import WorkError
 
 FRIENDS = ("a photo of a cat", "a photo of a dog")
@@ -36,7 +36,7 @@ Tokenize = Callable[[Sequence[str], Sequence[Any]], list[Tokens]]
 threads may call it."""
 
 
-def load_text_encoder(model: Model, recipe: Recipe, device: torch.device) -> "TokenIds":
+def load_text_encoder(model: Model, recipe: Encode, device: torch.device) -> "TokenIds":
     if recipe.text == "emb":
         return (PipelineText if model.components else ClipText)(model, recipe, device)
     if not model.components:
@@ -99,7 +99,7 @@ def copy_by_thread(whole: Any, tokenizers: Sequence[str]) -> Callable[[], Any]:
 class PipelineText(TokenIds):
     """A text encoder that runs the `encode_prompt` of a pipeline on one device."""
 
-    def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, model: Model, recipe: Encode, device: torch.device) -> None:
         nbytes = sum(field.array_nbytes for field in model.outputs)
         towers = [part.kind for part in model.components if part.has_weights]
         self.batch_size = caption_batch_size(towers, nbytes, device)
@@ -214,7 +214,7 @@ def clip_tokens(
 class ClipText(TokenIds):
     """A text encoder that returns the last hidden states of a CLIPTextModel."""
 
-    def __init__(self, model: Model, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, model: Model, recipe: Encode, device: torch.device) -> None:
         tokenizer = load_clip_tokenizer(model)
         super().__init__(partial(clip_tokens, tokenizer), device)
 

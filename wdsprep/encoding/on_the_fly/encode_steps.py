@@ -28,9 +28,8 @@ from wdsprep.encoding.batching import Batcher, DeviceBatches, Rows
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import DeviceBatch, Encoder, auto_batch_size
 from wdsprep.encoding.models.find_model import Model, check_multiples, find_model
-from wdsprep.encoding.options import Encode
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
-from wdsprep.encoding.recipe_options import Recipe
+from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.sample_chain import EncodedSample, EncodingSample, Row
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.images.crop import Crop, crop
@@ -48,7 +47,7 @@ class Encoding:
     model: Model
     recipe: Encode
     """The recipe with its defaults filled in, and with the device."""
-    make: Callable[[Model, Recipe, str], Encoder]
+    make: Callable[[Model, Encode, str], Encoder]
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
