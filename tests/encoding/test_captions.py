@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.kit.encodes import command, encode_here, image_samples, latents_of, pictures, run_encode
+from tests.kit.encodes import command, encode_here, latents_of, pictures, run_encode, samples_in
 from tests.kit.packs import manifest_of, pack, tree, upload, write_files
 from wdsprep.checks.findings import Kind
 from wdsprep.checks.repair import repair
@@ -49,7 +49,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def facts_of(images: Path) -> dict[str, dict[str, Any]]:
-    return {key: json.loads(fields["json"]) for key, fields in image_samples(images).items()}
+    return {key: json.loads(fields["json"]) for key, fields in samples_in(images).items()}
 
 
 def parquet(path: Path, **columns: Any) -> Path:
@@ -86,7 +86,7 @@ def test_what_a_table_names_has_its_caption_and_all_else_keeps_its_own(
 ) -> None:
     """In latents as in text alone, whose arrays are the same."""
     keys = sorted(facts_of(few))
-    own = {key: fields["txt"].decode() for key, fields in image_samples(few).items()}
+    own = {key: fields["txt"].decode() for key, fields in samples_in(few).items()}
     table = parquet(
         tmp_path / "new.parquet",
         score=[1.0, 2.0, 3.0],
@@ -122,7 +122,7 @@ def test_a_table_is_found_by_number_source_url_and_digest_in_any_format(
         "by-digest.tsv": {"caption_column": "text", "captions_by": "sha256"},
     }  # fmt: skip
     found: dict[str, set[tuple[str, str]]] = {}
-    own = {(key, fields["txt"].decode()) for key, fields in image_samples(few).items()}
+    own = {(key, fields["txt"].decode()) for key, fields in samples_in(few).items()}
     for name, options in named.items():
         text_here(few, tmp_path / name, captions=tables / name, **options)
         found[name] = {*captions_in(tmp_path / name).items()} - own

@@ -19,12 +19,12 @@ from tests.kit.encodes import (
     COUNT,
     LONG,
     encode_here,
-    image_samples,
     latents_of,
     members,
     positions_in,
     rejected,
     run_encode,
+    samples_in,
     stacked,
 )
 from tests.kit.families import latent_of
@@ -45,7 +45,7 @@ SCALE = 0.18215
 
 
 def pixels_of(images: Path) -> Tensor:
-    samples = sorted(image_samples(images).items())
+    samples = sorted(samples_in(images).items())
     return torch.stack([crop(sample["jpg"], 64).pixels for _, sample in samples])
 
 
@@ -64,7 +64,7 @@ def states(images: Path) -> Tensor:
 
     tokenizer = CLIPTokenizer.from_pretrained(TINY / "tokenizer")
     text = CLIPTextModel.from_pretrained(TINY / "text_encoder", dtype=torch.float32)
-    captions = [sample["txt"].decode() for _, sample in sorted(image_samples(images).items())]
+    captions = [sample["txt"].decode() for _, sample in sorted(samples_in(images).items())]
     options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
     with torch.no_grad():
         made: Tensor = text(tokenizer(captions, max_length=77, **options).input_ids)[0]
@@ -140,7 +140,7 @@ def test_the_json_says_how_the_array_came_about(images: Path, latents: Path) -> 
         (100, 90): ((71, 64), [3, 0, 67, 64]),
         (200, 136): ((94, 64), [15, 0, 79, 64]),
     }
-    originals = image_samples(images)
+    originals = samples_in(images)
     for key, sample in latents_of(latents).items():
         of_image, facts = json.loads(originals[key]["json"]), sample["json"]
         scaled, box = crops[of_image["width"], of_image["height"]]

@@ -13,7 +13,7 @@ import pytest
 import wdsprep
 from tests.kit import encodes
 from tests.kit.encode_work import Plain
-from tests.kit.encodes import image_samples, packed, pictures, rejected, run
+from tests.kit.encodes import packed, pictures, rejected, run, samples_in
 from tests.kit.packs import jpeg, manifest_of, tree, write_files
 from wdsprep.dataset.manifest import Receipt
 from wdsprep.dataset.shapes import batch_that_fits
@@ -182,7 +182,7 @@ def test_shapes_and_mirror_images_are_what_runs_of_their_own_make(
 
 
 def test_other_captions_are_of_the_text_alone(images: Path, tmp_path: Path) -> None:
-    table, key = tmp_path / "table.csv", sorted(image_samples(images))[3]
+    table, key = tmp_path / "table.csv", sorted(samples_in(images))[3]
     table.write_text(f"key,caption\n{key},other\n")
     apart(images, tmp_path / "made", captions=table)
     made = tmp_path / "alone"

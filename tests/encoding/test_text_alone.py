@@ -19,13 +19,13 @@ from tests.kit.encodes import (
     SHARDS,
     command,
     encode_here,
-    image_samples,
     latents_of,
     members,
     packed,
     positions_in,
     rejected,
     run,
+    samples_in,
 )
 from tests.kit.packs import jpeg, manifest_of, tar_bytes, tree, write_files
 from tests.kit.paths import format_recipe
@@ -126,7 +126,9 @@ def test_a_resolution_chooses_images_and_its_absence_takes_all(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     high = texts(images, tmp_path / "high", resolution=128)
-    assert set(latents_of(high)) == set(image_samples(images, bucket=128))
+    assert set(latents_of(high)) == {
+        key for tar in images.glob("128/*.tar") for key in members(tar)
+    }
     monkeypatch.chdir(images.parent)
     assert run(images, "--latents", "none") == 0
     assert manifest_of(images.parent / "text").samples == COUNT
@@ -199,7 +201,7 @@ def test_a_reader_of_the_page_joins_latents_with_their_images(mixed: Path) -> No
         assert list(joined["key"]) == list(members(latents / f"{receipt.unit}.tar"))
         assert list(joined["key"]) == list(joined["key_of_image"])
         samples |= dict(zip(joined["key"], joined["bucket"], strict=True))
-    images = image_samples(mixed)
+    images = samples_in(mixed)
     assert samples.keys() == images.keys() - rejected(latents).keys()
     assert samples == {key: json.loads(images[key]["json"])["bucket"] for key in samples}
 

@@ -32,17 +32,47 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize(("workers", "threads"), [(1, 2), (2, 1), (3, 1)])
-def test_workers_on_a_cpu_share_its_cores(workers: int, threads: int) -> None:
-    plan = plan_workers(EncodeWorkerOptions(workers=workers), TWO_CORES, is_cluster=False)
-    assert (plan.workers, plan.threads) == (workers, threads)
+SCALED_TO_ZERO = ([], [Machine(cpus=4)], [Machine(cpus=64), Machine(cpus=8)])
+LATER = {"device": "cuda", "workers": 4, "gpus_per_worker": 1, "cpus_per_worker": 1, "threads": 0}
 
 
-def test_each_gpu_has_a_worker_with_its_share_of_cores() -> None:
-    plan = plan_workers(EncodeWorkerOptions(), ONE_GPU, is_cluster=False)
-    assert (plan.device, plan.workers, plan.cpus_per_worker) == ("cuda", 1, 8)
-    plan = plan_workers(EncodeWorkerOptions(), EIGHT_GPUS, is_cluster=False)
-    assert (plan.workers, plan.cpus_per_worker, plan.gpus) == (8, 12, tuple("01234567"))
+@pytest.mark.parametrize(
+    ("options", "machines", "is_cluster", "wanted"),
+    [
+        # Workers on a CPU share its cores.
+        ({"workers": 1}, TWO_CORES, False, {"workers": 1, "threads": 2}),
+        ({"workers": 2}, TWO_CORES, False, {"workers": 2, "threads": 1}),
+        ({"workers": 3}, TWO_CORES, False, {"workers": 3, "threads": 1}),
+        # Each GPU has a worker with its share of the cores, or is left alone.
+        ({}, ONE_GPU, False, {"device": "cuda", "workers": 1, "cpus_per_worker": 8}),
+        ({}, EIGHT_GPUS, False, {"workers": 8, "cpus_per_worker": 12, "gpus": (*"01234567",)}),
+        ({"device": "cpu"}, ONE_GPU, False, {"device": "cpu", "gpus_per_worker": 0, "workers": 1}),
+        # More workers than GPUs share them and their memory.
+        ({"gpus_per_worker": 0.5}, ONE_GPU, False, {"workers": 2, "cpus_per_worker": 4}),
+        ({"workers": 4}, EIGHT_GPUS, False, {"gpus_per_worker": 1, "gpu_share": 1, "threads": 12}),
+        ({"workers": 8}, EIGHT_GPUS, False, {"gpus_per_worker": 1, "gpu_share": 1, "threads": 12}),
+        ({"workers": 9}, EIGHT_GPUS, False, {"gpus_per_worker": 0.5, "gpu_share": 0.5}),
+        ({"workers": 16}, EIGHT_GPUS, False, {"gpu_share": 0.5, "threads": 6}),
+        # On a cluster every machine has room, and machines with GPUs may join it later.
+        ({}, MIXED, True, {"device": "cuda", "workers": 0, "cpus_per_worker": 8}),
+        ({"device": "cpu"}, MIXED, True, {"device": "cpu", "workers": 0, "cpus_per_worker": 8}),
+        *(({"device": "cuda", "workers": 4}, machines, True, LATER) for machines in SCALED_TO_ZERO),
+    ],
+)
+def test_workers_have_their_share_of_the_machines(
+    options: dict[str, Any], machines: list[Machine], is_cluster: bool, wanted: dict[str, Any]
+) -> None:
+    plan = plan_workers(EncodeWorkerOptions(**options), machines, is_cluster=is_cluster)
+    assert {name: getattr(plan, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("machines", SCALED_TO_ZERO)
+def test_a_cluster_without_gpus_has_to_be_told_whether_some_will_join(
+    machines: list[Machine],
+) -> None:
+    with pytest.raises(UsageError, match=r"no GPU now: give --device cuda .* --device cpu"):
+        plan_workers(EncodeWorkerOptions(), machines, is_cluster=True)
+    assert plan_workers(EncodeWorkerOptions(device="cpu"), machines, is_cluster=True).threads >= 1
 
 
 @pytest.mark.parametrize(
@@ -57,41 +87,6 @@ def test_without_the_driver_of_a_gpu_torch_is_not_asked(
     monkeypatch.setattr(gpus, "NVIDIA", nvidia)
     monkeypatch.setattr(gpus, "AMD", Path(amd))
     assert (gpus.visible_gpus(), asked) == ((), ["torch"] * is_asked)
-
-
-def test_a_gpu_can_be_shared_and_left_alone() -> None:
-    plan = plan_workers(EncodeWorkerOptions(gpus_per_worker=0.5), ONE_GPU, is_cluster=False)
-    assert (plan.workers, plan.cpus_per_worker, plan.gpus_per_worker) == (2, 4, 0.5)
-    plan = plan_workers(EncodeWorkerOptions(device="cpu"), ONE_GPU, is_cluster=False)
-    assert (plan.device, plan.gpus_per_worker, plan.workers) == ("cpu", 0, 1)
-
-
-@pytest.mark.parametrize(("workers", "share"), [(4, 1), (8, 1), (9, 0.5), (16, 0.5)])
-def test_more_workers_than_gpus_share_them_and_their_memory(workers: int, share: float) -> None:
-    plan = plan_workers(EncodeWorkerOptions(workers=workers), EIGHT_GPUS, is_cluster=False)
-    assert (plan.gpus_per_worker, plan.gpu_share) == (share, share)
-    assert plan.threads == int(12.5 * share)
-
-
-def test_on_a_cluster_every_gpu_machine_has_room() -> None:
-    plan = plan_workers(EncodeWorkerOptions(), MIXED, is_cluster=True)
-    assert (plan.device, plan.workers, plan.cpus_per_worker) == ("cuda", 0, 8)
-    options = EncodeWorkerOptions(device="cpu")
-    plan = plan_workers(options, [Machine(cpus=16), Machine(cpus=4)], is_cluster=True)
-    assert (plan.device, plan.workers, plan.cpus_per_worker) == ("cpu", 0, 4)
-
-
-SCALED_TO_ZERO = ([], [Machine(cpus=4)], [Machine(cpus=64), Machine(cpus=8)])
-
-
-@pytest.mark.parametrize("machines", SCALED_TO_ZERO)
-def test_gpus_may_join_a_cluster_later(machines: list[Machine]) -> None:
-    plan = plan_workers(EncodeWorkerOptions(device="cuda", workers=4), machines, is_cluster=True)
-    assert (plan.device, plan.workers, plan.gpus_per_worker) == ("cuda", 4, 1)
-    assert (plan.cpus_per_worker, plan.threads) == (1, 0)  # each node has its own
-    with pytest.raises(UsageError, match=r"no GPU now: give --device cuda .* --device cpu"):
-        plan_workers(EncodeWorkerOptions(), machines, is_cluster=True)
-    assert plan_workers(EncodeWorkerOptions(device="cpu"), machines, is_cluster=True).threads >= 1
 
 
 def test_what_cannot_be_is_refused() -> None:

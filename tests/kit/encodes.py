@@ -189,11 +189,6 @@ def positions_in(root: Path, tar: str) -> list[int]:
     return found
 
 
-def image_samples(root: Path, *, bucket: int = 64) -> dict[str, dict[str, bytes]]:
-    shards = [shard for shard in manifest_of(root).shards if shard.bucket >= bucket]
-    return {key: s for shard in shards for key, s in members(root / shard.name).items()}
-
-
 # --- a stand-in for the models
 
 
