@@ -37,7 +37,9 @@ def engine() -> Iterator[Engines]:
     with ExitStack() as engines:
 
         def make(encoder: Any, **options: Any) -> Engine:
-            return engines.enter_context(closing(Engine(encoder, **{**usual, **options})))
+            cuts = [DatasetCuts(target=Shapes.square(encoder.resolution))]
+            wanted = {**usual, "cuts": cuts, **options}
+            return engines.enter_context(closing(Engine(encoder, **wanted)))
 
         yield make
 
@@ -48,14 +50,14 @@ def grey(level: int, size: tuple[int, int] = (16, 16)) -> bytes:
     return out.getvalue()
 
 
-def sample_of(level: int, image: bytes, text: str, cuts: int = 1) -> EncodingSample:
+def sample_of(level: int, image: bytes, text: str) -> EncodingSample:
     sample = Sample(source="", image=image, captions=(text,))
-    return EncodingSample(str(level), sample, dict.fromkeys(range(cuts), Part.BOTH))
+    return EncodingSample(str(level), sample, {0: Part.BOTH})
 
 
-def put(made: Engine, level: int, image: bytes, text: str, cuts: int = 1) -> Block:
+def put(made: Engine, level: int, image: bytes, text: str) -> Block:
     """Feed one sample, in a block of its own."""
-    block = Block([sample_of(level, image, text, cuts)])
+    block = Block([sample_of(level, image, text)])
     made.put(block)
     return block
 

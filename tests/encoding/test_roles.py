@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -143,38 +142,19 @@ def test_verify_and_repair_know_arrays_of_roles(pairs: Path, tmp_path: Path) -> 
 
 
 def mean_levels(image: Image.Image, fit: dict[str, Any], cell: int) -> np.ndarray:
-    """The mean level of a mask in each cell of a crop, pixel by pixel of the mask, as fractions."""
-    levels = np.asarray(image).tolist()
+    """The mean level of a mask in each cell of a crop: pixels by their shares of its area."""
     left, top, right, bottom = fit["crop"]
 
-    def shares(start: int, length: int, scaled: int, whole: int) -> list[dict[int, Fraction]]:
-        """How much of each pixel of the mask is in each cell, along a side."""
-        scale = Fraction(whole, scaled)
-        found = []
-        for place in range(start, start + length, cell):
-            low, high = place * scale, (place + cell) * scale
-            found.append(
-                {
-                    pixel: share
-                    for pixel in range(int(low), whole)
-                    if (share := min(high, Fraction(pixel + 1)) - max(low, Fraction(pixel))) > 0
-                }
-            )
-        return found
+    def shares(start: int, end: int, scaled: int, whole: int) -> np.ndarray:
+        """How much of each cell each pixel of the mask is, along a side."""
+        edges, pixels = np.arange(start, end + 1, cell) * whole / scaled, np.arange(whole)
+        first, last = edges[:-1, None], edges[1:, None]
+        parts = (np.minimum(last, pixels + 1) - np.maximum(first, pixels)).clip(0)
+        return parts / (last - first)
 
-    rows = shares(top, bottom - top, fit["scaled_height"], image.height)
-    columns = shares(left, right - left, fit["scaled_width"], image.width)
-    return np.array(
-        [
-            [
-                sum(levels[y][x] * a * b for y, a in row.items() for x, b in column.items())
-                / (sum(row.values()) * sum(column.values()))
-                for column in columns
-            ]
-            for row in rows
-        ],
-        float,
-    )
+    rows = shares(top, bottom, fit["scaled_height"], image.height)
+    columns = shares(left, right, fit["scaled_width"], image.width)
+    return rows @ np.asarray(image) @ columns.T
 
 
 @pytest.mark.parametrize(("rule", "cell"), [("latent", 8), ("full", 1)])

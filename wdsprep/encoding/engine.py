@@ -43,7 +43,6 @@ from wdsprep.encoding.models.device import Arrays, DeviceBatch, Encoder, TextBat
 from wdsprep.encoding.role_images import DatasetCuts
 from wdsprep.encoding.sample_chain import Block, EncodingSample, Row
 from wdsprep.images import formats
-from wdsprep.images.nearest_shape import Shapes
 from wdsprep.runners.base import BrokenWorkerError
 
 BATCHES_INSIDE = 4
@@ -118,18 +117,15 @@ class Engine:
         max_area: int,
         decoders: int,
         threads: int,
-        cuts: Sequence[DatasetCuts] = (),
+        cuts: Sequence[DatasetCuts],
     ) -> None:
         """Load the networks and start the threads.
 
         With `batch_size` 0 the engine chooses the size; `threads` is the number of batches that a
-        CPU computes at once. `cuts` are the rules by which each dataset cuts images, by default one
-        that takes the square of the encoder's resolution.
+        CPU computes at once. `cuts` are the rules by which each dataset cuts images.
         """
         self._encoder, self._seed = encoder, seed
-        square = DatasetCuts(target=Shapes.square(encoder.resolution))
-        self._cuts = tuple(cuts) or (square,)
-        self.max_area = max_area
+        self._cuts, self.max_area = cuts, max_area
         self._part = Part.of(encoder.fields)
         encoder.bring(Part.IMAGE)  # whose batches are sized by what is free
         self.batches = DeviceBatches(encoder, batch_size, lanes=threads)
