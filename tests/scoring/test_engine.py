@@ -63,11 +63,11 @@ def test_fewer_images_of_a_large_side_share_a_batch(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = ScoreEncoder([find_score_model("", str(models / "vit"))], "cpu", "fp32")
-    given: dict[str, Any] = {"seed": 0, "max_area": 1, "decoders": 1, "threads": 1}
+    given: dict[str, Any] = {"seed": 0, "max_area": 1, "decoders": 1, "threads": 1, "cuts": ()}
     monkeypatch.setattr("wdsprep.scoring.worker.BATCH_NBYTES", 5 * 4 * 3 * 32 * 32)
     for wanted, size in ((4, 4), (16, 5)):
         made = ScoreEngine(encoder, batch_size=wanted, **given)
-        assert made.stats.batch_size == size
+        assert made.batches.stats.batch_size == size
         made.close()
 
 
