@@ -1,6 +1,7 @@
-"""What a loader serves, compared."""
+"""What a loader serves, compared, and files to read with damage."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,3 +17,10 @@ def assert_same(found: Iterable[Mapping[str, Any]], wanted: Iterable[Mapping[str
                 assert torch.equal(value, batch[name]), name
             else:
                 assert value == batch[name], name
+
+
+def damage(path: Path, at: int, data: bytes = b"\xff" * 600) -> None:
+    """Write other bytes into a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)

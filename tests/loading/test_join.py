@@ -20,7 +20,7 @@ import torch
 from pyarrow import parquet as pq
 
 import wdsprep
-from tests.kit.batches import assert_same
+from tests.kit.batches import assert_same, damage
 from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
@@ -244,7 +244,7 @@ def test_text_by_itself_joined_to_latents_is_what_one_run_makes(
         load(str(images), join=[texts, tmp_path / "some.csv"], encode=how, tee=str(tmp_path / "t"))
     damaged = shutil.copytree(texts, tmp_path / "damaged")
     tar = next(damaged.glob("*/*.tar"))
-    damage(str(tar), 0)
+    damage(tar, 0)
     stored = list(load(str(latents), join=str(damaged), **options))
     found = list(load(str(images), join=str(damaged), encode=how, **options))
     assert f"{tar}: sample 0 cannot be served" in caplog.text
@@ -286,12 +286,6 @@ def not_finite_once(*, row: int) -> Iterator[None]:
 # Damage
 
 
-def damage(path: str, at: int, data: bytes = b"\xff" * 600) -> None:
-    with Path(path).open("r+b") as file:
-        file.seek(at)
-        file.write(data)
-
-
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("which", [0, 1])
 def test_damage_in_either_part_costs_that_sample_alone(
@@ -300,7 +294,7 @@ def test_damage_in_either_part_costs_that_sample_alone(
     parts = [shutil.copytree(url, tmp_path / Path(url).name) for url in plain[1:]]
     tar = parts[which] / "256/000001.tar"
     offsets = np.fromfile(f"{tar}.idx", "<u8")
-    damage(str(tar), int(offsets[4]))
+    damage(tar, int(offsets[4]))
     latents, texts = map(str, parts)
     options: Any = {"raw": True} if raw else {"fields": ("latent", "emb", "txt", "key")}
     wanted = list(load(plain[1], join=plain[2], **options))

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 import wdsprep
+from tests.kit.batches import damage
 from tests.kit.latent_sets import EMB, LATENT, array_of, field, flat, keys, write_latents
 from tests.kit.packs import jpeg, pack, photos, samples_of, tar_bytes, write_files
 from tests.kit.webserver import WebServer, ranges_of
@@ -31,12 +32,6 @@ BATCH = 32
 
 def load(url: Any, **options: Any) -> Any:
     return wdsprep.load(url, **({"global_batch": BATCH, "rank": 0, "world_size": 1} | options))
-
-
-def damage(path: Path, at: int, data: bytes = b"\xff" * 16) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(data)
 
 
 # What a batch holds
@@ -267,7 +262,7 @@ def test_a_damaged_sample_is_replaced_and_nothing_shifts(
     whole = flat(keys(load(url)))
     path = tmp_path / "256/000001.tar"
     start = int(np.fromfile(f"{path}.idx", "<u8")[7])
-    damage(path, start + at)
+    damage(path, start + at, b"\xff" * 16)
     with caplog.at_level(logging.WARNING, "wdsprep"):
         found = flat(keys(load(url)))
     bad = f"{67:012d}"

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import wdsprep
-from tests.kit.batches import assert_same
+from tests.kit.batches import assert_same, damage
 from tests.kit.cache_processes import Data
 from tests.kit.faultproxy import FaultProxy
 from tests.kit.latent_sets import write_latents
@@ -80,9 +80,7 @@ def test_a_damaged_index_costs_its_own_samples_alone(
 ) -> None:
     """Though a range of several samples begins or ends with it."""
     url, local = f"s3://{bucket}/latents", shutil.copytree(data, tmp_path / "data")
-    with (local / "256/000003.tar.idx").open("r+b") as file:
-        file.seek(8 * 20)
-        file.write(value.to_bytes(8, "little"))
+    damage(local / "256/000003.tar.idx", 8 * 20, value.to_bytes(8, "little"))
     upload(local, url)
     lost = {f"{number:012d}" for number in (199, 200)}
     cached = {"cache": tmp_path / "cache", "cache_nbytes": ROOM}
@@ -118,9 +116,7 @@ def test_the_second_time_is_read_from_the_cache(
     assert counted.taken() == 0
 
     files[0].unlink()
-    with files[1].open("r+b") as file:
-        file.seek(files[1].stat().st_size // 2)
-        file.write(b"damage")
+    damage(files[1], files[1].stat().st_size // 2, b"damage")
     assert_same(load(url, epochs=2, **options), load(data, epochs=2, **local))
     one = tars[0].stat().st_size
     assert one < counted.taken() < 2 * one

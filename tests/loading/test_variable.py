@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import wdsprep
+from tests.kit.batches import damage
 from tests.kit.latent_sets import array_of, field, npy, write_latents
 from wdsprep.dataset import aio
 from wdsprep.dataset.npy_arrays import layout, normalise, patchify
@@ -235,9 +236,7 @@ def test_a_sample_of_a_damaged_length_is_replaced_and_nothing_shifts(
     url = write_latents(str(tmp_path), SIZES, fields=FIELDS)
     whole = [key for batch in load(url) for key in batch["key"]]
     path, bad = tmp_path / "256/000001.tar", f"{37:012d}"
-    with path.open("r+b") as file:
-        file.seek(emb_start(path, 7))
-        file.write(change(bad, len(array_of(bad, EMB))))
+    damage(path, emb_start(path, 7), change(bad, len(array_of(bad, EMB))))
     found = []
     with caplog.at_level(logging.WARNING, "wdsprep"):
         for batch in load(url, fields=names):

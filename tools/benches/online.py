@@ -160,8 +160,13 @@ def in_any_order(home: str, count: int) -> None:
         plain(context)
         context.execution_options.preserve_order = False
 
+    def take(trainer: Any, wanted: int) -> Any:
+        piece = next(trainer._made)  # whichever it is
+        trainer._pace.note_done.remote(trainer.plan.rank, wanted + trainer.plan.world)
+        return piece
+
     plain = works._tune
-    with patch.object(works, "_tune", tune), patch.object(Trainer, "_check"):
+    with patch.object(works, "_tune", tune), patch.object(Trainer, "_take_piece", take):
         ours(home, count)
 
 

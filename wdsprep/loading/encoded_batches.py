@@ -245,14 +245,8 @@ class BatchBuilder:
 
 def serve_encoded(plan: LoadPlan, encoding: Encoding) -> Callable[[range], NumberedBatches]:
     """Load the models of a trainer, and return a function that serves any steps with them."""
-    encoder = BatchEncoder(
-        encoding.load(),
-        seed=encoding.recipe.seed,
-        most=plan.share,
-        batch_size=int(encoding.recipe.batch_size),
-        lanes=usable_cpus(),
-        kept=bool(plan.options.tee),
-    )
+    kept = bool(plan.options.tee)
+    encoder = BatchEncoder(encoding, most=plan.share, lanes=usable_cpus(), kept=kept)
     plan = with_empty_caption(plan, encoder.empty() if plan.options.drop_text else {})
     tee = open_tee(plan, encoding, encoder.empty)
 

@@ -378,13 +378,9 @@ def _keep_shapes(images: Dataset, cut: Shapes, writer: KeptWriter, path: Path) -
     """Write which images get which shape, shard by shard."""
     from wdsprep.loading.dataset_tables import open_tables  # pyarrow and DuckDB, which few need
 
-    _log.info(
-        "%s: reading the sizes of %s for %s; their shapes are kept in %s",
-        images.store.url,
-        plural(images.samples, "image"),
-        ", ".join(map(shape_name, cut.sizes)),
-        path,
-    )
+    count, shapes = plural(images.samples, "image"), ", ".join(map(shape_name, cut.sizes))
+    reading = "%s: reading the sizes of %s for %s; their shapes are kept in %s"
+    _log.info(reading, images.store.url, count, shapes, path)
 
     @lru_cache(1 << 16)
     def shape_number(size: Size) -> int:

@@ -102,15 +102,10 @@ class Subset:
         return SampleSearch(self, self.condition or Condition("True"))
 
     def _search(self, writer: KeptWriter, path: Path) -> None:
-        files = self.whole.files
-        _log.info(
-            "%s: asking the tables of %s for where=%r and %s; the selection is kept in %s",
-            files.store.url,
-            plural(files.samples, "sample"),
-            self.shown,
-            plural(len(self.tables), "table"),
-            path,
-        )
+        files, tables = self.whole.files, plural(len(self.tables), "table")
+        url, samples = files.store.url, plural(files.samples, "sample")
+        asking = "%s: asking the tables of %s for where=%r and %s; the selection is kept in %s"
+        _log.info(asking, url, samples, self.shown, tables, path)
         left_out = {"damaged": 0, "lacking": 0}
 
         def select_shards() -> Iterator[ShardSamples]:

@@ -115,19 +115,13 @@ class BatchEncoder:
     """An encoder of training steps, each of at most `most` samples, in batches of one size."""
 
     def __init__(
-        self,
-        encoder: Encoder,
-        *,
-        seed: int,
-        most: int,
-        batch_size: int = 0,
-        lanes: int = 1,
-        kept: bool = False,
+        self, encoding: Encoding, *, most: int, lanes: int = 1, kept: bool = False
     ) -> None:
-        """Prepare the threads of the device.
+        """Load the models, and prepare the threads of the device.
 
         With `kept` samples get all arrays that `encode` would store, also latents of mirror images.
         """
+        encoder, batch_size = encoding.load(), int(encoding.recipe.batch_size)
         if encoder.is_split:
             raise WorkError(
                 "this GPU cannot hold the networks for text and for images together: encode with "
@@ -144,7 +138,7 @@ class BatchEncoder:
         stream: Any = torch.cuda.Stream  # which torch declares without types
         self._stream = stream(encoder.device) if is_cuda else None
         self.batches = DeviceBatches(encoder, size, lanes=lanes, enter=self._enter)
-        self._batcher = Batcher(encoder, self.batches, seed=seed, flips=self.flips)
+        self._batcher = Batcher(encoder, self.batches, seed=encoding.recipe.seed, flips=self.flips)
         self._filling = threading.Lock()
 
     def begin(self, samples: Sequence[EncodingSample]) -> StepBegun:

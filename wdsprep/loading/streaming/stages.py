@@ -169,14 +169,8 @@ def make_encoder(pieces: Pieces) -> StageFunction:
     Two threads may call it: while one waits for the device, the other prepares. The work is
     measured on the device, which they share.
     """
-    encoding = pieces.encoding
-    encoder = BatchEncoder(
-        encoding.load(),
-        seed=encoding.recipe.seed,
-        most=min(pieces.plan.share, PIECE),  # whatever the object store has room for
-        batch_size=int(encoding.recipe.batch_size),
-        kept=pieces.kept,
-    )
+    most = min(pieces.plan.share, PIECE)  # whatever the object store has room for
+    encoder = BatchEncoder(pieces.encoding, most=most, kept=pieces.kept)
     reader = EncodingReader(pieces.plan, encoder)
     not_made = OF_SIZES if pieces.kept else (FLIPPED, *OF_SIZES)
     fields = [item for item in pieces.plan.datasets[0].fields if item.name not in not_made]

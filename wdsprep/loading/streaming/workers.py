@@ -66,7 +66,7 @@ class StageWorker:
 def encode_empty_caption(sent: Any) -> Any:
     """Return the arrays of the empty caption, encoded on this node."""
     stages, pieces = unpack_pieces(sent)
-    encoder = stages.BatchEncoder(pieces.encoding.load(), seed=0, most=1)
+    encoder = stages.BatchEncoder(pieces.encoding, most=1)
     try:
         return encoder.empty()
     finally:
