@@ -9,9 +9,80 @@ from typing import Any
 import diffusers
 from torch import nn
 
-LAYER = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1}
+from tests.kit.families.towers import CLIPS, WIDE, WIDTH
+from tests.kit.families.vaes import HUNYUAN_CHANNELS
+
+HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
+LAYER = HEADS | {"num_layers": 1}
 LAYERS = LAYER | {"num_single_layers": 1}
-ROPE = (4, 6, 6)
+ROPE = {"axes_dims_rope": (4, 6, 6)}
+PLACES = {"sample_size": 8, "pos_embed_max_size": 16}
+JOINT = {"joint_attention_dim": WIDTH}
+
+DENOISERS: dict[str, dict[str, Any]] = {
+    "SD3Transformer2DModel": LAYER
+    | PLACES
+    | {"caption_projection_dim": 32, "joint_attention_dim": WIDE, "pooled_projection_dim": WIDTH},
+    "FluxTransformer2DModel": LAYERS | ROPE | JOINT | {"pooled_projection_dim": CLIPS},
+    "Flux2Transformer2DModel": LAYERS
+    | {"timestep_guidance_channels": 16, "guidance_embeds": False}
+    | {"joint_attention_dim": 3 * WIDTH, "axes_dims_rope": (4, 4, 4, 4)},
+    "PixArtTransformer2DModel": LAYER
+    | {"sample_size": 32, "cross_attention_dim": 32}
+    | {"caption_channels": WIDTH, "use_additional_conditions": False},
+    "SanaTransformer2DModel": LAYER
+    | {"num_cross_attention_heads": 2, "cross_attention_head_dim": 16, "cross_attention_dim": 32}
+    | {"sample_size": 16, "caption_channels": WIDTH},
+    "Lumina2Transformer2DModel": {"num_layers": 1, "num_refiner_layers": 1, "sample_size": 8}
+    | {"num_attention_heads": 2, "num_kv_heads": 1, "multiple_of": 8, "hidden_size": 32}
+    | {"axes_dim_rope": (4, 6, 6), "cap_feat_dim": WIDTH},
+    "QwenImageTransformer2DModel": LAYER | ROPE | JOINT,
+    "QwenImage21Transformer2DModel": LAYER | ROPE | {"context_in_dim": WIDTH},
+    "ZImageTransformer2DModel": {"dim": 16, "n_layers": 1, "n_refiner_layers": 1}
+    | {"n_heads": 1, "n_kv_heads": 1, "cap_feat_dim": WIDTH}
+    | {"axes_dims": [4, 6, 6], "axes_lens": [1024, 64, 64]},
+    "AuraFlowTransformer2DModel": HEADS
+    | JOINT
+    | {"num_mmdit_layers": 1, "num_single_dit_layers": 1}
+    | {"sample_size": 8, "pos_embed_max_size": 64, "caption_projection_dim": 32},
+    "ChromaTransformer2DModel": LAYERS
+    | ROPE
+    | JOINT
+    | {f"approximator_{name}": 16 for name in ("num_channels", "hidden_dim")}
+    | {"approximator_layers": 1},
+    "HiDreamImageTransformer2DModel": LAYERS
+    | ROPE
+    | {"num_attention_heads": 1, "num_routed_experts": 2, "num_activated_experts": 1}
+    | {"patch_size": 2, "in_channels": 16, "max_resolution": (16, 16)}
+    | {"caption_channels": [CLIPS, CLIPS], "text_emb_dim": 2 * CLIPS, "llama_layers": [0, 1]},
+    "CogView4Transformer2DModel": LAYER
+    | PLACES
+    | {"time_embed_dim": 16, "condition_dim": 8, "text_embed_dim": WIDTH},
+    # Without the part for words in quotes, which alone would be 8 MB.
+    "HunyuanImageTransformer2DModel": LAYERS
+    | {"in_channels": HUNYUAN_CHANNELS, "out_channels": HUNYUAN_CHANNELS}
+    | {"rope_axes_dim": (8, 8), "num_refiner_layers": 1, "text_embed_dim": WIDTH},
+    "Kandinsky5Transformer3DModel": {"num_text_blocks": 1, "num_visual_blocks": 1, "time_dim": 16}
+    | {"in_visual_dim": 16, "out_visual_dim": 16, "model_dim": 32, "ff_dim": 32}
+    | {"in_text_dim": WIDTH, "in_text_dim2": CLIPS, "axes_dims": (4, 6, 6), "visual_cond": True},
+    "LongCatImageTransformer2DModel": LAYERS | ROPE | JOINT | {"pooled_projection_dim": WIDTH},
+    "Krea2Transformer2DModel": LAYER
+    | ROPE
+    | {"text_num_attention_heads": 2, "text_num_key_value_heads": 2, "text_intermediate_size": 32}
+    | {"num_key_value_heads": 1, "intermediate_size": 32, "timestep_embed_dim": 16}
+    | {"text_hidden_dim": WIDTH, "num_text_layers": 4}
+    | {"num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1},
+    "OvisImageTransformer2DModel": LAYERS | ROPE | JOINT,
+    "ErnieImageTransformer2DModel": {"num_attention_heads": 2, "num_layers": 1}
+    | {"hidden_size": 32, "ffn_hidden_size": 32}
+    | {"text_in_dim": WIDTH, "rope_axes_dim": (4, 6, 6)},
+}
+"""The options of each class that is in one family."""
+
+
+def denoiser(kind: str) -> nn.Module:
+    made: nn.Module = getattr(diffusers, kind)(**DENOISERS[kind])
+    return made
 
 
 def unet(text: int, sizes: int | None = None) -> nn.Module:
@@ -31,151 +102,3 @@ def unet(text: int, sizes: int | None = None) -> nn.Module:
         cross_attention_dim=text,
         **more,
     )
-
-
-def sd3(text: int, pooled: int) -> nn.Module:
-    sizes = {"sample_size": 8, "pos_embed_max_size": 16, "caption_projection_dim": 32}
-    return diffusers.SD3Transformer2DModel(
-        **LAYER, **sizes, joint_attention_dim=text, pooled_projection_dim=pooled
-    )
-
-
-def flux(text: int, pooled: int) -> nn.Module:
-    return diffusers.FluxTransformer2DModel(
-        **LAYERS, joint_attention_dim=text, pooled_projection_dim=pooled, axes_dims_rope=ROPE
-    )
-
-
-def flux2(text: int) -> nn.Module:
-    guidance = {"timestep_guidance_channels": 16, "guidance_embeds": False}
-    return diffusers.Flux2Transformer2DModel(
-        **LAYERS, **guidance, joint_attention_dim=text, axes_dims_rope=(4, 4, 4, 4)
-    )
-
-
-def pixart(text: int) -> nn.Module:
-    sizes = {"sample_size": 32, "cross_attention_dim": 32}
-    return diffusers.PixArtTransformer2DModel(
-        **LAYER, **sizes, caption_channels=text, use_additional_conditions=False
-    )
-
-
-def sana(text: int) -> nn.Module:
-    cross = {"num_cross_attention_heads": 2, "cross_attention_head_dim": 16}
-    return diffusers.SanaTransformer2DModel(
-        **LAYER, **cross, cross_attention_dim=32, sample_size=16, caption_channels=text
-    )
-
-
-def lumina2(text: int) -> nn.Module:
-    heads = {"num_attention_heads": 2, "num_kv_heads": 1, "multiple_of": 8, "hidden_size": 32}
-    layers = {"num_layers": 1, "num_refiner_layers": 1}
-    return diffusers.Lumina2Transformer2DModel(
-        **heads, **layers, sample_size=8, axes_dim_rope=ROPE, cap_feat_dim=text
-    )
-
-
-def qwen_image(text: int) -> nn.Module:
-    return diffusers.QwenImageTransformer2DModel(
-        **LAYER, joint_attention_dim=text, axes_dims_rope=ROPE
-    )
-
-
-def qwen_image_21(text: int) -> nn.Module:
-    kind = diffusers.QwenImage21Transformer2DModel
-    return kind(**LAYER, context_in_dim=text, axes_dims_rope=ROPE)
-
-
-def z_image(text: int) -> nn.Module:
-    layers = {"dim": 16, "n_layers": 1, "n_refiner_layers": 1, "n_heads": 1, "n_kv_heads": 1}
-    return diffusers.ZImageTransformer2DModel(
-        **layers, cap_feat_dim=text, axes_dims=list(ROPE), axes_lens=[1024, 64, 64]
-    )
-
-
-def aura_flow(text: int) -> nn.Module:
-    sizes = {"sample_size": 8, "pos_embed_max_size": 64, "caption_projection_dim": 32}
-    return diffusers.AuraFlowTransformer2DModel(
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_mmdit_layers=1,
-        num_single_dit_layers=1,
-        joint_attention_dim=text,
-        **sizes,
-    )
-
-
-def chroma(text: int) -> nn.Module:
-    names = ("num_channels", "hidden_dim")
-    small = {f"approximator_{name}": 16 for name in names} | {"approximator_layers": 1}
-    return diffusers.ChromaTransformer2DModel(
-        **LAYERS, **small, joint_attention_dim=text, axes_dims_rope=ROPE
-    )
-
-
-def hidream(t5: int, llama: int, pooled: int) -> nn.Module:
-    experts = {"num_routed_experts": 2, "num_activated_experts": 1}
-    sizes = {"patch_size": 2, "in_channels": 16, "max_resolution": (16, 16)}
-    return diffusers.HiDreamImageTransformer2DModel(
-        **(LAYERS | {"num_attention_heads": 1}),
-        **experts,
-        **sizes,
-        caption_channels=[t5, llama],
-        text_emb_dim=pooled,
-        axes_dims_rope=ROPE,
-        llama_layers=[0, 1],
-    )
-
-
-def cogview4(text: int) -> nn.Module:
-    sizes = {"sample_size": 8, "pos_embed_max_size": 16, "time_embed_dim": 16, "condition_dim": 8}
-    return diffusers.CogView4Transformer2DModel(**LAYER, **sizes, text_embed_dim=text)
-
-
-def hunyuan_image(channels: int, text: int) -> nn.Module:
-    """Without the part for words in quotes, which alone would be 8 MB."""
-    sides = {"in_channels": channels, "out_channels": channels, "rope_axes_dim": (8, 8)}
-    return diffusers.HunyuanImageTransformer2DModel(
-        **LAYERS, **sides, num_refiner_layers=1, text_embed_dim=text
-    )
-
-
-def kandinsky5(text: int, pooled: int) -> nn.Module:
-    sizes = {"in_visual_dim": 16, "out_visual_dim": 16, "model_dim": 32, "ff_dim": 32}
-    blocks = {"num_text_blocks": 1, "num_visual_blocks": 1, "time_dim": 16, "visual_cond": True}
-    return diffusers.Kandinsky5Transformer3DModel(
-        **sizes, **blocks, in_text_dim=text, in_text_dim2=pooled, axes_dims=ROPE
-    )
-
-
-def longcat(text: int) -> nn.Module:
-    return diffusers.LongCatImageTransformer2DModel(
-        **LAYERS, joint_attention_dim=text, pooled_projection_dim=text, axes_dims_rope=ROPE
-    )
-
-
-def krea2(text: int, layers: int) -> nn.Module:
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
-    return diffusers.Krea2Transformer2DModel(
-        **LAYER,
-        **{f"text_{name}": value for name, value in heads.items()},
-        num_key_value_heads=1,
-        intermediate_size=32,
-        timestep_embed_dim=16,
-        text_hidden_dim=text,
-        num_text_layers=layers,
-        num_layerwise_text_blocks=1,
-        num_refiner_text_blocks=1,
-        axes_dims_rope=ROPE,
-    )
-
-
-def ovis_image(text: int) -> nn.Module:
-    return diffusers.OvisImageTransformer2DModel(
-        **LAYERS, joint_attention_dim=text, axes_dims_rope=ROPE
-    )
-
-
-def ernie_image(text: int) -> nn.Module:
-    sizes = {"hidden_size": 32, "ffn_hidden_size": 32, "num_attention_heads": 2, "num_layers": 1}
-    return diffusers.ErnieImageTransformer2DModel(**sizes, text_in_dim=text, rope_axes_dim=ROPE)

@@ -16,14 +16,12 @@ import torch
 import transformers
 from torch import nn
 
-from tests.kit.families import denoisers, towers, vaes
+from tests.kit.families import towers, vaes
 from tests.kit.families import vocabularies as words
+from tests.kit.families.denoisers import denoiser, unet
 from tests.kit.families.folders import pipeline_class, quiet
+from tests.kit.families.towers import CLIPS, WIDE, WIDTH, Tower
 from tests.kit.families.weights import randomised
-
-CLIPS = 16
-"""the width of a CLIP"""
-WIDTH = towers.WIDTH
 
 
 def small(name: str, folder: Path) -> Path:
@@ -43,75 +41,46 @@ def small(name: str, folder: Path) -> Path:
     return folder
 
 
-def _one_tower(
-    tokenizer: Callable[[], Any],
-    tower: Callable[[Any], nn.Module],
-    vae: Callable[[], nn.Module],
-    denoiser: Callable[[int], nn.Module],
-    scheduler: Callable[[], Any] = diffusers.FlowMatchEulerDiscreteScheduler,
+def _parts(
+    network: nn.Module | str, vae: nn.Module, *pairs: Tower, scheduler: Any = None, **more: Any
 ) -> dict[str, Any]:
-    """Return the parts of a pipeline with one text encoder, made in this order."""
-    made = tokenizer()
-    return {
-        "tokenizer": made,
-        "text_encoder": tower(made),
-        "vae": vae(),
-        "transformer": denoiser(WIDTH),
-        "scheduler": scheduler(),
-    }
-
-
-def _t5(tokenizer: Any) -> nn.Module:
-    return towers.t5(len(tokenizer))
+    """Return the parts of a pipeline: its denoiser, or the class of it, a VAE and text encoders."""
+    made: dict[str, Any] = {"vae": vae} | more
+    for number, (tokenizer, encoder) in enumerate(pairs, 1):
+        ending = f"_{number}" if number > 1 else ""
+        made |= {f"tokenizer{ending}": tokenizer, f"text_encoder{ending}": encoder}
+    if isinstance(network, nn.Module):
+        made |= {"unet": network, "scheduler": diffusers.EulerDiscreteScheduler(steps_offset=1)}
+    else:
+        flow = diffusers.FlowMatchEulerDiscreteScheduler()
+        made |= {"transformer": denoiser(network), "scheduler": scheduler or flow}
+    return made
 
 
 def _stable_diffusion() -> dict[str, Any]:
-    tokenizer = words.clip()
-    return {
-        "tokenizer": tokenizer,
-        "text_encoder": towers.clip(tokenizer, WIDTH),
-        "vae": vaes.kl(0.18215),
-        "unet": denoisers.unet(WIDTH),
-        "scheduler": diffusers.EulerDiscreteScheduler(steps_offset=1),
-        "safety_checker": None,
-        "feature_extractor": None,
-        "requires_safety_checker": False,
-    }
+    none = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    return _parts(unet(WIDTH), vaes.kl(0.18215), towers.clip(WIDTH), **none)
 
 
 def _stable_diffusion_xl() -> dict[str, Any]:
-    return _two_clips() | {
-        "vae": vaes.kl(0.13025),
-        "unet": denoisers.unet(2 * CLIPS, sizes=CLIPS),
-        "scheduler": diffusers.EulerDiscreteScheduler(steps_offset=1),
-        "add_watermarker": False,
-    }
+    network, pairs = unet(2 * CLIPS, sizes=CLIPS), (towers.clip(), towers.projecting_clip())
+    return _parts(network, vaes.kl(0.13025), *pairs, add_watermarker=False)
 
 
 def _stable_diffusion_3() -> dict[str, Any]:
-    t5, width = words.t5(), 48  # wider than both CLIPs together, so that zeros fill their rows
-    first = towers.projecting_clip(words.clip(), CLIPS)
-    return _two_clips() | {
-        "text_encoder": first,
-        "tokenizer_3": t5,
-        "text_encoder_3": towers.t5(len(t5), width),
-        "vae": vaes.kl16(1.5305, 0.0609),
-        "transformer": denoisers.sd3(width, 2 * CLIPS),
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
-    }
+    """Its T5 is wider than both CLIPs together, so that zeros fill their rows."""
+    pairs = towers.projecting_clip(), towers.projecting_clip(), towers.t5(width=WIDE)
+    return _parts("SD3Transformer2DModel", vaes.kl16(1.5305, 0.0609), *pairs)
 
 
 def _flux() -> dict[str, Any]:
-    clip, t5 = words.clip(), words.t5()
-    return {
-        "tokenizer": clip,
-        "text_encoder": towers.clip(clip, CLIPS),
-        "tokenizer_2": t5,
-        "text_encoder_2": towers.t5(len(t5)),
-        "vae": vaes.flux(),
-        "transformer": denoisers.flux(WIDTH, CLIPS),
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
-    }
+    return _parts("FluxTransformer2DModel", vaes.flux(), towers.clip(), towers.t5())
+
+
+def _pixart() -> dict[str, Any]:
+    solver = diffusers.DPMSolverMultistepScheduler()
+    kind = "PixArtTransformer2DModel"
+    return _parts(kind, vaes.kl(0.13025), towers.t5(), scheduler=solver)
 
 
 def _sana() -> dict[str, Any]:
@@ -121,130 +90,67 @@ def _sana() -> dict[str, Any]:
     gemma.add_tokens(
         [line for line in defaults["complex_human_instruction"].default if line[-1] != " "]
     )
-    return {
-        "tokenizer": gemma,
-        "text_encoder": towers.gemma2(gemma),
-        "vae": vaes.dc(),
-        "transformer": denoisers.sana(WIDTH),
-        "scheduler": diffusers.DPMSolverMultistepScheduler(),
-    }
+    solver = diffusers.DPMSolverMultistepScheduler()
+    kind = "SanaTransformer2DModel"
+    return _parts(kind, vaes.dc(), towers.gemma2(gemma), scheduler=solver)
 
 
 def _kolors(aside: Path) -> dict[str, Any]:
-    tokenizer = words.chatglm(aside)
-    return {
-        "tokenizer": tokenizer,
-        "text_encoder": towers.chatglm(tokenizer.vocab_size),
-        "vae": vaes.kl(0.13025),
-        "unet": denoisers.unet(WIDTH, sizes=WIDTH),
-        "scheduler": diffusers.EulerDiscreteScheduler(steps_offset=1),
-    }
+    return _parts(unet(WIDTH, sizes=WIDTH), vaes.kl(0.13025), towers.chatglm(aside))
 
 
 def _hidream_image() -> dict[str, Any]:
     """Its CLIPs are asked for 128 tokens, so they have more places than others."""
-    t5, llama = words.t5(), words.llama()
-    long = words.clip(248)
-    clips = [towers.projecting_clip(long, CLIPS, positions=248) for _ in range(2)]
-    return {
-        "tokenizer": long,
-        "tokenizer_2": words.clip(248),
-        "tokenizer_3": t5,
-        "tokenizer_4": llama,
-        "text_encoder": clips[0],
-        "text_encoder_2": clips[1],
-        "text_encoder_3": towers.t5(len(t5), CLIPS),
-        "text_encoder_4": towers.llama(llama, CLIPS),
-        "vae": vaes.flux(),
-        "transformer": denoisers.hidream(CLIPS, CLIPS, 2 * CLIPS),
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
-    }
+    clips = [towers.projecting_clip(places=248) for _ in range(2)]
+    pairs = *clips, towers.t5(width=CLIPS), towers.llama(CLIPS)
+    return _parts("HiDreamImageTransformer2DModel", vaes.flux(), *pairs)
 
 
 def _hunyuan_image() -> dict[str, Any]:
-    qwen, vae = words.qwen(), vaes.hunyuan_image()
-    byt5 = words.byt5()
-    return {
-        "tokenizer": qwen,
-        "text_encoder": towers.qwen2_5_vl(qwen),
-        "tokenizer_2": byt5,
-        "text_encoder_2": towers.t5(len(byt5)),
-        "vae": vae,
-        "transformer": denoisers.hunyuan_image(vae.config.latent_channels, WIDTH),
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
-    }
+    pairs = towers.qwen2_5_vl(), towers.t5(words.byt5())
+    return _parts("HunyuanImageTransformer2DModel", vaes.hunyuan_image(), *pairs)
 
 
 def _krea2() -> dict[str, Any]:
-    qwen, layers = words.qwen(), (1, 2, 3, 4)
-    return {
-        "tokenizer": qwen,
-        "text_encoder": towers.qwen3_vl(qwen, layers=5),
-        "vae": vaes.qwen_image(),
-        "transformer": denoisers.krea2(WIDTH, len(layers)),
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
-        "text_encoder_select_layers": layers,
-    }
+    layers = {"text_encoder_select_layers": (1, 2, 3, 4)}
+    pair = towers.qwen3_vl(transformers.Qwen3VLModel, layers=5)
+    return _parts("Krea2Transformer2DModel", vaes.qwen_image(), pair, **layers)
 
 
 def _qwen_image_21() -> dict[str, Any]:
-    tokenizer = words.qwen()
+    tokenizer, encoder = towers.qwen3_vl(transformers.Qwen3VLForConditionalGeneration, layers=2)
     tokenizer.chat_template = words.QWEN_LISTS_TEMPLATE
     pictures = transformers.Qwen2VLImageProcessor(
         patch_size=16, min_pixels=64 * 64, max_pixels=128 * 128
     )
     videos = transformers.Qwen3VLVideoProcessor()
-    return {
-        "processor": transformers.Qwen3VLProcessor(
-            pictures, tokenizer, videos, tokenizer.chat_template
-        ),
-        "text_encoder": towers.speaking_qwen3_vl(tokenizer),
-        "vae": vaes.qwen_image_21(),
-        "transformer": denoisers.qwen_image_21(WIDTH),
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
-    }
-
-
-def _two_clips() -> dict[str, Any]:
-    first, second = words.clip(), words.clip()
-    return {
-        "tokenizer": first,
-        "tokenizer_2": second,
-        "text_encoder": towers.clip(first, CLIPS),
-        "text_encoder_2": towers.projecting_clip(second, CLIPS),
-    }
+    reader = transformers.Qwen3VLProcessor(pictures, tokenizer, videos, tokenizer.chat_template)
+    made = _parts("QwenImage21Transformer2DModel", vaes.qwen_image_21(), (tokenizer, encoder))
+    del made["tokenizer"]
+    return made | {"processor": reader}
 
 
 def _with_pictures(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the parts of a pipeline, with one of that name which prepares pictures for them."""
+    """Return the parts of a pipeline, with one of that name which prepares few tokens of a picture
+    for them."""
     made = make()
-    return made | {name: _sees_pictures(made["tokenizer"])}
-
-
-def _sees_pictures(tokenizer: Any) -> transformers.Qwen2VLProcessor:
-    """Return a processor that makes few tokens of a picture."""
     pictures = transformers.Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=112 * 112)
-    return transformers.Qwen2VLProcessor(pictures, tokenizer, transformers.Qwen2VLVideoProcessor())
+    videos = transformers.Qwen2VLVideoProcessor()
+    return made | {name: transformers.Qwen2VLProcessor(pictures, made["tokenizer"], videos)}
 
 
 def _kandinsky5() -> dict[str, Any]:
-    qwen, clip = words.qwen(), words.clip()
-    return {
-        "tokenizer": _sees_pictures(qwen),
-        "text_encoder": towers.qwen2_5_vl(qwen),
-        "tokenizer_2": clip,
-        "text_encoder_2": towers.clip(clip, CLIPS),
-        "vae": vaes.flux(),
-        "transformer": denoisers.kandinsky5(WIDTH, CLIPS),
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
-    }
+    pairs = towers.qwen2_5_vl(), towers.clip()
+    kind = "Kandinsky5Transformer3DModel"
+    return _with_pictures("tokenizer", lambda: _parts(kind, vaes.flux(), *pairs))
 
 
-_longcat = partial(_one_tower, words.qwen, towers.qwen2_5_vl, vaes.flux, denoisers.longcat)
-_sd_vae = partial(vaes.kl, 0.13025)
-_pixart = partial(
-    _one_tower, words.t5, _t5, _sd_vae, denoisers.pixart, diffusers.DPMSolverMultistepScheduler
-)
+def _one_tower(
+    network: str, vae: Callable[[], nn.Module], tower: Callable[[], Tower]
+) -> Callable[[], dict[str, Any]]:
+    return lambda: _parts(network, vae(), tower())
+
+
 FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
     "StableDiffusion": _stable_diffusion,
     "StableDiffusionXL": _stable_diffusion_xl,
@@ -253,38 +159,27 @@ FAMILIES: dict[str, Callable[..., dict[str, Any]]] = {
     "PixArtAlpha": _pixart,
     "PixArtSigma": _pixart,
     "Sana": _sana,
-    "Lumina2": partial(_one_tower, words.gemma, towers.gemma2, vaes.flux, denoisers.lumina2),
-    "QwenImage": partial(
-        _one_tower, words.qwen, towers.qwen2_5_vl, vaes.qwen_image, denoisers.qwen_image
+    "Lumina2": _one_tower("Lumina2Transformer2DModel", vaes.flux, towers.gemma2),
+    "QwenImage": _one_tower("QwenImageTransformer2DModel", vaes.qwen_image, towers.qwen2_5_vl),
+    "ZImage": _one_tower("ZImageTransformer2DModel", vaes.flux, towers.qwen3),
+    "AuraFlow": _one_tower(
+        "AuraFlowTransformer2DModel", lambda: vaes.kl(0.13025), lambda: towers.t5(kind="UMT5")
     ),
-    "ZImage": partial(_one_tower, words.qwen, towers.qwen3, vaes.flux, denoisers.z_image),
-    "AuraFlow": partial(
-        _one_tower, words.t5, lambda t5: towers.umt5(len(t5)), _sd_vae, denoisers.aura_flow
-    ),
-    "Chroma": partial(_one_tower, words.t5, _t5, vaes.flux, denoisers.chroma),
+    "Chroma": _one_tower("ChromaTransformer2DModel", vaes.flux, towers.t5),
     "Kolors": _kolors,
     "HiDreamImage": _hidream_image,
-    "Flux2Klein": partial(  # of 28 layers, as it takes those with the numbers 9, 18 and 27
-        _one_tower,
-        words.qwen,
-        partial(towers.speaking_qwen3, layers=28),
-        vaes.flux2,
-        lambda width: denoisers.flux2(3 * width),
-    ),
-    "CogView4": partial(
-        _one_tower, words.glm, towers.glm, partial(vaes.kl16, 1.0, 0.0), denoisers.cogview4
-    ),
+    "Flux2Klein": _one_tower("Flux2Transformer2DModel", vaes.flux2, towers.speaking_qwen3),
+    "CogView4": _one_tower("CogView4Transformer2DModel", lambda: vaes.kl16(1.0, 0.0), towers.glm),
     "HunyuanImage": _hunyuan_image,
     "Krea2": _krea2,
-    "OvisImage": partial(_one_tower, words.qwen, towers.qwen3, vaes.flux, denoisers.ovis_image),
-    "ErnieImage": partial(
-        _one_tower, words.mistral, towers.mistral3, vaes.flux2, denoisers.ernie_image
-    ),
+    "OvisImage": _one_tower("OvisImageTransformer2DModel", vaes.flux, towers.qwen3),
+    "ErnieImage": _one_tower("ErnieImageTransformer2DModel", vaes.flux2, towers.mistral3),
     "Kandinsky5T2I": _kandinsky5,
 }
 if hasattr(diffusers, "QwenImage21Pipeline"):  # since 0.42
     FAMILIES["QwenImage21"] = _qwen_image_21
 _qwen_image_edit = partial(_with_pictures, "processor", FAMILIES["QwenImage"])
+_longcat = _one_tower("LongCatImageTransformer2DModel", vaes.flux, towers.qwen2_5_vl)
 EDITS: dict[str, Callable[..., dict[str, Any]]] = {
     "FluxKontext": _flux,
     "QwenImageEdit": _qwen_image_edit,

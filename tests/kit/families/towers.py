@@ -1,173 +1,136 @@
-"""Small text encoders: the real classes, two to six layers of width 16 to 32."""
+"""Small text encoders with their tokenizers: the real classes, two to six layers of width 16 to 32,
+or of 28 layers where a family takes some by their numbers."""
 
+from pathlib import Path
 from typing import Any
 
 import transformers
+from torch import nn
 
+from tests.kit.families import vocabularies as words
+
+CLIPS = 16
+"""the width of a CLIP"""
 WIDTH = 32
-DECODER = {
-    "hidden_size": WIDTH,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 2048,
-}
-SIGHT = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": WIDTH,
-}
+WIDE = 48
+DECODER = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 3}
+DECODER |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+DECODER |= {"max_position_embeddings": 2048}
+SIGHT = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+SIGHT |= {"out_hidden_size": WIDTH}
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 PICTURES = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"} | {
     f"vision_{each}_token_id": f"<|vision_{each}|>" for each in ("start", "end")
 }
+Tower = tuple[Any, nn.Module]
+"""A tokenizer and the network that reads its tokens."""
 
 
-def clip(tokenizer: Any, width: int = 16, positions: int = 77) -> transformers.CLIPTextModel:
-    return transformers.CLIPTextModel(_clip(tokenizer, width, positions))
+def clip(width: int = CLIPS) -> Tower:
+    tokenizer = words.clip()
+    return tokenizer, transformers.CLIPTextModel(_clip(tokenizer, width, 77))
 
 
-def projecting_clip(
-    tokenizer: Any, width: int = 16, positions: int = 77
-) -> transformers.CLIPTextModelWithProjection:
-    return transformers.CLIPTextModelWithProjection(_clip(tokenizer, width, positions))
+def projecting_clip(places: int = 77) -> Tower:
+    tokenizer = words.clip(places)
+    return tokenizer, transformers.CLIPTextModelWithProjection(_clip(tokenizer, CLIPS, places))
 
 
-def _clip(tokenizer: Any, width: int, positions: int) -> transformers.CLIPTextConfig:
+def _clip(tokenizer: Any, width: int, places: int) -> transformers.CLIPTextConfig:
     return transformers.CLIPTextConfig(
-        vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
         projection_dim=width,
         num_hidden_layers=3,
         num_attention_heads=2,
-        max_position_embeddings=positions,
+        max_position_embeddings=places,
         hidden_act="gelu",
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **_special(tokenizer),
     )
 
 
-def t5(vocabulary: int, width: int = WIDTH) -> transformers.T5EncoderModel:
-    return transformers.T5EncoderModel(
-        transformers.T5Config(**_t5(vocabulary, width), num_layers=2)
+def t5(tokenizer: Any = None, *, width: int = WIDTH, kind: str = "T5") -> Tower:
+    tokenizer = tokenizer or words.t5()
+    sizes = {"d_model": width, "d_kv": 8, "d_ff": 48, "num_heads": 2, "num_layers": 2}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(tokenizer), feed_forward_proj="gated-gelu", **sizes
     )
+    return tokenizer, getattr(transformers, f"{kind}EncoderModel")(config)
 
 
-def umt5(vocabulary: int) -> transformers.UMT5EncoderModel:
-    return transformers.UMT5EncoderModel(
-        transformers.UMT5Config(**_t5(vocabulary, WIDTH), num_layers=2)
-    )
+def gemma2(tokenizer: Any = None) -> Tower:
+    tokenizer = tokenizer or words.gemma()
+    config = transformers.Gemma2Config(**DECODER, **_special(tokenizer), query_pre_attn_scalar=16)
+    return tokenizer, transformers.Gemma2Model(config)
 
 
-def _t5(vocabulary: int, width: int) -> dict[str, Any]:
-    return {
-        "vocab_size": vocabulary,
-        "d_model": width,
-        "d_kv": 8,
-        "d_ff": 48,
-        "num_heads": 2,
-        "feed_forward_proj": "gated-gelu",
-    }
+def glm() -> Tower:
+    tokenizer = words.glm()
+    config = transformers.GlmConfig(**DECODER, **_special(tokenizer, "pad", "eos"))
+    return tokenizer, transformers.GlmModel(config)
 
 
-def gemma2(tokenizer: Any) -> transformers.Gemma2Model:
-    special = {f"{each}_token_id": getattr(tokenizer, f"{each}_token_id") for each in _SPECIAL}
-    sizes = DECODER | {"query_pre_attn_scalar": 16}
-    return transformers.Gemma2Model(
-        transformers.Gemma2Config(vocab_size=len(tokenizer), **sizes, **special)
-    )
-
-
-def glm(tokenizer: Any) -> transformers.GlmModel:
-    sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    return transformers.GlmModel(
-        transformers.GlmConfig(**DECODER, **sizes, eos_token_id=tokenizer.eos_token_id)
-    )
-
-
-def llama(tokenizer: Any, width: int) -> transformers.LlamaForCausalLM:
-    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+def llama(width: int) -> Tower:
+    tokenizer = words.llama()
     sizes = DECODER | {"hidden_size": width, "tie_word_embeddings": True}
-    config = transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes, **special)
-    return transformers.LlamaForCausalLM(config)
+    config = transformers.LlamaConfig(**sizes, **_special(tokenizer, "bos", "eos"))
+    return tokenizer, transformers.LlamaForCausalLM(config)
 
 
-def qwen3(tokenizer: Any) -> transformers.Qwen3Model:
-    return transformers.Qwen3Model(_qwen3(tokenizer))
+def qwen3() -> Tower:
+    tokenizer = words.qwen()
+    config = transformers.Qwen3Config(vocab_size=len(tokenizer), **DECODER)
+    return tokenizer, transformers.Qwen3Model(config)
 
 
-def speaking_qwen3(tokenizer: Any, layers: int) -> transformers.Qwen3ForCausalLM:
-    more = {"num_hidden_layers": layers, "intermediate_size": 16, "tie_word_embeddings": True}
-    return transformers.Qwen3ForCausalLM(_qwen3(tokenizer, **more))
+def speaking_qwen3() -> Tower:
+    """Of 28 layers, as Flux 2 takes those with the numbers 9, 18 and 27."""
+    tokenizer = words.qwen()
+    more = {"num_hidden_layers": 28, "intermediate_size": 16, "tie_word_embeddings": True}
+    config = transformers.Qwen3Config(vocab_size=len(tokenizer), **(DECODER | more))
+    return tokenizer, transformers.Qwen3ForCausalLM(config)
 
 
-def _qwen3(tokenizer: Any, **more: Any) -> transformers.Qwen3Config:
-    return transformers.Qwen3Config(vocab_size=len(tokenizer), **(DECODER | more))
-
-
-def qwen2_5_vl(tokenizer: Any) -> transformers.Qwen2_5_VLForConditionalGeneration:
+def qwen2_5_vl() -> Tower:
+    tokenizer = words.qwen()
     text = {key: value for key, value in DECODER.items() if key != "head_dim"}
     text |= {"vocab_size": len(tokenizer), "rope_parameters": MROPE}
     text |= {f"{each}_token_id": None for each in ("bos", "eos", "pad")}
-    seen = SIGHT | {"fullatt_block_indexes": [0]}
     config = transformers.Qwen2_5_VLConfig(
-        text_config=text, vision_config=seen, **_places(tokenizer)
+        text_config=text, vision_config=SIGHT | {"fullatt_block_indexes": [0]}, **_places(tokenizer)
     )
-    return transformers.Qwen2_5_VLForConditionalGeneration(config)
+    return tokenizer, transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
-def qwen3_vl(tokenizer: Any, layers: int) -> transformers.Qwen3VLModel:
-    return transformers.Qwen3VLModel(_qwen3_vl(tokenizer, layers))
-
-
-def speaking_qwen3_vl(tokenizer: Any) -> transformers.Qwen3VLForConditionalGeneration:
-    return transformers.Qwen3VLForConditionalGeneration(_qwen3_vl(tokenizer, 2))
-
-
-def _qwen3_vl(tokenizer: Any, layers: int) -> transformers.Qwen3VLConfig:
+def qwen3_vl(kind: Any, layers: int) -> Tower:
+    tokenizer = words.qwen()
     text = DECODER | {"num_hidden_layers": layers, "intermediate_size": 16}
     text |= {"vocab_size": len(tokenizer), "rope_parameters": MROPE}
     seen = SIGHT | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
-    return transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **_places(tokenizer))
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=seen, **_places(tokenizer))
+    return tokenizer, kind(config)
 
 
-def mistral3(tokenizer: Any) -> transformers.Mistral3Model:
-    special = {f"{each}_token_id": getattr(tokenizer, f"{each}_token_id") for each in _SPECIAL}
-    places = {
-        "rope_type": "yarn",
-        "rope_theta": 1e6,
-        "factor": 16.0,
-        "original_max_position_embeddings": 128,
-        "llama_4_scaling_beta": 0.1,
-    }
-    text = transformers.Ministral3Config(
-        vocab_size=len(tokenizer), **DECODER, **special, rope_parameters=places
-    )
+def mistral3() -> Tower:
+    tokenizer = words.mistral()
+    places = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "llama_4_scaling_beta": 0.1}
+    places |= {"original_max_position_embeddings": 128}
+    text = transformers.Ministral3Config(**DECODER, **_special(tokenizer), rope_parameters=places)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     seen = transformers.PixtralVisionConfig(
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=32,
-        patch_size=8,
+        **sizes, num_attention_heads=2, image_size=32, patch_size=8
     )
-    return transformers.Mistral3Model(
-        transformers.Mistral3Config(text_config=text, vision_config=seen)
-    )
+    config = transformers.Mistral3Config(text_config=text, vision_config=seen)
+    return tokenizer, transformers.Mistral3Model(config)
 
 
-def chatglm(vocabulary: int) -> Any:
+def chatglm(aside: Path) -> Tower:
     from diffusers.pipelines.kolors.text_encoder import ChatGLMConfig, ChatGLMModel
 
+    tokenizer = words.chatglm(aside)
     config = ChatGLMConfig(
         num_layers=3,
-        padded_vocab_size=vocabulary,
+        padded_vocab_size=tokenizer.vocab_size,
         hidden_size=WIDTH,
         ffn_hidden_size=48,
         kv_channels=16,
@@ -182,10 +145,13 @@ def chatglm(vocabulary: int) -> Any:
     for name, weight in made.named_parameters():  # it leaves those of its norms as memory was
         if "norm" in name:
             weight.data.fill_(1)
-    return made
+    return tokenizer, made
 
 
-_SPECIAL = ("bos", "eos", "pad")
+def _special(tokenizer: Any, *names: str) -> dict[str, int]:
+    """Return the size of a vocabulary, and the numbers of its tokens of these names, or of all."""
+    ids = {f"{n}_token_id" for n in names or ("bos", "eos", "pad")}
+    return {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in ids}
 
 
 def _places(tokenizer: Any) -> dict[str, int]:

@@ -8,16 +8,11 @@ import diffusers
 import torch
 from torch import nn
 
-EIGHTS = (8, 8, 8, 8)
-DOWN = {f"{each}_block_types": (f"{name}Block2D",) * 4 for each, name in (
-    ("down", "DownEncoder"), ("up", "UpDecoder"))}  # fmt: skip
-KL = {
-    "block_out_channels": EIGHTS,
-    "layers_per_block": 1,
-    "norm_num_groups": 4,
-    "sample_size": 64,
-    **DOWN,
-}
+KL = {"block_out_channels": (8,) * 4, "layers_per_block": 1, "norm_num_groups": 4}
+KL |= {"down_block_types": ("DownEncoderBlock2D",) * 4, "sample_size": 64}
+KL |= {"up_block_types": ("UpDecoderBlock2D",) * 4}
+HUNYUAN_CHANNELS = 16
+"""Not 64, as the real one's: its class would else be 5 MB at least."""
 
 
 def kl(scale: float) -> diffusers.AutoencoderKL:
@@ -29,15 +24,9 @@ def kl(scale: float) -> diffusers.AutoencoderKL:
 
 def kl16(scale: float, shift: float) -> diffusers.AutoencoderKL:
     """Of 16 channels with a shift, and no convolutions around the latents, as with Flux and SD3."""
-    return diffusers.AutoencoderKL(
-        **KL,
-        latent_channels=16,
-        scaling_factor=scale,
-        shift_factor=shift,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        force_upcast=True,
-    )
+    none = {"use_quant_conv": False, "use_post_quant_conv": False}
+    sizes = {"latent_channels": 16, "scaling_factor": scale, "shift_factor": shift}
+    return diffusers.AutoencoderKL(**KL, **none, **sizes, force_upcast=True)
 
 
 def flux() -> diffusers.AutoencoderKL:
@@ -68,32 +57,25 @@ def qwen_image_21() -> nn.Module:
 
 def dc() -> diffusers.AutoencoderDC:
     """A 32nd of the side, 32 channels, no distribution."""
-    kinds = ("ResBlock",) * 4 + ("EfficientViTBlock",) * 2
-    widths = (8, 8, 8, 8, 16, 32)
-    return diffusers.AutoencoderDC(
-        attention_head_dim=8,
-        encoder_block_types=kinds,
-        decoder_block_types=kinds,
-        encoder_block_out_channels=widths,
-        decoder_block_out_channels=widths,
-        encoder_layers_per_block=(1,) * 6,
-        decoder_layers_per_block=(1,) * 6,
-        encoder_qkv_multiscales=((), (), (), (), (), (5,)),
-        decoder_qkv_multiscales=((), (), (), (), (), (5,)),
-        scaling_factor=0.41407,
-    )
+    layers = {
+        "block_types": ("ResBlock",) * 4 + ("EfficientViTBlock",) * 2,
+        "block_out_channels": (8, 8, 8, 8, 16, 32),
+        "layers_per_block": (1,) * 6,
+        "qkv_multiscales": ((), (), (), (), (), (5,)),
+    }
+    both = {f"{side}_{n}": v for side in ("encoder", "decoder") for n, v in layers.items()}
+    return diffusers.AutoencoderDC(**both, attention_head_dim=8, scaling_factor=0.41407)
 
 
 def hunyuan_image() -> diffusers.AutoencoderKLHunyuanImage:
-    """A 32nd of the side. 16 channels, not 64: its class would else be 5 MB at least."""
+    """A 32nd of the side."""
+    sizes = {"spatial_compression_ratio": 32, "sample_size": 64, "layers_per_block": 0}
     return diffusers.AutoencoderKLHunyuanImage(
+        **sizes,
         in_channels=3,
         out_channels=3,
-        latent_channels=16,
+        latent_channels=HUNYUAN_CHANNELS,
         block_out_channels=(32,) * 6,
-        layers_per_block=0,
-        spatial_compression_ratio=32,
-        sample_size=64,
         scaling_factor=0.75289,
     )
 
