@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from itertools import product
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, TiffImagePlugin
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.images.options import Limits
@@ -92,17 +91,19 @@ def turned(orientation: int, kind: str = "JPEG") -> bytes:
 
 # --- colour profiles, by hand: ICC v2, a matrix and one curve -----------------------------------
 
+Curve = Callable[[Any], Any]
+"""From levels of 0 to 1 to light, of a number or an array of them."""
 P3 = ((0.5151, 0.2412, -0.0011), (0.2919, 0.6922, 0.0419), (0.1572, 0.0666, 0.7841))
 ADOBE = ((0.6097, 0.3111, 0.0195), (0.2053, 0.6257, 0.0609), (0.1492, 0.0632, 0.7446))
 SRGB = ((0.4361, 0.2225, 0.0139), (0.3851, 0.7169, 0.0971), (0.1431, 0.0606, 0.7141))
 WHITE = (0.9642, 1.0, 0.8249)
 
 
-def srgb_curve(level: float) -> float:
-    return level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4
+def srgb_curve(level: Any) -> Any:
+    return np.where(level <= 0.04045, level / 12.92, ((level + 0.055) / 1.055) ** 2.4)
 
 
-def adobe_curve(level: float) -> float:
+def adobe_curve(level: Any) -> Any:
     return level ** (563 / 256)
 
 
@@ -125,18 +126,16 @@ def _desc(name: bytes) -> bytes:
 
 
 def _s15(*values: float) -> bytes:
-    return b"".join(struct.pack(">i", round(value * 65536)) for value in values)
+    return (np.array(values) * 65536).round().astype(">i4").tobytes()
 
 
-def _curve(function: Callable[[float], float]) -> bytes:
-    levels = [round(65535 * function(i / 1023)) for i in range(1024)]
-    return b"curv\0\0\0\0" + struct.pack(">I1024H", 1024, *levels)
+def _curve(function: Curve) -> bytes:
+    levels = (65535 * function(np.linspace(0, 1, 1024))).round().astype(">u2")
+    return b"curv\0\0\0\0" + struct.pack(">I", 1024) + levels.tobytes()
 
 
 @cache
-def rgb_profile(
-    primaries: tuple[tuple[float, ...], ...], function: Callable[[float], float]
-) -> bytes:
+def rgb_profile(primaries: tuple[tuple[float, ...], ...], function: Curve) -> bytes:
     tags = {b"wtpt": b"XYZ \0\0\0\0" + _s15(*WHITE)}
     for letter, column in zip((b"r", b"g", b"b"), primaries, strict=True):
         tags[letter + b"XYZ"] = b"XYZ \0\0\0\0" + _s15(*column)
@@ -144,7 +143,6 @@ def rgb_profile(
     return profile(b"RGB ", tags)
 
 
-@cache
 def grey_profile(gamma: float) -> bytes:
     tags = {b"wtpt": b"XYZ \0\0\0\0" + _s15(*WHITE), b"kTRC": _curve(lambda level: level**gamma)}
     return profile(b"GRAY", tags)
@@ -153,9 +151,8 @@ def grey_profile(gamma: float) -> bytes:
 @cache
 def cmyk_profile() -> bytes:
     """A printer whose inks are ideal sRGB filters: a lut16 of 5 steps a channel into Lab."""
-    steps = [i / 4 for i in range(5)]
-    inks = product(steps, repeat=4)
-    clut = b"".join(_lab16(tuple((1 - ink) * (1 - k) for ink in cmy)) for *cmy, k in inks)
+    inks = np.stack(np.meshgrid(*[np.linspace(0, 1, 5)] * 4, indexing="ij"), axis=-1)
+    clut = _lab16((1 - inks[..., :3]) * (1 - inks[..., 3:]))
     line = struct.pack(">2H", 0, 65535)
     head = b"mft2\0\0\0\0" + bytes([4, 3, 5, 0]) + _s15(1, 0, 0, 0, 1, 0, 0, 0, 1)
     lut = head + struct.pack(">2H", 2, 2) + line * 4 + clut + line * 3
@@ -163,23 +160,19 @@ def cmyk_profile() -> bytes:
     return profile(b"CMYK", {**tags, b"A2B0": lut, b"A2B1": lut}, b"Lab ")
 
 
-def _lab16(colour: tuple[float, ...]) -> bytes:
-    linear = [srgb_curve(level) for level in colour]
-    xyz = [sum(SRGB[i][axis] * linear[i] for i in range(3)) / WHITE[axis] for axis in range(3)]
-    x, y, z = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz)
+def _lab16(colours: Any) -> bytes:
+    xyz = srgb_curve(colours) @ np.array(SRGB) / WHITE
+    x, y, z = np.moveaxis(np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116), -1, 0)
     lab = (116 * y - 16) * 652.8, (500 * (x - y) + 128) * 256, (200 * (y - z) + 128) * 256
-    return struct.pack(">3H", *(max(0, min(65535, round(v))) for v in lab))
+    return np.stack(lab, axis=-1).round().clip(0, 65535).astype(">u2").tobytes()
 
 
-def in_space(
-    primaries: tuple[tuple[float, ...], ...], function: Callable[[float], float]
-) -> Image.Image:
+def in_space(primaries: tuple[tuple[float, ...], ...], function: Curve) -> Image.Image:
     """The picture's colours, written in another RGB space, without littlecms."""
-    linear = np.vectorize(srgb_curve)(np.asarray(picture()) / 255)
-    mixed = linear @ np.array(SRGB) @ np.linalg.inv(primaries)
-    known = np.array([function(level / 255) for level in range(256)])
-    nearest = abs(mixed.clip(0)[..., None] - known).argmin(axis=-1)
-    return Image.fromarray(nearest.astype(np.uint8))
+    xyz = srgb_curve(np.asarray(picture()) / 255) @ np.array(SRGB)
+    light = xyz @ np.linalg.inv(np.array(primaries))
+    levels = function(np.arange(256) / 255)
+    return Image.fromarray(np.abs(light[..., None] - levels).argmin(axis=-1).astype(np.uint8))
 
 
 # --- PNG and JPEG, piece by piece ---------------------------------------------------------------
@@ -197,12 +190,14 @@ def raw_png(
     return b"\x89PNG\r\n\x1a\n" + head + extra + pixels + chunk(b"IEND", b"")
 
 
+def deep(image: Image.Image) -> Any:
+    """16-bit samples, the picture's own times 257."""
+    return np.asarray(image).astype(np.uint16) * 257
+
+
 def deep_rows(image: Image.Image) -> list[bytes]:
-    """Rows of big-endian 16-bit samples, the picture's own times 257."""
-    raw = image.tobytes()
-    wide = bytes(level for level in raw for _ in (0, 1))
-    stride = len(wide) // image.height
-    return [wide[at : at + stride] for at in range(0, len(wide), stride)]
+    """Rows of big-endian samples."""
+    return [row.tobytes() for row in deep(image).astype(">u2")]
 
 
 def with_chunk(data: bytes, extra: bytes) -> bytes:
@@ -271,26 +266,15 @@ def tiled_tiff_bomb() -> bytes:
 
 def deep_tiff(image: Image.Image) -> bytes:
     """16-bit RGB or RGBA, uncompressed, little-endian: Pillow writes none."""
-    pixels = b"".join(bytes((level, level)) for level in image.tobytes())
-    bands = len(image.getbands())
-    bits_at = 8 + 2 + 12 * (10 if bands == 4 else 9) + 4
-    at = bits_at + 2 * bands
-    entries = [
-        (256, 4, 1, image.width), (257, 4, 1, image.height), (258, 3, bands, bits_at),
-        (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, at), (277, 3, 1, bands),
-        (278, 4, 1, image.height), (279, 4, 1, len(pixels)),
-    ]  # fmt: skip
+    pixels, bands, out = deep(image).tobytes(), len(image.getbands()), BytesIO()
+    tags = TiffImagePlugin.ImageFileDirectory_v2(b"II*\0\0\0\0\0")
+    tags[256], tags[257], tags[278] = image.width, image.height, image.height
+    tags[258], tags[259], tags[262], tags[277] = (16,) * bands, 1, 2, bands
+    tags[273], tags[279] = 0, len(pixels)  # they stand behind the tags
     if bands == 4:
-        entries.append((338, 3, 1, 2))
-    ifd = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *e) for e in entries)
-    bits = struct.pack(f"<{bands}H", *[16] * bands)
-    return b"II*\0" + struct.pack("<I", 8) + ifd + bytes(4) + bits + pixels
-
-
-def sixteen_bit_grey() -> Image.Image:
-    grey = picture().convert("L")
-    raw = bytes(level for level in grey.tobytes() for _ in (0, 1))
-    return Image.frombytes("I;16", grey.size, raw)
+        tags[338] = 2
+    tags.save(out)
+    return out.getvalue() + pixels
 
 
 def mpo() -> bytes:
@@ -311,10 +295,6 @@ def palette(*, clear: bool = False) -> bytes:
     index = image.getpixel((SIZE[0] * 3 // 4, SIZE[1] // 4))
     alphas = bytes(0 if i == index else 254 if i == 7 else 255 for i in range(8))
     return saved(image, "PNG", transparency=alphas)
-
-
-def heic_header() -> bytes:
-    return struct.pack(">I", 24) + b"ftypheic\0\0\0\0mif1heic" + bytes(2000)
 
 
 def cut(data: bytes, share: float = 0.6) -> bytes:
@@ -397,7 +377,8 @@ def _coloured() -> dict[str, Case]:
     p3, adobe = in_space(P3, srgb_curve), in_space(ADOBE, adobe_curve)
     of_p3 = {"icc_profile": rgb_profile(P3, srgb_curve)}
     of_adobe = {"icc_profile": rgb_profile(ADOBE, adobe_curve)}
-    grey = p.convert("L").point(lambda v: round(255 * srgb_curve(v / 255) ** (1 / 1.8)))
+    levels = (255 * srgb_curve(np.asarray(p.convert("L")) / 255) ** (1 / 1.8)).round()
+    grey = Image.fromarray(levels.astype(np.uint8))
     gamma = saved(grey, "JPEG", quality=95, icc_profile=grey_profile(1.8))
     tagged = saved(ink, "JPEG", quality=95, icc_profile=cmyk_profile())
     return {
@@ -416,10 +397,9 @@ def _coloured() -> dict[str, Case]:
 
 def _deep() -> dict[str, Case]:
     p, grey = picture(), picture().convert("L")
-    deep, alpha, both = "depth", "depth alpha", "format depth"
-    fours = [round(v / 17) for v in grey.tobytes()]
-    nibbles = bytes(a << 4 | b for a, b in zip(fours[::2], fours[1::2], strict=True))
-    low = [nibbles[at : at + 48] for at in range(0, len(nibbles), 48)]
+    wider, alpha, both = "depth", "depth alpha", "format depth"
+    fours = (np.asarray(grey) / 17).round().astype(np.uint8)
+    low = [row.tobytes() for row in fours[:, ::2] << 4 | fours[:, 1::2]]
     rgb, la = with_alpha(p), with_alpha(p).convert("LA")
     level = grey.getpixel((SIZE[0] * 3 // 4, SIZE[1] // 4))
     assert isinstance(level, int)
@@ -433,15 +413,15 @@ def _deep() -> dict[str, Case]:
     plain, clear = raw_png(low, depth=4, kind=0), raw_png(low, depth=4, kind=0, extra=four)
     pgm = b"P5 96 64 65535\n" + b"".join(deep_rows(grey))
     return {
-        "png-4-grey": _stored(plain, deep, tolerance=9, flags="grey"),
+        "png-4-grey": _stored(plain, wider, tolerance=9, flags="grey"),
         "png-4-grey-trns": _stored(clear, alpha, tolerance=9, flags="grey clear"),
-        "png-16-rgb": _stored(wide(p, 2), deep),
-        "png-16-grey": _stored(wide(grey, 0), deep, flags="grey"),
+        "png-16-rgb": _stored(wide(p, 2), wider),
+        "png-16-grey": _stored(wide(grey, 0), wider, flags="grey"),
         "png-16-rgba": _stored(wide(rgb, 6), alpha, flags="clear"),
         "png-16-grey-alpha": _stored(wide(la, 4), alpha, flags="grey clear"),
         "png-16-grey-trns": _stored(wide(grey, 0, one), alpha, flags="grey clear"),
         "png-16-rgb-trns": _stored(wide(p, 2, three), alpha, flags="clear"),
-        "tiff-16-grey": _stored(tiff(sixteen_bit_grey()), both, flags="grey"),
+        "tiff-16-grey": _stored(tiff(Image.fromarray(deep(grey))), both, flags="grey"),
         "tiff-16-rgb": _stored(deep_tiff(p), both),
         "tiff-16-rgba": _stored(deep_tiff(rgb), f"{both} alpha", flags="clear"),
         "ppm-16-grey": _stored(pgm, both, flags="grey"),
@@ -496,7 +476,7 @@ def _rejected() -> dict[str, Case]:
             "mp4": struct.pack(">I", 24) + b"ftypisom\0\0\0\0isommp41" + bytes(500),
         },
         Code.UNSUPPORTED: {
-            "heic": heic_header(),
+            "heic": struct.pack(">I", 24) + b"ftypheic\0\0\0\0mif1heic" + bytes(2000),
             "svg": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
             "tiff-float": tiff(Image.new("F", (64, 64))),
             "jpeg-12-bit": _jpeg_of_bits(12),
