@@ -29,7 +29,7 @@ from tests.kit.clusters import LEAN_HEAD
 from tests.kit.damaged import check
 from tests.kit.encode_work import Making
 from tests.kit.encodes import in_this_process
-from tests.kit.packs import BUCKETS, differences, once, packing_here, tree, wait_gone
+from tests.kit.packs import BUCKETS, differences, packing_here, tree, wait_gone
 from wdsprep.cli import main
 from wdsprep.encoding import encode as encoding
 from wdsprep.packing import pack
@@ -76,8 +76,8 @@ class Stage:
         self.cluster.shutdown()
         self._ending.close()
 
-    def add(self, cpus: int = 1) -> Any:
-        node = self.cluster.add_node(num_cpus=cpus, **self._usual)
+    def add(self) -> Any:
+        node = self.cluster.add_node(num_cpus=1, **self._usual)
         self.nodes.append(node)
         return node
 
@@ -109,15 +109,14 @@ class Stage:
         accepted, why_not = client.drain_node(node.node_id, reason, "spot notice", deadline_ms)
         assert accepted, why_not
 
-    def clear(self, keep: Iterable[Any] = ()) -> None:
-        for node in [node for node in self.nodes if node not in keep]:
+    def clear(self) -> None:
+        """Leave the first node alone."""
+        for node in self.nodes[1:]:
             self.kill(node)
 
 
 def processes_of(node: Any) -> list[int]:
-    """A node's raylet and all that it started; of no node, what this process has started."""
-    if node is None:
-        return [process.pid for process in psutil.Process().children(recursive=True)]
+    """A node's raylet and all that it started."""
     raylet = node.all_processes["raylet"][0].process.pid
     return [raylet, *(p.pid for p in psutil.Process(raylet).children(recursive=True))]
 
@@ -138,13 +137,10 @@ class Diary:
         folder.mkdir(parents=True)
         self.folder = folder
 
-    def pages(self) -> dict[int, list[tuple[str, str]]]:
-        """By process id: what it began and ended."""
-        found = {}
-        for path in self.folder.glob("[0-9]*"):
-            rows = [line.split(" ", 1) for line in path.read_text().splitlines()]
-            found[int(path.name)] = [(what, unit) for what, unit in rows]
-        return found
+    def pages(self) -> dict[int, list[list[str]]]:
+        """By process id: what it began and ended, each a word and a unit."""
+        pages = self.folder.glob("[0-9]*")
+        return {int(p.name): [line.split() for line in p.read_text().splitlines()] for p in pages}
 
     def of(self, pid: int, what: str) -> set[str]:
         return {unit for noted, unit in self.pages()[pid] if noted == what}
@@ -162,7 +158,7 @@ class Scene:
     """What a fault sees and does. `struck` are the workers that it hit, with what each had ended
     by then as the run has heard: only what else they had may be done twice."""
 
-    stage: Stage | None
+    stage: Stage
     diary: Diary
     after: int
     """So many units are done before the fault comes."""
@@ -247,25 +243,22 @@ class Job:
     def name(self) -> str:
         return self.words[0]
 
-    def command(self, out: str, workers: int, cpus: int = 1) -> list[str]:
-        command = [*self.words[:2], out, *once(*self.words[2:], "--workers", str(workers))]
-        return command + ["--cpus-per-worker", str(cpus)] * (self.name == "encode")
+    def command(self, out: str, workers: int) -> list[str]:
+        command = [*self.words[:2], out, *self.words[2:], "--workers", str(workers)]
+        return command + ["--cpus-per-worker", "1"] * (self.name == "encode")
 
     def run(
         self,
-        stage: Stage | None,
+        stage: Stage,
         out: str,
         fault: Fault,
         *,
-        diary: Path,
-        workers: int = 2,
-        cpus: int = 1,
         after: int = 2,
         patience_s: float = 1800.0,
         skews_s: tuple[float, ...] = (),
     ) -> Result:
         """The command in this process, as the driver."""
-        scene = Scene(stage=stage, diary=Diary(diary), after=after)
+        scene = Scene(stage=stage, diary=Diary(Path(f"{out}.diary")), after=after)
         tracing = {"pause_s": self.pause_s, "skews_s": skews_s}
         watched: list[Watched] = []
 
@@ -285,7 +278,7 @@ class Job:
             enter(patch.object(encoding, "make_runner", wrapped(encoding.make_runner)))
             enter(patch.object(pack, "make_runner", wrapped(pack.make_runner)))
             log = enter(logged())
-            code = main([*self.command(out, workers, cpus)])
+            code = main(self.command(out, workers=2))
         begun = scene.diary.begun()
         return Result(
             code=code,

@@ -1,15 +1,28 @@
 """Faults for a Ray cluster. Each finds the workers of a node at work, and the run with something
-done; `None` in place of a node means those of the local runner."""
+done. `hit` lets a job go through one of `FAULTS`."""
 
 import contextlib
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
-from tests.kit.chaos import STORE_NBYTES, Fault, Scene, Stage, Waiting, processes_of, send
+from tests.kit.chaos import (
+    STORE_NBYTES,
+    Fault,
+    Job,
+    Result,
+    Scene,
+    Stage,
+    Waiting,
+    processes_of,
+    send,
+)
+
+DAY_S = 86_400.0
 
 
 def at_work(scene: Scene, node: Any) -> Generator[None, None, list[int]]:
@@ -30,13 +43,13 @@ def machine_dies(node: Any) -> Fault:
     return fault
 
 
-def machine_is_taken_back(node: Any, notice_s: float) -> Fault:
+def machine_is_taken_back(node: Any) -> Fault:
     """With notice, as clouds give it for spot machines."""
 
     def fault(scene: Scene) -> Waiting:
         yield from at_work(scene, node)
-        scene.stage.warn(node, notice_s)
-        deadline = time.monotonic() + notice_s
+        scene.stage.warn(node, notice_s=2.0)
+        deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
             yield
         scene.strike(scene.workers_on(node))
@@ -113,3 +126,28 @@ def full_object_stores(stage: Stage) -> Iterator[None]:
     finally:
         for hog in hogs:
             ray.kill(hog)
+
+
+FAULTS: dict[str, tuple[Callable[[Any], Fault], dict[str, Any]]] = {
+    "machine dies": (machine_dies, {}),
+    "spot notice": (machine_is_taken_back, {}),
+    "worker dies": (worker_dies, {}),
+    "worker hangs": (worker_hangs, {"patience_s": 4.0}),
+    "sleeps": (machine_sleeps, {}),
+    "clocks": (worker_dies, {"skews_s": (-3 * DAY_S, 3 * DAY_S)}),
+    "full": (worker_dies, {}),
+}
+"""What happens to a node by the name of the fault, and the options of the run."""
+
+
+def hit(stage: Stage, job: Job, name: str, out: str, *, after: int = 2) -> Result:
+    """Run a job on two nodes, of which a new one is hit by the fault of this name."""
+    make, options = FAULTS[name]
+    node, now = stage.add(), time.time
+    with contextlib.ExitStack() as stack:
+        stack.callback(stage.clear)
+        if name == "full":
+            stack.enter_context(full_object_stores(stage))
+        if name == "clocks":  # the driver's is wrong too
+            stack.enter_context(patch.object(time, "time", lambda: now() + 2 * DAY_S))
+        return job.run(stage, out, make(node), after=after, **options)

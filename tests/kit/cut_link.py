@@ -34,7 +34,7 @@ def main(source: str, whole: str, out: str, per_shard: str) -> None:
             stage.add()
             with far_node(stage, namespace) as node:
                 job = pack_job(source, per_shard=int(per_shard), pause_s=0.03)
-                result = job.run(stage, out, link_is_cut(node), diary=Path(out + ".diary"))
+                result = job.run(stage, out, link_is_cut(node))
     found = faults_of(result, out, tree(whole))
     sys.stdout.write(json.dumps({"found": found, "log": result.log, "struck": result.struck}))
 

@@ -1,6 +1,6 @@
 """Commands that are killed at random moments, again and again, and resumed until they are through.
 
-A `KilledJob` is a command on small datasets of pairs. It is run once undisturbed, whose files and
+Each of `JOBS` is a command on small datasets of pairs. It is run once undisturbed, whose files and
 duration are kept. Then it is run in a place of its own, where SIGKILL comes at any moment of it;
 the same command goes on, until it ends. After that each file has the bytes of the undisturbed run,
 and there are no others. One dataset after the other, until there were as many kills as are asked
@@ -23,7 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.kit.encodes import encode_here
-from tests.kit.meetings import Stage
+from tests.kit.meetings import SIZES, Stage
 from tests.kit.packs import differences, is_running, jpeg, pack, write_files
 from tests.kit.scores import score_here
 from tests.kit.scoring_models import small
@@ -32,7 +32,6 @@ from wdsprep.store import open_store
 from wdsprep.store.base import write_bytes
 from wdsprep.store.local import LocalStore
 
-SIZES = ((40, 48), (72, 80))
 PICTURES, SLICE = 48, 6
 MARGIN = 1.2
 """How much longer than the undisturbed run a kill may wait, so that some come to its end."""
@@ -41,73 +40,24 @@ SPARED = 0.3
 TOY = ("--model", "tiny", "--device", "cpu", "--runner", "local", "--batch-size", "4")
 Files = dict[str, bytes]
 
-
-@dataclass(frozen=True, kw_only=True)
-class KilledJob:
-    """A command; `copied` are datasets that it changes, and so is given copies of."""
-
-    words: tuple[str, ...]
-    copied: tuple[str, ...] = ()
-
-
 JOBS = {
-    "pack pairs": KilledJob(
-        words=(
-            *("pack", "{root}/in", "{out}/images", "--role", "source={root}/before"),
-            *("--buckets", "32,64", "--samples-per-shard", "6", "--workers", "2"),
-        )
-    ),
-    "remove": KilledJob(
-        words=(
-            *("remove", "{out}/images", "{out}/latents", "{out}/scores"),
-            *("--keys", "{keys}", "--yes"),
-        ),
-        copied=("images", "latents", "scores"),
-    ),
-    "select": KilledJob(
-        words=(
-            *("select", "{source}/images", "{source}/latents", "{source}/scores"),
-            *(
-                "{out}/{{split}}/{{name}}",
-                "--split",
-                "train=0.7,val=0.2",
-                "--samples-per-shard",
-                "8",
-            ),
-        )
-    ),
-    "export": KilledJob(words=("export", "{source}/latents", "{out}/mds", "--to", "mds")),
-    "export pairs": KilledJob(
-        words=("export", "{source}/latents", "{out}/edits", "--to", "automodel")
-    ),
-    "encode": KilledJob(
-        words=(
-            *("encode", "{source}/images", "{out}/latents-{{resolution}}"),
-            *("--resolution", "32,64", *TOY),
-        )
-    ),
-    "encode pairs": KilledJob(
-        words=(
-            *("encode", "{source}/images", "{out}/pairs", "--resolution", "32"),
-            *("--roles", "target,source", *TOY),
-        )
-    ),
-    "score": KilledJob(
-        words=(
-            *("score", "{source}/images", "{out}/scores", "--language", "--model", "{model}"),
-            *("--embedding", "fp16", "--device", "cpu", "--runner", "local"),
-        )
-    ),
-    "score captions": KilledJob(
-        words=("score", "{source}/images", "{out}/scores", "--language", "--runner", "local")
-    ),
-    "text apart": KilledJob(
-        words=(
-            *("encode", "{source}/images", "{out}/latents", "--text-out", "{out}/text"),
-            *("--resolution", "32", *TOY),
-        )
-    ),
+    "pack pairs": "pack {root}/in {out}/images --role source={root}/before"
+    " --buckets 32,64 --samples-per-shard 6 --workers 2",
+    "remove": "remove {out}/images {out}/latents {out}/scores --keys {keys} --yes",
+    "select": "select {source}/images {source}/latents {source}/scores {out}/{{split}}/{{name}}"
+    " --split train=0.7,val=0.2 --samples-per-shard 8",
+    "export": "export {source}/latents {out}/mds --to mds",
+    "export pairs": "export {source}/latents {out}/edits --to automodel",
+    "encode": "encode {source}/images {out}/latents-{{resolution}} --resolution 32,64",
+    "encode pairs": "encode {source}/images {out}/pairs --resolution 32 --roles target,source",
+    "score": "score {source}/images {out}/scores --language --model {model}"
+    " --embedding fp16 --device cpu --runner local",
+    "score captions": "score {source}/images {out}/scores --language --runner local",
+    "text apart": "encode {source}/images {out}/latents --text-out {out}/text --resolution 32",
 }
+"""The words of each command; `TOY` is added to those of `encode`."""
+CHANGED = {"remove": ("images", "latents", "scores")}
+"""Datasets that a job changes, and so is given copies of."""
 
 
 @dataclass
@@ -138,33 +88,29 @@ class Kills:
             files[f"{number:04d}.txt"] = f"picture {number}"
         before = {name: jpeg(99) for name in files if name.endswith("5.jpg")}
         write_files(self._root / "before", {**files, **before, "0007.jpg": b"<html>"})
-        options = ("--buckets", "32,64", "--samples-per-shard", str(SLICE))
-        options += ("--role", f"source={self._root}/before")
-        pack(write_files(self._root / "in", files), self._root / "source/images", *options)
-        roles = {"roles": "target,source", "flip": True}
-        encode_here(
-            self._root / "source/images", self._root / "source/latents", resolution=32, **roles
-        )
-        score_here(self._root / "source/images", self._root / "source/scores", language=True)
+        options = ("--samples-per-shard", str(SLICE), "--role", f"source={self._root}/before")
+        source = self._root / "source"
+        images = pack(write_files(self._root / "in", files), source / "images", *options)
+        encode_here(images, source / "latents", resolution=32, roles="target,source", flip=True)
+        score_here(images, source / "scores", language=True)
         small("clip", self._root / "clip")
         self._source = f"{self._place}/source"
-        if open_store(self._source).root != self._root / "source":
-            _write_all(self._source, read_all(str(self._root / "source")))
+        if open_store(self._source).root != source:
+            _write_all(self._source, read_all(str(source)))
         keys = (f"{slice_:06d}{number:06d}" for slice_ in range(0, 8, 2) for number in (1, 4))
         self._keys = ",".join(keys)
 
     def play(self, name: str, kills: int) -> Iterator[KilledRuns]:
         """Kill a job as often, and yield after each dataset what there was so far."""
-        job, done = JOBS[name], KilledRuns()
-        undisturbed = self._fresh(job)
+        done, undisturbed = KilledRuns(), self._fresh(name)
         began = time.monotonic()
-        code = self._stage.run(self._words(job, undisturbed), self._log)
+        code = self._stage.run(self._words(name, undisturbed), self._log)
         self._took_s = time.monotonic() - began
         assert code == 0, self._log.read_text()
         wanted = read_all(undisturbed)
         while done.kills < kills and not done.findings:
-            out = self._fresh(job)
-            code = self._through(self._words(job, out), done)
+            out = self._fresh(name)
+            code = self._through(self._words(name, out), done)
             if code:
                 said = self._log.read_text(errors="replace")
                 done.findings.append(f"{name} ended with {code} after a kill: {said}")
@@ -195,18 +141,19 @@ class Kills:
             done.kills += 1
             whole = False
 
-    def _fresh(self, job: KilledJob) -> str:
-        """Return another place, with copies of what the job changes."""
+    def _fresh(self, name: str) -> str:
+        """Return another place, with copies of what the job of this name changes."""
         self._made += 1
         out = f"{self._place}/{self._made:04d}"
-        for dataset in job.copied:
+        for dataset in CHANGED.get(name, ()):
             _write_all(f"{out}/{dataset}", read_all(str(self._root / "source" / dataset)))
         return out
 
-    def _words(self, job: KilledJob, out: str) -> list[str]:
+    def _words(self, name: str, out: str) -> list[str]:
         named = {"out": out, "source": self._source, "keys": self._keys}
         named |= {"model": str(self._root / "clip"), "root": str(self._root)}
-        return [word.format(**named) for word in job.words]
+        words = [word.format(**named) for word in JOBS[name].split()]
+        return words + [*TOY] * (words[0] == "encode")
 
 
 def read_all(place: str) -> Files:
