@@ -20,6 +20,7 @@ from botocore.exceptions import ClientError
 
 from tests.kit.chaos import Stage, encode_job, faults_of, pack_job, undisturbed
 from tests.kit.chaos_faults import hit
+from tests.kit.command_lines import ran
 from tests.kit.encodes import pictures
 from tests.kit.packs import tree
 from tests.kit.paths import ROOT
@@ -84,29 +85,17 @@ def test_after_a_fault_the_bytes_are_those_of_an_undisturbed_run(
 
 
 def can_cut_links() -> bool:
-    return (
-        all(map(shutil.which, ("unshare", "nsenter", "ip")))
-        and subprocess.run(
-            ["unshare", "--net", "true"], capture_output=True, check=False
-        ).returncode
-        == 0
-    )
+    has_programs = all(map(shutil.which, ("unshare", "nsenter", "ip")))
+    return has_programs and not subprocess.run(["unshare", "--net", "true"], check=False).returncode
 
 
 @pytest.mark.skipif(not can_cut_links(), reason="network namespaces are for root")
 def test_a_cut_link_leaves_two_that_do_the_same(images: Path, tmp_path: Path) -> None:
     """The far worker is out of reach and works on: here a shared folder is all that is left."""
     words = [images.parent / "in", images, tmp_path / "out", str(SLICE)]
-    done = subprocess.run(
-        ["unshare", "--net", sys.executable, "-m", "tests.kit.cut_link", *words],
-        cwd=ROOT,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled"},  # a Ray that ran here has set what it had
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    program = "unshare", "--net", sys.executable, "-m", "tests.kit.cut_link"
+    own = {**os.environ, "RAY_AUTH_MODE": "disabled"}  # a Ray that ran here has set what it had
+    done = ran(*program, *words, cwd=ROOT, env=own)
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["found"], found["struck"]) == ([], 1)
     assert any("a worker was lost with 1 unit" in line for line in found["log"]), found["log"]

@@ -7,12 +7,11 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import wdsprep
+from tests.kit.command_lines import ran
 from tests.kit.encodes import encode_here, in_this_process, packed, pictures
 from tests.kit.example_trainer import Interrupt, Trainer, running, world_of
 from tests.kit.families.folders import pipeline_class, quiet
@@ -48,10 +48,8 @@ EDITED = ("kontext", "qwen-edit")
 PAGE = ROOT / "wdsprep/loading/fine-tuning.md"
 WEIGHTS = "pytorch_lora_weights.safetensors"
 STEPS, SAVED, KILLED = 16, 5, 8
-OPTIONS = ["--steps", str(STEPS), "--save-every", str(SAVED), "--batch", "4", "--rate", "1e-2"]
-OPTIONS += ["--rank", "4", "--sampling-steps", "2", "--prompt", "a cat", "--prompt", "a dog"]
-OPTIONS += ["--warm-up", "2", "--schedule", "cosine", "--log-every", "1"]
-OPTIONS += ["--sample-every", str(STEPS)]
+OPTIONS = f"--steps {STEPS} --save-every {SAVED} --sample-every {STEPS} --log-every 1 --batch 4"
+OPTIONS += " --rate 1e-2 --rank 4 --warm-up 2 --schedule cosine --sampling-steps 2"
 OF_FAMILY = {"lora_sdxl": ["--min-snr", "5"], "qwen-edit": ["--rate", "5e-2"]}
 WORLD = {"LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
 LOSS = re.compile(rf"^step (\d+) of {STEPS}: loss ([\d.]+), mean .* left$", re.MULTILINE)
@@ -66,13 +64,9 @@ class Example:
 
     @property
     def words(self) -> list[str]:
-        return [
-            str(self.folder / "latents"),
-            "--model",
-            str(self.folder / "model"),
-            *OPTIONS,
-            *OF_FAMILY.get(self.family, []),
-        ]
+        places = [str(self.folder / "latents"), "--model", str(self.folder / "model")]
+        prompts = ["--prompt", "a cat", "--prompt", "a dog"]
+        return [*places, *OPTIONS.split(), *prompts, *OF_FAMILY.get(self.family, [])]
 
     @property
     def program(self) -> str:
@@ -105,26 +99,14 @@ def run(example: Example, out: str, interrupt: Interrupt | None = None) -> str:
     world = {**WORLD, **world_of(2)}
     words = [*example.words, "--out", str(example.folder / out)]
     said = ""
-    with ExitStack() as stack:
-        first, second = (
-            stack.enter_context(
-                running(
-                    example.program,
-                    example.folder,
-                    words,
-                    None if rank else interrupt,
-                    RANK=str(rank),
-                    LOCAL_RANK=str(rank),
-                    **world,
-                )
-            )
-            for rank in range(2)
-        )
-        while True:
-            try:
+    start = partial(running, example.program, example.folder, words, **world)
+    with (
+        start(interrupt, RANK="0", LOCAL_RANK="0") as first,
+        start(RANK="1", LOCAL_RANK="1") as second,
+    ):
+        with contextlib.suppress(EOFError):
+            while True:
                 said += first.said.recv()
-            except EOFError:
-                break
         first.end(-signal.SIGKILL if interrupt else 0)
         if not interrupt:
             second.end()
@@ -136,17 +118,8 @@ def launched(example: Example, out: str) -> str:
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
     launch += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     program = [str(EXAMPLES / f"{example.program}.py"), *example.words]
-    own = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [*launch, *program, "--out", str(example.folder / out)],
-        env={**os.environ, **own, "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    own = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+    return ran(*launch, *program, "--out", example.folder / out, env=os.environ | own).stdout
 
 
 @needs_trainers
@@ -215,16 +188,8 @@ def test_the_state_of_a_loader_goes_into_checkpoints_of_accelerate(
     (tmp_path / "shards/latents-256").symlink_to(example.folder / "latents")
     (tmp_path / "page.py").write_text(code)
     own = {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "page.py"],
-        cwd=tmp_path,
-        env={**os.environ, **own},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    program = sys.executable, "-W", "ignore", "page.py"
+    done = ran(*program, cwd=tmp_path, env=os.environ | own)
     options: Any = {"global_batch": 2, "epochs": None, "drop_text": 0.1, "step": 3}
     fourth = next(iter(wdsprep.load(example.folder / "latents", **options)))
     assert done.stdout == f"3 {fourth['key']}\n"
@@ -310,8 +275,7 @@ def test_a_small_pipeline_to_try_them_on_is_one_command(
     words = [str(EXAMPLES / "tiny_pipeline.py"), family, str(tmp_path / "tiny")]
     monkeypatch.setattr(sys, "argv", words)
     if family == "sdxl":
-        made = [sys.executable, "-W", "ignore", *words]
-        subprocess.run(made, cwd=tmp_path, capture_output=True, timeout=300, check=True)
+        ran(sys.executable, "-W", "ignore", *words, cwd=tmp_path)
     else:
         tiny_pipeline.main()
     index = json.loads((tmp_path / "tiny/model_index.json").read_text())
@@ -331,16 +295,7 @@ def drawn(pipeline: Any, **more: Any) -> Any:
 PHASES = (("latents-256", 8), ("latents-512", 16))
 TRAINER_STEPS = (9, 3)
 TRAINER_SAVED, TRAINER_KILLED = 4, 7
-TRAINER_OPTIONS = [
-    "--steps",
-    "9,3",
-    "--batch",
-    "4",
-    "--width",
-    "8",
-    "--save-every",
-    str(TRAINER_SAVED),
-]
+TRAINER_OPTIONS = f"--steps 9,3 --batch 4 --width 8 --save-every {TRAINER_SAVED}".split()
 Losses = list[tuple[str, str, float]]
 
 
@@ -477,36 +432,28 @@ def test_two_ranks_have_the_losses_of_one_and_stop_together(
         (0, 2, 1, (torch.device("cpu"), "gloo")),
         (1, 1, 0, (torch.device("cuda:0"), "nccl")),
         (4, 4, 3, (torch.device("cuda:3"), "nccl")),
+        (1, 2, 0, None),
     ],
 )
-def test_each_rank_of_a_machine_has_a_gpu_of_its_own_and_all_the_cpu_where_there_is_none(
+def test_each_rank_has_a_gpu_of_its_own_or_is_refused_and_all_the_cpu_where_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
     gpus: int,
     ranks: int,
     rank: int,
-    wanted: tuple[torch.device, str],
+    wanted: tuple[torch.device, str] | None,
 ) -> None:
-    assert place(monkeypatch, gpus, ranks, rank) == wanted
-
-
-def test_more_ranks_than_gpus_are_refused_before_any_of_them_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(SystemExit, match=r"2 ranks .* 1 GPU: give --nproc-per-node 1, or "):
-        place(monkeypatch, gpus=1, ranks=2, rank=0)
-
-
-def place(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int, rank: int
-) -> tuple[torch.device, str]:
-    """What the trainer decides where torch says that there are so many GPUs."""
+    """Ranks are refused before any of them waits."""
     pretend_cuda(monkeypatch, is_available=gpus > 0, device_count=gpus)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     monkeypatch.syspath_prepend(EXAMPLES)
     import train_example
 
-    return train_example.place()
+    if wanted is None:
+        with pytest.raises(SystemExit, match=r"2 ranks .* 1 GPU: give --nproc-per-node 1, or "):
+            train_example.place()
+    else:
+        assert train_example.place() == wanted
 
 
 NOTEBOOK = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
@@ -534,15 +481,7 @@ def test_its_cells_run_in_their_order(tmp_path: Path) -> None:
     """In one program, as a kernel runs them."""
     program = f"{FIND_TESTS}\n" + "\n\n".join([DISPLAY, *CODES, LOOKED_AT])
     (tmp_path / "cells.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "cells.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(sys.executable, "-W", "ignore", "cells.py", cwd=tmp_path)
     assert done.stdout.count("a disc of the colour") == 3
     assert "shown: report.html" in done.stdout
 

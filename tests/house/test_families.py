@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kit.command_lines import ran
 from tests.kit.families import QUICK, denoised, each_family, negative_of, prompt_of
 from tests.kit.families.denoising import MASKS, text_of
 from tests.kit.families.folders import class_of
@@ -83,7 +83,7 @@ def test_another_process_makes_the_same_bytes(family: Family, tmp_path: Path) ->
     )
     env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-c", code, str(tmp_path), *QUICK]
-    subprocess.run(words, env=env, cwd=ROOT, check=True, timeout=300)
+    ran(*words, env=env, cwd=ROOT)
     for name in QUICK:
         assert _digests(family(name)) == _digests(tmp_path / name)
 

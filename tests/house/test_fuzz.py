@@ -1,11 +1,10 @@
 """Whatever is changed in a file, it is one line or rejects: a case of each kind of `tools/fuzz`."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.kit.command_lines import python
 from tests.kit.fuzz.fuzzing import cases_of, fuzz
 from tests.kit.fuzz.judge import wrong_words
 from tests.kit.fuzz.kinds import KINDS
@@ -64,8 +63,7 @@ for act in (
 def test_the_judge_of_the_fuzz_sees_what_runs_touch_and_take(tmp_path: Path) -> None:
     """In a process of its own, since its hook stays."""
     (tmp_path / "inside").mkdir()
-    words = [sys.executable, "-c", RUNS, str(tmp_path)]
-    said = subprocess.run(words, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    said = python(RUNS, tmp_path, cwd=ROOT).stdout
     nothing, inside, written, renamed, read, large, long, *trace = said.splitlines()
     assert (nothing, inside) == ("", "")
     assert written == f"it touched {tmp_path}/outside"

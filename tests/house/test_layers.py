@@ -7,7 +7,6 @@ Which files a room has, and what they are called, is the room's own matter."""
 import ast
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.command_lines import python
 from tests.kit.paths import ROOT, blocks, pages
 
 PACKAGE = ROOT / "wdsprep"
@@ -163,10 +163,8 @@ def test_heavy_packages_are_imported_in_their_rooms_only(package: str) -> None:
 
 def loaded_by(code: str) -> set[str]:
     script = f"import sys, json\n{code}\njson.dump(sorted(sys.modules), sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-    )
-    return {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
+    modules = json.loads(python(script).stderr.splitlines()[-1])
+    return {name.partition(".")[0] for name in modules}
 
 
 def test_help_and_version_load_nothing_heavy() -> None:

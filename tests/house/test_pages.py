@@ -5,7 +5,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.kit.command_lines import ran
 from tests.kit.encodes import in_this_process
 from tests.kit.packs import packing_here
 from tests.kit.paths import README, ROOT, blocks, format_recipe, pages
@@ -62,17 +62,12 @@ def commands_of(page: Path) -> list[str]:
     return [line.partition(" #")[0].strip() for line in lines]
 
 
-def run(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, f"{words}: {done.stderr}"
-    return done.stdout
-
-
-def run_here(line: str) -> str:
-    """A line of shell; what wdsprep is asked for is done in this process, which has torch."""
+def run_here(line: str, *, in_a_process: bool = False) -> str:
+    """A line of shell; what wdsprep is asked for is done in this process, which has torch, or in
+    one of its own."""
     program, *words = shlex.split(line, comments=True)
-    if program != "wdsprep":
-        return run("bash", "-c", line)
+    if program != "wdsprep" or in_a_process:
+        return ran("bash", "-c", line, timeout=900).stdout
     with in_this_process(), packing_here(), contextlib.redirect_stdout(io.StringIO()) as said:
         assert main(words) == 0, line
     return said.getvalue()
@@ -160,15 +155,16 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_readme_runs_from_its_first_line_to_its_last_with_nothing_else(few: Path) -> None:
     """Without a network, as somebody would who reads it in its order: the demo and the first pack
     in processes of their own, all else in this one."""
-    ran = []
+    outputs = []
     for kind, code in blocks(README, "sh", "python"):
         if kind == "python":
-            ran.append(run_code(code))
+            outputs.append(run_code(code))
             continue
         for line in code.splitlines():
             if not any(word in line for word in ONLINE):
-                ran.append(run("bash", "-c", line) if len(ran) < 2 else run_here(line))
-    assert len(ran) >= 10
+                is_own = len(outputs) < 2
+                outputs.append(run_here(line, in_a_process=is_own))
+    assert len(outputs) >= 10
     assert {path.name for path in few.iterdir()} == {"demo", "shards", "report.html"}
 
 

@@ -5,7 +5,6 @@ import importlib.util
 import os
 import re
 import shlex
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+from tests.kit.command_lines import ran
 from tests.kit.damaged import check
 from tests.kit.encodes import pictures
 from tests.kit.latent_sets import field, write_latents
@@ -148,15 +148,7 @@ def test_the_slurm_script_starts_ray_on_all_nodes_encodes_and_leaves_none_runnin
     )
     out = tmp_path / "latents"
     options = ["--resolution", "64", "--model", "tiny", "--device", "cpu", "--json"]
-    done = subprocess.run(
-        [RECIPES / "slurm.sh", "encode", images, out, *options],
-        env=slurm,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    ran(RECIPES / "slurm.sh", "encode", images, out, *options, env=slurm)
     head, steps = steps_of(Path(slurm["STEPS"]))
     assert "ray start --head" in head["gpu1"]
     assert f"ray start --address=127.0.0.1:{20000 + os.getpid() % 10000}" in steps["gpu2"]

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
+from tests.kit.command_lines import ran
 from tests.kit.packs import BUCKETS, jpeg, manifest_of, packing_here, tar_bytes, write_files
 from tests.kit.paths import ROOT
 from tests.kit.sites import FAST
@@ -356,14 +356,8 @@ def test_a_pack_that_succeeds_keeps_secrets_to_itself(
 def test_a_tracker_is_given_no_secret(kind: str, table: str, tmp_path: Path) -> None:
     words = ["pack", table, "out", *PACK, "--track", kind]
     env = os.environ | {"WANDB_MODE": "offline", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "wdsprep", *words],
-        cwd=tmp_path,
-        env=env | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    program = sys.executable, "-m", "wdsprep"
+    done = ran(*program, *words, cwd=tmp_path, env=env | {"PYTHONPATH": str(ROOT)}, exit_code=3)
     assert f"--track {kind}: " in done.stdout + done.stderr
     folder = tmp_path / {"wandb": "wandb", "tensorboard": "runs"}[kind]
     kept = [path for path in folder.rglob("*") if path.is_file()]

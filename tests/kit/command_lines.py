@@ -43,11 +43,14 @@ def command(capfd: pytest.CaptureFixture[str]) -> CommandLine:
     return CommandLine(capfd)
 
 
-def python(
-    code: str, *words: object, exit_code: int = 0, **options: Any
-) -> "subprocess.CompletedProcess[str]":
-    """Run code in another Python, whose exit code is to be `exit_code`; return what it printed."""
-    line = [sys.executable, "-c", code, *map(str, words)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=240, **options)
-    assert done.returncode == exit_code, done.stderr
+def ran(*words: object, exit_code: int = 0, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a program, whose exit code is to be `exit_code`; return what it printed."""
+    how = {"capture_output": True, "text": True, "timeout": 300, **options}
+    done = subprocess.run([*map(str, words)], check=False, **how)
+    assert done.returncode == exit_code, f"{words}: {done.stderr[-8000:]}"
     return done
+
+
+def python(code: str, *words: object, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run code in another Python."""
+    return ran(sys.executable, "-c", code, *words, **options)

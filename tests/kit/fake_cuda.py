@@ -13,7 +13,6 @@ mask) goes the way that it goes on a GPU.
 
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
@@ -176,12 +175,7 @@ class FakeCuda:
         self._patch.setattr(torch.cuda, "empty_cache", lambda: None)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._patch.undo()
 
     def load(self, model: Model, recipe: Encode) -> LatentEncoder:

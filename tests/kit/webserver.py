@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from email.message import Message
 from pathlib import Path
-from types import TracebackType
 
 MAX_HEAD_NBYTES = 1 << 16
 TLS_HELLO = b"\x16\x03"
@@ -220,12 +219,7 @@ class WebServer:
         self._start(self._accept)
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -328,17 +322,8 @@ class Authority:
         stem = f"{name}-{'old' if expired else 'new'}"
         extra = self.home / f"{stem}.ext"
         extra.write_text(f"subjectAltName=DNS:{name},IP:{address}\n")
-        _openssl(
-            self.home,
-            "req",
-            "-new",
-            *_NEW_KEY,
-            f"{stem}.key",
-            "-out",
-            f"{stem}.csr",
-            "-subj",
-            "/CN=x",
-        )
+        request = "-new", *_NEW_KEY, f"{stem}.key", "-out", f"{stem}.csr", "-subj", "/CN=x"
+        _openssl(self.home, "req", *request)
         _openssl(
             *(self.home, "x509", "-req", "-in", f"{stem}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
             *("-CAcreateserial", "-extfile", extra.name, "-out", f"{stem}.pem"),
@@ -364,7 +349,4 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes
 
 
 def _openssl(home: Path, *args: str) -> None:
-    done = subprocess.run(
-        ["openssl", *args], cwd=home, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    subprocess.run(["openssl", *args], cwd=home, check=True, capture_output=True, timeout=60)
