@@ -205,7 +205,12 @@ def test_a_trial_of_images_that_have_changed_says_what_is_removed(
     (own / "receipts/000000.json").unlink()
     packed(own.parent / "downloads", own, "--overwrite")
     listener = JobListener(on_message=told.append)
+    with pytest.raises(FingerprintError, match="wdsprep encode --redo-changed does again"):
+        encode_here(own, out)
     encode_here(own, out, redo_changed=True, listener=listener)
+    encode_here(own, tmp_path / "fresh")
+    assert tree(out) == tree(tmp_path / "fresh")
+    assert findings(own, out) == []
     assert [line for line in told if "shard" in line] == [
         "1 shard done anew, with what --limit had cut off",
         "1 shard removed: their images have changed or are gone",

@@ -16,8 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.kit.encoders import load_latent_encoder
-from tests.kit.families.folders import whole_pipeline
-from tests.kit.families.reference import as_called
+from tests.kit.families.reference import as_called, whole_pipeline
 from tests.kit.model_files import changed
 from wdsprep.encoding.models.encoder import LatentEncoder
 from wdsprep.encoding.models.find_model import find_model

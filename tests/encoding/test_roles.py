@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 import wdsprep
 from tests.encoding.test_references import FAMILIES, QWEN_21, SEVERAL, by_pipeline, picture
 from tests.kit.encodes import encode_here, latents_of
-from tests.kit.families.folders import whole_pipeline
+from tests.kit.families.reference import whole_pipeline
 from tests.kit.packs import manifest_of, packing_here, tree, with_text, write_files
 from wdsprep.dataset.samples import is_mask
 from wdsprep.errors import NotFoundError, UsageError

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.kit.chaos import Stage, encode_job, faults_of, pack_job, undisturbed
-from tests.kit.chaos_faults import hit
+from tests.kit.chaos import Stage, encode_job, faults_of, hit, pack_job, undisturbed
 from tests.kit.command_lines import ran
 from tests.kit.encodes import pictures
 from tests.kit.packs import tree

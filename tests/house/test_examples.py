@@ -25,7 +25,7 @@ import wdsprep
 from tests.kit.command_lines import ran
 from tests.kit.encodes import encode_here, in_this_process, packed, pictures
 from tests.kit.example_trainer import Interrupt, Trainer, running, world_of
-from tests.kit.families.folders import pipeline_class, quiet
+from tests.kit.families.reference import pipeline_class, quiet
 from tests.kit.gpus import pretend_cuda
 from tests.kit.latent_sets import field, write_latents
 from tests.kit.paths import EXAMPLES, FIND_TESTS, ROOT, blocks

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from tests.kit.command_lines import ran
 from tests.kit.families import QUICK, denoised, each_family, negative_of, prompt_of
-from tests.kit.families.denoising import MASKS, text_of
-from tests.kit.families.folders import class_of
+from tests.kit.families.reference import MASKS, class_of, text_of
 from tests.kit.paths import ROOT
 
 MEGABYTE = 1_000_000

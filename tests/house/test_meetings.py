@@ -10,15 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from blake3 import blake3
 
 from tests.kit.damaged import check, findings, flip, pack_here, source_of_photos
-from tests.kit.encode_work import Making
-from tests.kit.encodes import encode_here, pictures
-from tests.kit.encodes import packed as packed_for_encode
 from tests.kit.kills import JOBS, Kills
 from tests.kit.meetings import Meeting, Stage
 from tests.kit.packs import jpeg, manifest_of, once, outcome, rejects_of, tree
@@ -28,7 +24,6 @@ from tests.kit.webserver import Connection, Request, WebServer, ok, status
 from wdsprep.checks.repair import do_repair, plan_repair
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.unit_locks import Edition
-from wdsprep.errors import FingerprintError
 from wdsprep.store import open_store
 
 RETRY = (*FAST, "--samples-per-shard", "4")
@@ -155,31 +150,6 @@ def test_a_repair_with_an_old_plan_lets_a_slice_be_that_was_packed_again(tmp_pat
     done = do_repair(old)
     assert done.changed == ("000001",)
     assert tree(out) == whole
-
-
-# --- encode
-
-
-@patch("wdsprep.encoding.encode.make_encoder", Making())
-def test_images_that_were_packed_again_are_encoded_again_where_that_is_asked_for(
-    tmp_path: Path,
-) -> None:
-    source = pictures(tmp_path / "in", range(18))
-    images = packed_for_encode(source, tmp_path / "images")
-    out = tmp_path / "out"
-    encode_here(images, out)
-    before = tree(out)
-    for name in ("photo-0001", "photo-0017"):
-        (source / f"{name}.jpg").unlink()
-        (source / f"{name}.txt").unlink()
-    packed_for_encode(source, images, "--overwrite")
-    with pytest.raises(FingerprintError, match="wdsprep encode --redo-changed does again"):
-        encode_here(images, out)
-    assert tree(out) == before
-    encode_here(images, out, redo_changed=True)
-    encode_here(images, tmp_path / "fresh")
-    assert tree(out) == tree(tmp_path / "fresh")
-    assert check(images, out).findings == ()
 
 
 STOPPED = """

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.kit.chaos import Fault, Scene, Stage, Waiting, faults_of, pack_job, processes_of, send
-from tests.kit.chaos_faults import at_work
+from tests.kit import chaos
+from tests.kit.chaos import Fault, Scene, Stage, Waiting, at_work, processes_of
 from tests.kit.packs import tree, wait_gone
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
@@ -33,9 +33,9 @@ def main(source: str, whole: str, out: str, per_shard: str) -> None:
         with contextlib.closing(Stage(ip=NEAR)) as stage:
             stage.add()
             with far_node(stage, namespace) as node:
-                job = pack_job(source, per_shard=int(per_shard), pause_s=0.03)
+                job = chaos.pack_job(source, per_shard=int(per_shard), pause_s=0.03)
                 result = job.run(stage, out, link_is_cut(node))
-    found = faults_of(result, out, tree(whole))
+    found = chaos.faults_of(result, out, tree(whole))
     sys.stdout.write(json.dumps({"found": found, "log": result.log, "struck": result.struck}))
 
 
@@ -95,7 +95,7 @@ def far_node(stage: Stage, namespace: int) -> Iterator[Any]:
         yield node
     finally:
         everything = processes_of(node)
-        send(everything, signal.SIGKILL)
+        chaos.send(everything, signal.SIGKILL)
         start.wait()
         wait_gone(everything)
 

@@ -17,9 +17,8 @@ import diffusers
 import pytest
 import transformers
 
-from tests.kit.families.denoising import denoised
 from tests.kit.families.pipelines import EDITS, FAMILIES, small
-from tests.kit.families.reference import latent_of, negative_of, prompt_of
+from tests.kit.families.reference import denoised, latent_of, negative_of, prompt_of
 
 for library in (diffusers, transformers):
     library.utils.logging.disable_progress_bar()
@@ -38,15 +37,5 @@ def each_family(names: Iterable[str] = NAMES, *, quick: Collection[str] = QUICK)
     return [pytest.param(name, marks=marks[name]) for name in names]
 
 
-__all__ = [
-    "EDITS",
-    "NAMES",
-    "OF_EACH_VAE",
-    "QUICK",
-    "denoised",
-    "each_family",
-    "latent_of",
-    "negative_of",
-    "prompt_of",
-    "small",
-]
+__all__ = ["EDITS", "NAMES", "OF_EACH_VAE", "QUICK", "denoised", "each_family"]
+__all__ += ["latent_of", "negative_of", "prompt_of", "small"]

@@ -19,7 +19,7 @@ from torch import nn
 from tests.kit.families import towers, vaes
 from tests.kit.families import vocabularies as words
 from tests.kit.families.denoisers import denoiser, unet
-from tests.kit.families.folders import pipeline_class, quiet
+from tests.kit.families.reference import pipeline_class, quiet
 from tests.kit.families.towers import CLIPS, WIDE, WIDTH, Tower
 from tests.kit.families.weights import randomised
 

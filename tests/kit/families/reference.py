@@ -7,9 +7,13 @@ for the decoder.
 """
 
 import ast
+import contextlib
 import inspect
+import json
 import textwrap
-from functools import partial
+import warnings
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +25,54 @@ import pytest
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.kit.families.folders import StopError, class_of, denoiser_of, quiet, whole_pipeline
-
 NEGATIVE = "negative_"
+
+
+def class_of(folder: Path, part: str | None = None) -> str:
+    """The class of the pipeline, or of a part of it."""
+    listed = json.loads((folder / "model_index.json").read_text())
+    return str(listed[part][1] if part else listed["_class_name"])
+
+
+def denoiser_of(folder: Path) -> str:
+    return "unet" if (folder / "unet").is_dir() else "transformer"
+
+
+def pipeline_class(name: str) -> Any:
+    with quiet():
+        return getattr(diffusers, f"{name}Pipeline")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Diffusers warns of what it uses itself: with Chroma of a class of its own, with Kolors, which
+    cannot even be imported where warnings are errors, of a function of torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+class StopError(Exception):
+    """A pipeline has come as far as was asked for."""
+
+
+@cache
+def whole_pipeline(folder: Path) -> Any:
+    """In fp32. Its denoiser is loaded by hand: without accelerate diffusers refuses Krea2's."""
+    part = denoiser_of(folder)
+    with quiet():
+        kind = getattr(diffusers, class_of(folder, part))
+        denoiser = kind.from_config(kind.load_config(str(folder / part)))
+        denoiser.load_state_dict(load_file(folder / part / "diffusion_pytorch_model.safetensors"))
+        pipeline = getattr(diffusers, class_of(folder)).from_pretrained(
+            str(folder), **{part: denoiser.float().eval()}, low_cpu_mem_usage=False
+        )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
 
 
 def prompt_of(folder: Path, caption: str) -> dict[str, Any]:
@@ -199,3 +246,55 @@ def returned(function: Any) -> list[str]:
     returns = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
     last = max(returns, key=lambda node: node.lineno).value
     return [ast.unparse(each) for each in (last.elts if isinstance(last, ast.Tuple) else [last])]
+
+
+# --- the denoiser: text is cut to its true length when it is stored, and padded again when it is
+# loaded. Where a denoiser reads a mask, or lengths, what it makes of that must be what it made of
+# the whole. The pipeline's own code makes ready what the denoiser is given.
+
+MASKS = ("prompt_attention_mask", "prompt_embeds_mask")
+
+
+def denoised(
+    folder: Path, outputs: dict[str, Any], rows: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """The first step of a denoiser from always the same noise, in fp32, given the outputs of one
+    caption (`prompt_of`).
+
+    `rows`, (tokens, ...), take the place of its text. `mask`, (tokens,) and bool, says which of
+    them are words: a pipeline without a mask is given a list of these, or all of them. A mask of
+    floats, as Chroma's, is given as bool.
+    """
+    pipeline, made = whole_pipeline(folder), []
+    taken = inspect.signature(type(pipeline).__call__).parameters
+    arguments = {name: value for name, value in outputs.items() if name in taken}
+    arguments |= {"prompt_embeds": text_of(outputs)}
+    arguments |= dict.fromkeys({"guidance_scale"}.intersection(taken), 0.0)
+    if rows is not None and mask is not None:
+        is_list = isinstance(text_of(outputs), list)
+        arguments["prompt_embeds"] = [rows[mask]] if is_list else rows[None]
+        arguments |= {name: mask[None].long() for name in set(MASKS).intersection(taken)}
+    for name in set(MASKS).intersection(outputs):
+        kind = outputs[name].dtype
+        arguments[name] = arguments[name].to(torch.bool if kind.is_floating_point else kind)
+    forward = pipeline.transformer.forward
+
+    def noted(*words: Any, **options: Any) -> Any:
+        made.append(forward(*words, **options))
+        raise StopError
+
+    with patch.object(pipeline.transformer, "forward", noted), pytest.raises(StopError):
+        pipeline(
+            **arguments,
+            height=64,
+            width=96,
+            num_inference_steps=2,
+            generator=torch.Generator().manual_seed(0),
+        )
+    first = made[0][0]
+    return first[0] if isinstance(first, list) else first
+
+
+def text_of(outputs: dict[str, Any]) -> Any:
+    """The embedding of the words: a tensor of one row, or a list of a tensor."""
+    return outputs.get("prompt_embeds", outputs.get("text_hiddens"))

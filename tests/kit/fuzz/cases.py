@@ -1,5 +1,6 @@
 """What a case is: a sound copy, one file of it changed, and runs over it."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,8 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import wdsprep
 from tests.kit.encodes import in_this_process
-from tests.kit.fuzz.mutations import Mutator
+from tests.kit.fuzz.mutations import changed
 from tests.kit.packs import packing_here
 from wdsprep.cli import main
 from wdsprep.errors import WdsprepError
@@ -76,12 +78,35 @@ def serve(batches: Iterable[Any], most: int = 3) -> None:
             break
 
 
-def change_one(pattern: str, *ways: Mutator) -> Callable[[Path, Random], str]:
-    """Change one of the files of a pattern in one of these ways."""
+def load_some(place: Path, most: int = 3, **options: Any) -> Run:
+    """Load a few batches."""
+    name = f"load({', '.join(options)})"
+    return library(name, lambda: serve(wdsprep.load(place, global_batch=2, **options), most))
 
-    def change(place: Path, rng: Random) -> str:
-        path = rng.choice(sorted(path for path in place.rglob(pattern) if path.is_file()))
-        path.write_bytes(rng.choice(ways)(path.read_bytes(), rng))
+
+def copy_ours(*names: str, write: Callable[[Path], None] = lambda _place: None) -> Make:
+    """Copy datasets and files of ours, and write what is given with them."""
+
+    def make(sound: Path, place: Path, _rng: Random) -> None:
+        place.mkdir()
+        for name in dict.fromkeys(names):
+            source = sound / "datasets" / name
+            (shutil.copytree if source.is_dir() else shutil.copy2)(source, place / name)
+        write(place)
+
+    return make
+
+
+def change(*patterns: str) -> Callable[[Path, Random], str]:
+    """Change one of the files of these patterns; of tables that say the same, keep that one."""
+
+    def act(place: Path, rng: Random) -> str:
+        paths = sorted(p for each in patterns for p in place.rglob(each) if p.is_file())
+        path = rng.choice(paths or sorted(place.rglob("config.json")))
+        path.write_bytes(changed(path.read_bytes(), path.name, rng))
+        for other in path.parent.glob("t.*"):
+            if path.name.startswith("t.") and other != path:
+                other.unlink()
         return path.relative_to(place).as_posix()
 
-    return change
+    return act

@@ -14,8 +14,7 @@ import numpy as np
 
 import wdsprep
 from tests.kit.encodes import encode_here
-from tests.kit.fuzz.cases import HERE, TOY, Kind, Make, Run, change_one, command, library, serve
-from tests.kit.fuzz.mutations import mutate, mutate_json_line
+from tests.kit.fuzz.cases import HERE, TOY, Kind, Run, change, command, copy_ours, load_some
 from tests.kit.packs import packing_here, photos
 from tests.kit.scores import score_here
 from tests.kit.scoring_models import small
@@ -106,18 +105,12 @@ def _runs_of(name: str) -> Callable[[Path, Path], list[Run]]:
     def runs(root: Path, out: Path) -> list[Run]:
         found = [command(*words) for words in words_of(root, name, out)]
         if name == "scores":
-            joined = {"join": root / name, "pixels": 32}
-            return [*found, *(_load(root / "images", {**joined, **more}) for more in SCORED)]
-        return [*found, *map(partial(_load, root / name), LOADS[name in ("removing", *OF_IMAGES)])]
+            load = partial(load_some, root / "images", join=root / name, pixels=32)
+            return [*found, load(), load(where="nsfw >= 0")]
+        uses = LOADS[name in ("removing", *OF_IMAGES)]
+        return [*found, *(load_some(root / name, **options) for options in uses)]
 
     return runs
-
-
-def _load(place: Path, options: dict[str, Any]) -> Run:
-    def use() -> None:
-        serve(wdsprep.load(place, global_batch=2, **options))
-
-    return library(f"load({', '.join(options)})", use)
 
 
 IN_PLACE = wdsprep.Encode(resolution=32, model="tiny")
@@ -130,9 +123,6 @@ LOADS: dict[bool, list[dict[str, Any]]] = {  # by whether it is of images
     ],
     False: [{}, {"raw": True}, {"where": "width >= 40", "fields": ("key", "json")}],
 }
-
-
-SCORED: list[dict[str, Any]] = [{}, {"where": "nsfw >= 0"}]
 
 
 def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...]]:
@@ -176,16 +166,6 @@ def words_of(root: Path, name: str, out: Path) -> Iterator[tuple[str | Path, ...
     yield "rebuild", place
 
 
-def _make(name: str) -> Make:
-    def make(sound: Path, place: Path, _rng: Random) -> None:
-        for each in {"downloads", "images", name, *(["scorer"] * (name == "scores"))}:
-            shutil.copytree(sound / "datasets" / each, place / each)
-        for file in (sound / "datasets").glob("*.*"):
-            shutil.copy2(file, place / file.name)
-
-    return make
-
-
 def _change(name: str) -> Callable[[Path, Random], str]:
     """Change the settings, a file that says something, or one that holds something."""
 
@@ -208,14 +188,6 @@ def _change(name: str) -> Callable[[Path, Random], str]:
     return change
 
 
-def _make_export(name: str, source: str) -> Make:
-    def make(sound: Path, place: Path, _rng: Random) -> None:
-        for each in (name, source):
-            shutil.copytree(sound / "datasets" / each, place / each)
-
-    return make
-
-
 def _runs_of_export(name: str, source: str) -> Callable[[Path, Path], list[Run]]:
     def runs(root: Path, _out: Path) -> list[Run]:
         form = name.partition("-")[2]
@@ -224,17 +196,13 @@ def _runs_of_export(name: str, source: str) -> Callable[[Path, Path], list[Run]]
     return runs
 
 
-def mutate_mark(data: bytes, rng: Random) -> bytes:
-    """Change a value of a mark of an export; other files lose a byte."""
-    return mutate_json_line(data, rng) if data.startswith(b'{"') else data[:-1]
-
-
+FILES = ("shapes.txt", "keys.txt", "captions.csv")
 RECORDS = (".json", ".jsonl", "")
 DATA = (".idx", ".parquet", ".npy", ".tar")
 KINDS = tuple(
     Kind(
         name=f"own-{name}",
-        make=_make(name),
+        make=copy_ours("downloads", "images", name, *FILES, *["scorer"] * (name == "scores")),
         change=_change(name),
         runs=_runs_of(name),
         most=6,
@@ -244,8 +212,8 @@ KINDS = tuple(
 ) + tuple(
     Kind(
         name=f"export-{name}",
-        make=_make_export(name, source),
-        change=change_one(f"{name}/**/*.*", mutate, mutate_mark),
+        make=copy_ours(name, source),
+        change=change(f"{name}/**/*.*"),
         runs=_runs_of_export(name, source),
         is_ours=True,
     )

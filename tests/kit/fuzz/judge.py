@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.kit.fuzz.cases import Run, command
+from tests.kit.fuzz.cases import Run
 
 MOST_NBYTES = 1_500_000_000
 """How much more memory a run may take than its process had before."""
@@ -117,18 +117,6 @@ def judged(run: Run, watch: Watch) -> Judged:
     if nbytes > MOST_NBYTES:
         wrong.append(f"it took {nbytes / 1e9:.1f} GB")
     return Judged(name=run.name, code=code, seconds=took, nbytes=max(nbytes, 0), wrong=tuple(wrong))
-
-
-def said_by(*words: str | Path) -> str:
-    """Run a command in this process, and return what it says of errors."""
-    err = io.StringIO()
-    with (
-        at_most(LONGEST_S),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(err),
-    ):
-        command(*words).act()
-    return err.getvalue()
 
 
 def wrong_words(code: int, err: str, out: str = "") -> list[str]:

@@ -7,6 +7,8 @@ Each is a pure function of bytes and of a `random.Random`, so that a seed tells 
 import copy
 import json
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,18 +21,15 @@ DEEP = "@deep@"
 """A value that is written as lists nested more than Python can read."""
 
 
-def mutate(data: bytes, rng: Random) -> bytes:
+def mutate(data: bytes, rng: Random, *, ways: int = 8) -> bytes:
     """Change a file in one to three ways."""
     for _ in range(rng.randint(1, 3)):
-        data = _change_bytes(data, rng, rng.randrange(8)) if data else data
+        data = _change_bytes(data, rng, rng.randrange(ways)) if data else data
     return data
 
 
-def mutate_in_place(data: bytes, rng: Random) -> bytes:
-    """Change a file so that all else lies where it was."""
-    for _ in range(rng.randint(1, 3)):
-        data = _change_bytes(data, rng, rng.randrange(3)) if data else data
-    return data
+mutate_in_place = partial(mutate, ways=3)
+"""Change a file so that all else lies where it was."""
 
 
 def change_digit(data: bytes, rng: Random) -> bytes:
@@ -156,3 +155,17 @@ def _change(holder: Any, name: Any, rng: Random) -> None:
         holder[name] = [holder[name]]
     else:
         holder[name] = rng.choice(odd_values())
+
+
+ANY: tuple[Mutator, ...] = (mutate_in_place, mutate_in_place, mutate, change_digit)
+WAYS: dict[str, tuple[Mutator, ...]] = {
+    **dict.fromkeys((".json", ".state"), (mutate_json,) * 4),
+    **dict.fromkeys((".csv", ".tsv", ".list"), (mutate_text,) * 3),
+    ".jsonl": (mutate_json_line,) * 3,
+}
+"""How files of a kind change beside their bytes."""
+
+
+def changed(data: bytes, name: str, rng: Random) -> bytes:
+    """Change a file in a way that its name allows."""
+    return rng.choice((*ANY, *WAYS.get(Path(name).suffix, ())))(data, rng)

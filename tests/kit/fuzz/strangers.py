@@ -16,48 +16,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import wdsprep
-from tests.kit.fuzz.cases import HERE, TOY, Kind, Make, Run, command, library, serve
-from tests.kit.fuzz.mutations import (
-    change_digit,
-    mutate,
-    mutate_in_place,
-    mutate_json,
-    mutate_json_line,
-    mutate_text,
+from tests.kit.fuzz.cases import (
+    HERE,
+    TOY,
+    Kind,
+    Make,
+    Run,
+    change,
+    command,
+    copy_ours,
+    library,
+    load_some,
+    serve,
 )
+from tests.kit.fuzz.mutations import ANY, changed
 from tests.kit.packs import BUCKETS, jpeg
 from wdsprep.errors import WdsprepError
 
-WAYS = {
-    ".json": (mutate_json,) * 4,
-    ".state": (mutate_json,) * 4,
-    ".jsonl": (mutate_json_line,) * 3,
-    ".csv": (mutate_text,) * 3,
-    ".tsv": (mutate_text,) * 3,
-    ".list": (mutate_text,) * 3,
-}
-"""How files of a kind change beside their bytes."""
-ANY = (mutate_in_place, mutate_in_place, mutate, change_digit)
 KEYS = [f"{number // 4:06d}{number % 4:06d}" for number in range(8)]
-
-
-def changed(data: bytes, name: str, rng: Random) -> bytes:
-    return rng.choice((*ANY, *WAYS.get(Path(name).suffix, ())))(data, rng)
-
-
-def change(*patterns: str) -> Callable[[Path, Random], str]:
-    """Change one of the files of these patterns; of tables that say the same, keep that one."""
-
-    def act(place: Path, rng: Random) -> str:
-        paths = sorted(p for each in patterns for p in place.rglob(each) if p.is_file())
-        path = rng.choice(paths or sorted(place.rglob("config.json")))
-        path.write_bytes(changed(path.read_bytes(), path.name, rng))
-        for other in path.parent.glob("t.*"):
-            if path.name.startswith("t.") and other != path:
-                other.unlink()
-        return path.relative_to(place).as_posix()
-
-    return act
 
 
 def _copy(name: str) -> Make:
@@ -68,18 +44,6 @@ def _copy(name: str) -> Make:
         else:
             place.mkdir()
             shutil.copy(source, place)
-
-    return make
-
-
-def _written(write: Callable[[Path], None], *names: str) -> Make:
-    """Copy datasets of ours, and write what is given with them."""
-
-    def make(sound: Path, place: Path, _rng: Random) -> None:
-        place.mkdir()
-        for name in names:
-            shutil.copytree(sound / "datasets" / name, place / name)
-        write(place)
 
     return make
 
@@ -191,8 +155,8 @@ FOREIGN: list[tuple[str, Make, Any, Any]] = [
     ("pack-mds-pil", _copy("images/mds-pil"), _change_shard, PACK),
     ("pack-arrow", _copy("images/datasets"), change("*.arrow", "*.json"), PACK),
     ("pack-parquet", _images_in_parquet, change("*.parquet"), PACK),
-    ("pack-tables", _written(_urls), change("t.*"), PACK),
-    ("pack-folder", _written(_folder), change("*.json*"), PACK),
+    ("pack-tables", copy_ours(write=_urls), change("t.*"), PACK),
+    ("pack-folder", copy_ours(write=_folder), change("*.json*"), PACK),
 ]
 
 # Tars: headers that lie, whose sums are right, and every kind of member there is
@@ -359,12 +323,10 @@ def _encodes(place: Path, out: Path) -> list[Run]:
     images = place.with_name("images").resolve()
     encode = ("encode", images, out, "--resolution", "32", *HERE, "--model", place)
 
-    def use() -> None:
-        how = wdsprep.Encode(resolution=32, model=str(place))
-        serve(wdsprep.load(images, encode=how, global_batch=2, device="cpu"), 1)
-
+    how = wdsprep.Encode(resolution=32, model=str(place))
     more = (("--text", "tokens"), ("--latents", "none"))
-    return [*(command(*encode, *words) for words in ((), *more)), library("load(encode=)", use)]
+    load = load_some(images, 1, encode=how, device="cpu")
+    return [*(command(*encode, *words) for words in ((), *more)), load]
 
 
 def _scores(place: Path, out: Path) -> list[Run]:
@@ -425,12 +387,9 @@ def _captioned(place: Path, out: Path) -> list[Run]:
 
 def _joined(place: Path, _out: Path) -> list[Run]:
     (table,) = place.glob("t.*")
-
-    def load(**options: Any) -> Run:
-        options = {"join": [str(table)], "global_batch": 2, **options}
-        return library("load(join=)", lambda: serve(wdsprep.load(place / "latents", **options)))
-
-    return [load(), load(where="score >= 1 and many < 7"), load(where="caption != 'x'")]
+    conditions: list[dict[str, str]] = [{}, {"where": "score >= 1 and many < 7"}]
+    conditions.append({"where": "caption != 'x'"})
+    return [load_some(place / "latents", join=[str(table)], **where) for where in conditions]
 
 
 def _listed(place: Path, out: Path) -> list[Run]:
@@ -458,12 +417,12 @@ def _resumed(place: Path, _out: Path) -> list[Run]:
 
 
 GIVEN: list[tuple[str, Make, Any, Any]] = [
-    ("list-captions", _written(_rows, "images"), change("t.*"), _captioned),
-    ("list-joins", _written(_rows, "latents"), change("t.*"), _joined),
-    ("list-states", _written(_states, "latents"), change("*.state"), _resumed),
+    ("list-captions", copy_ours("images", write=_rows), change("t.*"), _captioned),
+    ("list-joins", copy_ours("latents", write=_rows), change("t.*"), _joined),
+    ("list-states", copy_ours("latents", write=_states), change("*.state"), _resumed),
 ]
 OWN: list[tuple[str, Make, Any, Any]] = [
-    ("list-keys", _written(_lists, "images"), change("*.list"), _listed),
+    ("list-keys", copy_ours("images", write=_lists), change("*.list"), _listed),
     ("tar-members", _make_tars, _change_members, _tar_runs),
     ("tar-headers", _make_tars, _change_headers, _tar_runs),
     ("tar-bytes", _make_tars, change("1.tar"), _tar_runs),
