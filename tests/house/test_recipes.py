@@ -67,17 +67,11 @@ def test_the_command_of_the_aws_recipe() -> None:
 
 
 FIELDS = {
-    "spec": {
-        *("entrypoint", "submissionMode", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"),
-        *("backoffLimit", "rayClusterSpec"),
-    },
-    "rayClusterSpec": {
-        *("rayVersion", "enableInTreeAutoscaling", "headGroupSpec", "workerGroupSpecs")
-    },
-    "headGroupSpec": {"rayStartParams", "template"},
-    "workerGroupSpecs": {
-        *("groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template")
-    },
+    "spec": "entrypoint submissionMode shutdownAfterJobFinishes ttlSecondsAfterFinished"
+    " backoffLimit rayClusterSpec",
+    "rayClusterSpec": "rayVersion enableInTreeAutoscaling headGroupSpec workerGroupSpecs",
+    "headGroupSpec": "rayStartParams template",
+    "workerGroupSpecs": "groupName replicas minReplicas maxReplicas rayStartParams template",
 }
 
 
@@ -89,7 +83,7 @@ def test_the_kuberay_recipe_has_the_fields_of_a_ray_job() -> None:
     head, (gpu,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
     groups = {"spec": spec, "rayClusterSpec": cluster, "headGroupSpec": head}
     for name, found in {**groups, "workerGroupSpecs": gpu}.items():
-        assert found.keys() == FIELDS[name], name
+        assert found.keys() == set(FIELDS[name].split()), name
     for group in (head, gpu):
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         (container,) = group["template"]["spec"]["containers"]

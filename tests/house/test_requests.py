@@ -21,11 +21,11 @@ import pytest
 
 import wdsprep
 from tests.kit.encodes import in_this_process
-from tests.kit.faultproxy import Fault, FaultProxy, Headers
+from tests.kit.faultproxy import Answer, FaultProxy
 from tests.kit.packs import jpeg, pack, packing_here, upload, write_files
 from tests.kit.s3 import S3Server, create_bucket, set_s3_env
 from tests.kit.small_sets import ENCODE, MODEL, PACK, date, run_in, write_pictures
-from tests.kit.webserver import Connection, Request
+from tests.kit.webserver import Request
 from wdsprep.cli import main
 from wdsprep.tables.stored_tables import WHOLE_NBYTES
 
@@ -116,21 +116,13 @@ class Counting(FaultProxy):
         super().__init__(url, lambda *_: None)
         self._lock, self._counts = threading.Lock(), Counter[str]()
 
-    def answer(
-        self,
-        connection: Connection,
-        request: Request,
-        status: int,
-        headers: Headers,
-        body: bytes,
-        fault: Fault | None = None,
-    ) -> None:
+    def passed(self, request: Request, answer: Answer) -> Answer:
         kind = kind_of(request.method, request.path, "Range" in request.headers)
         with self._lock:
             self._counts[kind] += 1
-            if request.method == "GET" and kind != "list" and status < 300:
-                self._counts["bytes"] += len(body)
-        super().answer(connection, request, status, headers, body, fault)
+            if request.method == "GET" and kind != "list" and answer.status < 300:
+                self._counts["bytes"] += len(answer.body)
+        return answer
 
     def taken(self) -> "Counter[str]":
         """What was asked since this was last called."""

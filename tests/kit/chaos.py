@@ -9,7 +9,7 @@ began and ended, so that afterwards nothing needs to be guessed.
 """
 
 import contextlib
-import logging
+import logging.handlers
 import os
 import signal
 import subprocess
@@ -272,18 +272,18 @@ class Job:
 
             return made
 
-        started = time.monotonic()
+        started, log = time.monotonic(), logging.handlers.BufferingHandler(10**6)
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
             enter(patch.object(encoding, "make_encoder", Making(pause_s=self.pause_s)))
             enter(patch.object(encoding, "make_runner", wrapped(encoding.make_runner)))
             enter(patch.object(pack, "make_runner", wrapped(pack.make_runner)))
-            log = enter(logged())
+            enter(patch.object(logging.getLogger("wdsprep"), "handlers", [log]))
             code = main(self.command(out, workers=2))
         begun = scene.diary.begun()
         return Result(
             code=code,
-            log=tuple(log),
+            log=tuple(record.getMessage() for record in log.buffer),
             units=len(begun),
             again=Counter({unit: count - 1 for unit, count in begun.items() if count > 1}),
             excused=scene.excused(),
@@ -291,20 +291,6 @@ class Job:
             fault_came=bool(watched) and watched[0].is_over,
             took_s=time.monotonic() - started,
         )
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[list[str]]:
-    """What wdsprep warns of."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("wdsprep")
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
 
 
 def undisturbed(job: Job, out: Path) -> dict[str, bytes]:

@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.kit.faultproxy import Fault, FaultProxy, Headers, Rule
+from tests.kit.faultproxy import Answer, FaultProxy, Rule
 from tests.kit.paths import ROOT
 from tests.kit.s3 import s3_client
-from tests.kit.webserver import Connection, Request
+from tests.kit.webserver import Request
 
 AZURITE = ROOT / ".venv/azurite/node_modules/azurite/dist/src/blob/main.js"
 ACCOUNT = "devstoreaccount1"
@@ -123,19 +123,11 @@ class GcsProxy(FaultProxy):
                     headers[f"x-amz-meta-{name[12:]}"] = value
         return super().ask(upstream, request)
 
-    def answer(
-        self,
-        connection: Connection,
-        request: Request,
-        status: int,
-        headers: Headers,
-        body: bytes,
-        fault: Fault | None = None,
-    ) -> None:
-        said = [(name.lower().replace("x-amz-", "x-goog-"), value) for name, value in headers]
-        if status in (200, 206):
+    def passed(self, _request: Request, answer: Answer) -> Answer:
+        said = [(name.lower().replace("x-amz-", "x-goog-"), v) for name, v in answer.headers]
+        if answer.status in (200, 206):
             said.append(("x-goog-generation", "1"))
-        super().answer(connection, request, status, said, body, fault)
+        return answer._replace(headers=said)
 
 
 @contextlib.contextmanager

@@ -8,13 +8,16 @@ forwarded on a connection of its own. The Host header goes upstream as the clien
 S3 signatures cover it. When upstream cannot be reached, the client's connection is closed.
 """
 
+import contextlib
 import http.client
 import itertools
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from email.message import Message
+from types import MappingProxyType
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tests.kit.webserver import Connection, Request, WebServer
@@ -24,59 +27,50 @@ HOP_BY_HOP = {"connection", "keep-alive", "expect", "transfer-encoding", "te", "
 ERROR_CODES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
 
-@dataclass(frozen=True, slots=True)
 class Drop:
     """Close the connection; upstream never sees the request."""
 
 
-@dataclass(frozen=True, slots=True)
 class DropAfter:
     """Forward the request, then close the connection without giving the answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(NamedTuple):
     """Give the true headers and only the first bytes of the body, then close the connection."""
 
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """Answer with this status and an S3 error; upstream never sees the request."""
 
     status: int
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
+class Delay(NamedTuple):
     """Wait, then pass the request on."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class DelayBody:
+class DelayBody(NamedTuple):
     """Wait this long before each 64 KiB of the answer's body."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Give:
+class Give(NamedTuple):
     """Answer with these bytes, as part of a file where there is a range."""
 
     body: bytes
     content_range: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class Chunked:
     """Give the answer in chunks, without its length."""
 
 
-@dataclass(frozen=True, slots=True)
 class Bend:
     """Pass the request on with another first byte of its body."""
 
@@ -100,7 +94,10 @@ def first(count: int, fault: Fault, method: str = "", part: str = "") -> Rule:
     return rule
 
 
-Headers = list[tuple[str, str]]
+class Answer(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
 
 
 class FaultProxy(WebServer):
@@ -121,40 +118,38 @@ class FaultProxy(WebServer):
         return [(request.method, request.path) for request in self.requests]
 
     def relay(self, connection: Connection, request: Request) -> bool:
-        method, headers = request.method, request.headers
-        fault = self._rule(method, request.path, next(self._numbers), headers)
+        fault = self._rule(request.method, request.path, next(self._numbers), request.headers)
         if isinstance(fault, Delay):
             connection.rest(fault.seconds)
         if isinstance(fault, Bend):
             request = replace(request, body=bytes([request.body[0] ^ 1]) + request.body[1:])
-        if isinstance(fault, Drop):
+        answer = None if isinstance(fault, Drop) else self._answer_of(request, fault)
+        if answer is None or isinstance(fault, DropAfter):
             return False
+        self._give(connection, request, self.passed(request, answer), fault)
+        return not isinstance(fault, Truncate)
+
+    def passed(self, _request: Request, answer: Answer) -> Answer:
+        """Return what a client is given of an answer: proxies of a kind of their own change it."""
+        return answer
+
+    def _answer_of(self, request: Request, fault: Fault | None) -> Answer | None:
         if isinstance(fault, Status):
             phrase = http.HTTPStatus(fault.status).phrase.replace(" ", "")
             code = ERROR_CODES.get(fault.status, phrase)
             text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>"
-            told = {"Content-Type": "application/xml", **fault.headers}
-            self.answer(connection, request, fault.status, [*told.items()], text.encode())
-        elif isinstance(fault, Give):
-            said = [("Content-Range", fault.content_range)] if fault.content_range else []
-            self.answer(connection, request, 206 if said else 200, said, fault.body)
-        else:
-            return self.forward(connection, request, fault)
-        return True
-
-    def forward(self, connection: Connection, request: Request, fault: Fault | None) -> bool:
+            headers = {"Content-Type": "application/xml", **fault.headers}
+            return Answer(fault.status, [*headers.items()], text.encode())
+        if isinstance(fault, Give):
+            span = [("Content-Range", fault.content_range)] if fault.content_range else []
+            return Answer(206 if span else 200, span, fault.body)
         upstream = http.client.HTTPConnection(*self._upstream, timeout=60)
-        try:
-            response = self.ask(upstream, request)
-            data = response.read()
-        except (ConnectionError, TimeoutError, http.client.HTTPException):
-            return False
-        finally:
-            upstream.close()
-        if isinstance(fault, DropAfter):
-            return False
-        self.answer(connection, request, response.status, response.getheaders(), data, fault)
-        return not isinstance(fault, Truncate)
+        with contextlib.closing(upstream):
+            try:
+                response = self.ask(upstream, request)
+                return Answer(response.status, response.getheaders(), response.read())
+            except (ConnectionError, TimeoutError, http.client.HTTPException):
+                return None
 
     def ask(
         self, upstream: http.client.HTTPConnection, request: Request
@@ -168,15 +163,10 @@ class FaultProxy(WebServer):
         upstream.endheaders(request.body or None, encode_chunked=request.is_chunked)
         return upstream.getresponse()
 
-    def answer(
-        self,
-        connection: Connection,
-        request: Request,
-        status: int,
-        headers: Headers,
-        body: bytes,
-        fault: Fault | None = None,
+    def _give(
+        self, connection: Connection, request: Request, answer: Answer, fault: Fault | None
     ) -> None:
+        status, headers, body = answer
         kept = [(n, v) for n, v in headers if n.lower() not in HOP_BY_HOP | {"content-length"}]
         length = str(len(body))
         if request.method == "HEAD":  # gives the length of a body that is not there

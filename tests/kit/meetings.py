@@ -66,20 +66,15 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._server.stdin
         self._server.stdin.close()
         self._server.wait(60)
-        assert self._server.stdout
         self._server.stdout.close()
 
     def _ask(self, what: object) -> int:
-        assert self._server.stdin
-        self._server.stdin.write(json.dumps(what) + "\n")
-        self._server.stdin.flush()
+        print(json.dumps(what), file=self._server.stdin, flush=True)
         return int(self._answer())
 
     def _answer(self) -> str:
-        assert self._server.stdout
         return self._server.stdout.readline().strip()
 
     def start(self, arguments: Sequence[object], log: Path) -> int:

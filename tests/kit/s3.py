@@ -16,15 +16,8 @@ from tests.kit.paths import TOOLS
 
 TOOL = TOOLS / "s3-server"
 MISSING_PACKAGES = 2
-OTHER_SETTINGS = (
-    "AWS_PROFILE",
-    "AWS_DEFAULT_PROFILE",
-    "AWS_SESSION_TOKEN",
-    "AWS_REGION",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_REQUEST_CHECKSUM_CALCULATION",
-    "AWS_RESPONSE_CHECKSUM_VALIDATION",
-)
+OTHER_SETTINGS = ("PROFILE", "DEFAULT_PROFILE", "SESSION_TOKEN", "REGION", "ENDPOINT_URL_S3")
+OTHER_SETTINGS += ("REQUEST_CHECKSUM_CALCULATION", "RESPONSE_CHECKSUM_VALIDATION")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,7 @@ def s3_env(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def set_s3_env(patch: pytest.MonkeyPatch, server: S3Server, empty: Path) -> None:
     for name in OTHER_SETTINGS:
-        patch.delenv(name, raising=False)
+        patch.delenv(f"AWS_{name}", raising=False)
     files = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
     none = {name: str(empty / "no-such-file") for name in files}
     for name, value in {**server.env, **none, "AWS_EC2_METADATA_DISABLED": "true"}.items():

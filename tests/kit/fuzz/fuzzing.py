@@ -88,7 +88,6 @@ class Fuzz:
             stderr=errors,
             text=True,
         )
-        assert child.stdin
         child.stdin.write("".join(f"{name} {number}\n" for name, number in cases))
         child.stdin.close()
         return child
@@ -115,7 +114,6 @@ class Fuzz:
 
 def _lines(child: "subprocess.Popen[str]") -> Iterator[str]:
     """Yield what a process says, and end it where it says nothing for long."""
-    assert child.stdout
     while True:
         clock = threading.Timer(PATIENCE_S, child.kill)
         clock.start()
