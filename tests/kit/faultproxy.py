@@ -14,7 +14,7 @@ import itertools
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from email.message import Message
 from types import MappingProxyType
 from typing import NamedTuple
@@ -27,10 +27,12 @@ HOP_BY_HOP = {"connection", "keep-alive", "expect", "transfer-encoding", "te", "
 ERROR_CODES = {429: "TooManyRequests", 500: "InternalError", 503: "SlowDown"}
 
 
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Close the connection; upstream never sees the request."""
 
 
+@dataclass(frozen=True, slots=True)
 class DropAfter:
     """Forward the request, then close the connection without giving the answer."""
 
@@ -67,10 +69,12 @@ class Give(NamedTuple):
     content_range: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class Chunked:
     """Give the answer in chunks, without its length."""
 
 
+@dataclass(frozen=True, slots=True)
 class Bend:
     """Pass the request on with another first byte of its body."""
 
