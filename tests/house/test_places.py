@@ -1,18 +1,17 @@
 """From images to a trainer in each place, with the bytes that a local folder gets."""
 
 import multiprocessing
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
 
 import wdsprep
+from tests.kit.command_lines import CommandLine
 from tests.kit.damaged import check
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.hub import Hub
 from tests.kit.packs import tree, upload
-from wdsprep.cli import main
 from wdsprep.store import open_store
 
 
@@ -32,8 +31,16 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def keys_of(batches: Iterator[dict[str, object]]) -> list[object]:
-    return [key for batch in batches for key in batch["key"]]  # type: ignore[attr-defined]
+def check_loaded(latents: str, here: Path, cache: Path) -> None:
+    """Load latents with a cache, here and in workers: each time as from this disk."""
+    options = {"global_batch": 4, "rank": 0, "world_size": 1, "epochs": 1, "seed": 3}
+    loader = wdsprep.load(latents, **options)
+    cached = wdsprep.load(latents, **options, cache=cache, cache_nbytes=1 << 20)
+    fork = multiprocessing.get_context("fork")
+    workers = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context=fork)
+    expected = [batch["key"] for batch in wdsprep.load(here / "latents", **options)]
+    for batches in (cached, workers, loader):
+        assert [batch["key"] for batch in batches] == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -51,14 +58,7 @@ def test_pack_encode_load_and_verify_work_in_each_place(
     assert check(f"{place}/images", f"{place}/latents").findings == ()
     report = wdsprep.report(f"{place}/latents", output=f"{place}/report.html", samples=2)
     assert len(open_store(place).read("report.html")) == report.nbytes
-    options = {"global_batch": 4, "rank": 0, "world_size": 1, "epochs": 1, "seed": 3}
-    expected = keys_of(iter(wdsprep.load(here / "latents", **options)))
-    cache = {"cache": tmp_path / "cache", "cache_nbytes": 1 << 20}
-    assert keys_of(iter(wdsprep.load(f"{place}/latents", **options, **cache))) == expected
-    loader = wdsprep.load(f"{place}/latents", **options)
-    fork = multiprocessing.get_context("fork")
-    workers = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context=fork)
-    assert keys_of(iter(workers)) == keys_of(iter(loader)) == expected
+    check_loaded(f"{place}/latents", here, tmp_path / "cache")
 
 
 def test_a_dataset_on_the_hub_is_read_as_it_was_uploaded(
@@ -83,14 +83,7 @@ def test_a_dataset_on_the_hub_is_read_as_it_was_uploaded(
     expected = wdsprep.duplicates(here / "images", hashes=tmp_path / "local", workers=1)
     assert tree(tmp_path / "hashes/images") == tree(tmp_path / "local/images")
     assert (found.equal, found.near) == (expected.equal, expected.near)
-    options = {"global_batch": 4, "rank": 0, "world_size": 1, "epochs": 1, "seed": 3}
-    expected_keys = keys_of(iter(wdsprep.load(here / "latents", **options)))
-    cache = {"cache": tmp_path / "cache", "cache_nbytes": 1 << 20}
-    assert keys_of(iter(wdsprep.load(latents, **options, **cache))) == expected_keys
-    loader = wdsprep.load(latents, **options)
-    fork = multiprocessing.get_context("fork")
-    workers = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context=fork)
-    assert keys_of(iter(workers)) == keys_of(iter(loader)) == expected_keys
+    check_loaded(latents, here, tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -107,20 +100,12 @@ def test_a_dataset_on_the_hub_is_read_as_it_was_uploaded(
         ("remove HF/images --keys 000000000000 --yes", "hf upload"),
         ("index HF/images", "hf upload"),
         ("rebuild HF/images", "hf upload"),
-        ("duplicates HF/images", "give another folder with --hashes"),
-        (
-            "duplicates HERE/images --hashes HF/kept --workers 1",
-            "give another folder with --hashes",
-        ),
+        ("duplicates HF/images", "another folder with --hashes"),
+        ("duplicates HERE/images --hashes HF/kept --workers 1", "another folder with --hashes"),
     ],
 )
 def test_what_would_be_written_to_the_hub_is_refused_in_one_line(
-    words: str,
-    step: str,
-    hub: Hub,
-    hub_dataset: str,
-    here: Path,
-    capsys: pytest.CaptureFixture[str],
+    words: str, step: str, hub: Hub, hub_dataset: str, here: Path, command: CommandLine
 ) -> None:
     files = tree(here / "images")
     if words.startswith("index"):  # it writes what is missing
@@ -128,9 +113,7 @@ def test_what_would_be_written_to_the_hub_is_refused_in_one_line(
     repository = hub.repositories[hub_dataset]
     repository.commit({f"images/{name}": data for name, data in files.items()})
     there = words.replace("HERE", str(here)).replace("HF", f"hf://datasets/{hub_dataset}")
-    assert main([*there.split(), "-q"]) == 2
-    said = capsys.readouterr()
-    assert len(said.err.splitlines()) == 1
-    assert "the hub is only read" in said.err
-    assert step in said.err
+    (said,) = command(*there.split(), "-q", code=2).err.splitlines()
+    assert "the hub is only read" in said
+    assert step in said
     assert not any(method in request for request in hub.requests for method in ("POST", "PUT"))

@@ -18,7 +18,7 @@ import torch
 from pyarrow import parquet as pq
 from torch import Tensor
 
-from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, pack, write_files
+from tests.kit.packs import SCRIPT, jpeg, manifest_of, once, pack, rejects_of, write_files
 from wdsprep.cli import main
 from wdsprep.dataset.file_names import table_name
 from wdsprep.dataset.npy_arrays import Field
@@ -173,12 +173,7 @@ def stacked(root: Path, name: str) -> Tensor:
 
 def rejected(root: Path) -> dict[str, str]:
     """The code of each reject by its key."""
-    lines = [
-        line
-        for path in sorted((root / "rejects").rglob("*.jsonl"))
-        for line in path.read_bytes().splitlines()
-    ]
-    rejects = [json.loads(line) for line in lines]
+    rejects = rejects_of(root)
     assert len({reject["key"] for reject in rejects}) == len(rejects)
     return {reject["key"]: reject["code"] for reject in rejects}
 

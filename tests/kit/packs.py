@@ -287,34 +287,33 @@ def manifest_of(root: Path) -> Manifest:
 
 def samples_of(root: Path) -> list[dict[str, Any]]:
     """All samples, as plain webdataset reads them from the tars the manifest names."""
-    import webdataset as wds
-
-    urls = [str(root / shard.name) for shard in manifest_of(root).shards]
-    if not urls:
-        return []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files open
-        found = list(wds.WebDataset(urls, shardshuffle=False))
-        gc.collect()
+    found = read_by_webdataset([root / shard.name for shard in manifest_of(root).shards])
     for sample in found:
         sample["json"] = json.loads(sample["json"])
         sample["txt"] = sample["txt"].decode()
     return found
 
 
-def decoded(tar: Path) -> list[dict[str, Any]]:
-    """The samples of one tar, as plain webdataset decodes them."""
+def read_by_webdataset(tars: list[Path], *, decoded: bool = False) -> list[dict[str, Any]]:
     import webdataset as wds
 
+    if not tars:
+        return []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files open
-        found = list(wds.WebDataset(str(tar), shardshuffle=False).decode())
+        samples = wds.WebDataset([*map(str, tars)], shardshuffle=False)
+        found = list(samples.decode() if decoded else samples)
         gc.collect()
     return found
 
 
+def decoded(tar: Path) -> list[dict[str, Any]]:
+    """The samples of one tar, as plain webdataset decodes them."""
+    return read_by_webdataset([tar], decoded=True)
+
+
 def rejects_of(root: Path) -> list[dict[str, Any]]:
-    files = sorted((root / "rejects").glob("*.jsonl"))
+    files = sorted((root / "rejects").rglob("*.jsonl"))
     return [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
 
 

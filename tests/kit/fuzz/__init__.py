@@ -7,5 +7,5 @@ runs that read it. `judge` runs them in little memory and time, and says what is
     cases        what a kind is, and what one case does
     judge        what one run may say, take and touch
     strangers, datasets    the kinds, by whose file is changed
-    __main__     cases in a process of its own, for `fuzzing`, which starts such processes
+    child        cases in a process of its own, for `fuzzing`, which starts such processes
 """

@@ -1,18 +1,19 @@
 """Cases in processes that may end or hang, and a table of how they went."""
 
-import json
+import contextlib
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+from unittest.mock import patch
 
+from tests.kit.fuzz.child import play_all
 from tests.kit.paths import ROOT
 
 PATIENCE_S = 400.0
@@ -56,41 +57,36 @@ class Fuzz:
 
     def _some(self, cases: Sequence[Case]) -> int:
         """Go through cases in one process, until it ends; return how many are over."""
-        over, run, end = 0, "nothing", self.root / "stderr"
-        with end.open("w") as errors, self._child(cases, errors) as child:
-            for line in _lines(child):
-                said = json.loads(line)
+        over, run, (ours, its) = 0, "nothing", multiprocessing.Pipe(duplex=False)
+        child = multiprocessing.get_context("spawn").Process(
+            target=play_all, args=(its, cases, self.seed, self.root)
+        )
+        with patch.dict(os.environ, self._environment()):
+            child.start()
+        its.close()
+        with contextlib.suppress(EOFError):
+            while ours.poll(PATIENCE_S):
+                said = ours.recv()
                 run = said.get("run", run)
                 if "runs" in said:
                     self._note(said)
                     over += 1
+            child.kill()
+        child.join()
         if over < len(cases):
             name, number = cases[over]
-            words = end.read_text().strip()[-600:]
-            wrong = f"{run}: the process ended with {child.returncode}: {words}"
+            words = (self.root / "stderr").read_text().strip()[-600:]
+            wrong = f"{run}: the process ended with {child.exitcode}: {words}"
             self._note({"kind": name, "number": number, "file": "", "runs": [], "wrong": [wrong]})
             over += 1
         shutil.rmtree(self.root / "cases", ignore_errors=True)
         return over
 
-    def _child(self, cases: Sequence[Case], errors: IO[str]) -> "subprocess.Popen[str]":
+    def _environment(self) -> dict[str, str]:
         places = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache"}
         places["TORCHINDUCTOR_CACHE_DIR"] = "cache"  # torch makes it as parts of it are imported
-        environment = os.environ | {name: str(self.root / at) for name, at in places.items()}
-        environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        words = [sys.executable, "-W", "ignore", "-m", "tests.kit.fuzz"]
-        child = subprocess.Popen(
-            [*words, str(self.root / "sound"), str(self.seed)],
-            cwd=self.root / "cwd",
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-        child.stdin.write("".join(f"{name} {number}\n" for name, number in cases))
-        child.stdin.close()
-        return child
+        settings = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        return settings | {name: str(self.root / at) for name, at in places.items()}
 
     def _note(self, said: dict[str, Any]) -> None:
         tally = self.tallies.setdefault(said["kind"], Tally())
@@ -112,20 +108,7 @@ class Fuzz:
         return "\n".join([ROW.format(*HEADS), *rows])
 
 
-def _lines(child: "subprocess.Popen[str]") -> Iterator[str]:
-    """Yield what a process says, and end it where it says nothing for long."""
-    while True:
-        clock = threading.Timer(PATIENCE_S, child.kill)
-        clock.start()
-        line = child.stdout.readline()
-        clock.cancel()
-        if not line:
-            child.wait()
-            return
-        yield line
-
-
-@contextmanager
+@contextlib.contextmanager
 def fuzz(seed: int, *, foreign: str = "", told: Callable[[str], Any] = print) -> Iterator[Fuzz]:
     """Make what is to be changed, in a folder that goes with it."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:

@@ -159,7 +159,7 @@ def _change(holder: Any, name: Any, rng: Random) -> None:
 
 ANY: tuple[Mutator, ...] = (mutate_in_place, mutate_in_place, mutate, change_digit)
 WAYS: dict[str, tuple[Mutator, ...]] = {
-    **dict.fromkeys((".json", ".state"), (mutate_json,) * 4),
+    ".json": (mutate_json,) * 4,
     **dict.fromkeys((".csv", ".tsv", ".list"), (mutate_text,) * 3),
     ".jsonl": (mutate_json_line,) * 3,
 }

@@ -1,14 +1,14 @@
-"""Cases in a process of its own, which a library could end: `python -m tests.kit.fuzz SOUND SEED`.
+"""Cases in a process of its own, which a library could end: `play_all`.
 
-Lines of standard input name cases, as "tar-bytes 7". Each run is a line of JSON on standard output
-as it begins, and each case as it has ended. All that may be written is beside the current folder.
+All that may be written is beside its current folder.
 """
 
 import faulthandler
-import json
+import os
 import shutil
-import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,13 +26,13 @@ UNCHANGED = -1
 """The number of the case in which nothing is changed."""
 
 
-def play(kind: Kind, number: int, *, seed: int, sound: Path, root: Path, watch: Watch) -> Any:
+def play(kind: Kind, number: int, seed: int, watch: Watch, tell: Callable[[Any], None]) -> Any:
     """Go through one case; return what there is to know of it."""
-    rng = Random(f"{kind.name} {seed} {number}")
+    rng, root = Random(f"{kind.name} {seed} {number}"), Path.cwd().parent
     case = root / "cases" / f"{kind.name}-{number}"
     place, out = case / "given", case / "out"
     case.mkdir(parents=True)
-    kind.make(sound, place, rng)
+    kind.make(root / "sound", place, rng)
     file = kind.change(place, rng) if number != UNCHANGED else ""
     every = kind.runs(place, out)
     kept = tree(place) if kind.is_ours else {}
@@ -40,7 +40,7 @@ def play(kind: Kind, number: int, *, seed: int, sound: Path, root: Path, watch: 
     for run in rng.sample(every, min(kind.most, len(every))):
         may = (out, root / "cache", *((place,) if kind.is_ours else ()))
         before = seen(root, *may)
-        tell({"begun": f"{kind.name} {number}", "run": run.name})
+        tell({"run": run.name})
         result = judged(run, watch)
         touched = {path for path, _ in before.items() ^ seen(root, *may).items()}
         found = [*result.wrong, *(f"it touched {path}" for path in sorted(touched)[:3])]
@@ -61,21 +61,15 @@ def _in_rejects(out: Path) -> list[str]:
     return [line[:300] for line in lines if "a bug" in line or "Traceback" in line]
 
 
-def tell(what: Any) -> None:
-    """Say it on what was standard output at the start: commands print to another."""
-    print(json.dumps(what), file=sys.__stdout__, flush=True)
-
-
-def main(sound: Path, seed: int) -> None:
-    root, by_name = Path.cwd().parent, {kind.name: kind for kind in KINDS}
-    watch = Watch(root)
-    for line in sys.stdin.read().splitlines():
-        name, _, number = line.partition(" ")
-        tell(play(by_name[name], int(number), seed=seed, sound=sound, root=root, watch=watch))
-
-
-if __name__ == "__main__":
+def play_all(to: Connection, cases: Sequence[tuple[str, int]], seed: int, root: Path) -> None:
+    """Tell of each run as it begins, and of each case as it has ended."""
+    words = os.open(root / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(words, stream)
     faulthandler.enable()
+    os.chdir(root / "cwd")
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    by_name, watch = {kind.name: kind for kind in KINDS}, Watch(root)
+    for name, number in cases:
+        to.send(play(by_name[name], number, seed, watch, to.send))
