@@ -1,8 +1,5 @@
 """The small pipelines that tests of encoding are held against are what they say they are."""
 
-import hashlib
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kit.command_lines import ran
-from tests.kit.families import QUICK, denoised, each_family, negative_of, prompt_of
+from tests.kit.families import denoised, each_family, negative_of, prompt_of
 from tests.kit.families.reference import MASKS, class_of, text_of
-from tests.kit.paths import ROOT
 
 MEGABYTE = 1_000_000
 BIGGER = {"HunyuanImage": 2.5 * MEGABYTE}
@@ -72,27 +67,6 @@ def test_text_after_the_words_is_zeros_where_the_denoiser_has_no_mask(
     shorter = outputs | {"prompt_embeds": text[None, : words + 1]}
     apart = denoised(folder, outputs) - denoised(folder, shorter)
     assert apart.abs().max() > 1e-3  # so they must be padded to the length that they had
-
-
-@pytest.mark.system
-def test_another_process_makes_the_same_bytes(family: Family, tmp_path: Path) -> None:
-    code = (
-        "import sys, pathlib; from tests.kit.families import small\n"
-        "for name in sys.argv[2:]: small(name, pathlib.Path(sys.argv[1], name))"
-    )
-    env = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", code, str(tmp_path), *QUICK]
-    ran(*words, env=env, cwd=ROOT)
-    for name in QUICK:
-        assert _digests(family(name)) == _digests(tmp_path / name)
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in files
-    }
 
 
 def _floats(outputs: dict[str, Any]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tomllib
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -22,6 +22,7 @@ Batch = dict[str, Any]
 
 def musubi_batches(root: Path, architecture: str) -> Iterator[tuple[list[str], Batch]]:
     """Yield the keys and the tensors of a batch for each bucket, as a run in `root` has them."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
     config = tomllib.loads((root / "dataset.toml").read_text())
     general = config["general"]
     assert (general["enable_bucket"], general["bucket_no_upscale"]) == (True, True)

@@ -17,12 +17,8 @@ from safetensors.torch import save_file
 from tests.kit.families import vocabularies
 
 SIDE = 32
-LAYERS = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+LAYERS = {"hidden_size": 32, "intermediate_size": 48}
+LAYERS |= {"num_hidden_layers": 2, "num_attention_heads": 2}
 VISION = {**LAYERS, "image_size": SIDE, "patch_size": 8}
 SQUARE = {"height": SIDE, "width": SIDE}
 LABELS = {"vit": ("Neutral", "nsfw"), "swin": ("clean", "watermark", "logo")}
@@ -34,10 +30,8 @@ transformers.utils.logging.disable_progress_bar()
 def small(kind: str, folder: Path, **more: Any) -> Path:
     """A model with its image processor; `more` goes into its config."""
     torch.manual_seed(KINDS.index(kind))
-    made = {"clip": _clip, "siglip": _siglip, "dinov2": _dinov2, "vit": _vit, "swin": _swin}[kind](
-        more
-    )
-    for each in made:
+    make = {"clip": _clip, "siglip": _siglip, "dinov2": _dinov2, "vit": _vit, "swin": _swin}
+    for each in make[kind](more):
         each.save_pretrained(folder)
     return folder
 
@@ -57,43 +51,30 @@ def _siglip(more: dict[str, Any]) -> tuple[Any, ...]:
     tokenizer = vocabularies.t5(64)
     text = {**LAYERS, "vocab_size": len(tokenizer), "max_position_embeddings": 64}
     config = transformers.SiglipConfig(text_config=text, vision_config=VISION, **more)
-    return (
-        transformers.SiglipModel(config),
-        transformers.SiglipImageProcessor(size=SQUARE),
-        tokenizer,
-    )
+    processor = transformers.SiglipImageProcessor(size=SQUARE)
+    return transformers.SiglipModel(config), processor, tokenizer
 
 
 def _dinov2(more: dict[str, Any]) -> tuple[Any, ...]:
-    config = transformers.Dinov2Config(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=SIDE, patch_size=8
-    )
-    config.update(more)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"image_size": SIDE, "patch_size": 8}
+    config = transformers.Dinov2Config(**sizes | more)
     processor = transformers.BitImageProcessor(size={"shortest_edge": 40}, crop_size=SQUARE)
     return transformers.Dinov2Model(config), processor
 
 
 def _vit(more: dict[str, Any]) -> tuple[Any, ...]:
-    config = transformers.ViTConfig(**VISION, **_labels("vit"))
-    config.update(more)
-    return transformers.ViTForImageClassification(config), transformers.ViTImageProcessor(
-        size=SQUARE
-    )
+    config = transformers.ViTConfig(**VISION | _labels("vit") | more)
+    processor = transformers.ViTImageProcessor(size=SQUARE)
+    return transformers.ViTForImageClassification(config), processor
 
 
 def _swin(more: dict[str, Any]) -> tuple[Any, ...]:
-    config = transformers.SwinConfig(
-        image_size=SIDE,
-        patch_size=4,
-        embed_dim=16,
-        depths=[1, 1],
-        num_heads=[2, 2],
-        window_size=4,
-        **{"problem_type": "multi_label_classification", **_labels("swin"), **more},
-    )
-    return transformers.SwinForImageClassification(config), transformers.ViTImageProcessor(
-        size=SQUARE
-    )
+    sizes = {"image_size": SIDE, "patch_size": 4, "embed_dim": 16, "window_size": 4}
+    sizes |= {"depths": [1, 1], "num_heads": [2, 2], "problem_type": "multi_label_classification"}
+    config = transformers.SwinConfig(**sizes | _labels("swin") | more)
+    processor = transformers.ViTImageProcessor(size=SQUARE)
+    return transformers.SwinForImageClassification(config), processor
 
 
 def _labels(kind: str) -> dict[str, Any]:
@@ -114,9 +95,8 @@ def _whole(folder: Path) -> tuple[Any, Any]:
     config = transformers.AutoConfig.from_pretrained(folder)
     is_classifier = config.model_type in ("vit", "swin")
     kind = transformers.AutoModelForImageClassification if is_classifier else transformers.AutoModel
-    return kind.from_pretrained(folder).eval(), transformers.AutoImageProcessor.from_pretrained(
-        folder
-    )
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    return kind.from_pretrained(folder).eval(), processor
 
 
 def alone(folder: Path, image: Image.Image, caption: str = "") -> dict[str, torch.Tensor]:
@@ -131,15 +111,14 @@ def alone(folder: Path, image: Image.Image, caption: str = "") -> dict[str, torc
             return {config.id2label[n].lower(): value for n, value in enumerate(found)}
         if config.model_type == "dinov2":
             return {"image_emb": model(**pixels).pooler_output[0]}
-        padding = (
-            {"padding": "max_length", "max_length": 64} if "siglip" in config.model_type else {}
-        )
+        is_siglip = "siglip" in config.model_type
+        padding = {"padding": "max_length", "max_length": 64} if is_siglip else {}
         tokens = transformers.AutoTokenizer.from_pretrained(folder)(
             [caption], truncation=True, return_tensors="pt", **padding
         )
         output = model(**pixels, **tokens)
         logits = output.logits_per_image[0, 0]
-        if "siglip" in config.model_type:
+        if is_siglip:
             logits = logits - model.logit_bias[0]
         similarity = logits / model.logit_scale.exp().squeeze()
         return {"similarity": similarity, "image_emb": output.image_embeds[0]}
