@@ -227,14 +227,12 @@ class PretendS3:
     def _read(self, path: str, query: str) -> bytes:
         asked = parse_qs(query, keep_blank_values=True)
         if "uploads" in asked:
-            uploads = "<IsTruncated>false</IsTruncated>"
-            uploads = f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>"
-            return response(200, uploads.encode())
+            return response(200, _listing([]).encode())
         if "list-type" in asked:
             prefix = asked["prefix"][0]
             for ending, there in ((HELD, [*self.marks]), (MANIFEST, [prefix]), (REMOVED, [])):
                 if prefix.endswith(ending):
-                    return response(200, _entries(there).encode())
+                    return response(200, _listing(there).encode())
             self.pages += 1
             time.sleep(self.pause_s)
             return response(200, _page(self.count, asked).encode())
@@ -249,13 +247,14 @@ def _number_after(name: str) -> int:
     return int(name) + 1 if len(name) == 6 else int(name.ljust(6, "0"))
 
 
-def _entries(there: Iterable[str]) -> str:
-    entries = "".join(
-        f"<Contents><Key>{key}</Key><LastModified>2026-01-02T00:00:00.000Z</LastModified>"
-        '<ETag>"mark"</ETag><Size>9</Size></Contents>'
-        for key in there
-    )
-    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+def _listing(keys: Iterable[str], *, day: int = 2, following: int = 0) -> str:
+    """A page of a listing, of files of this day; the number of what follows on the next."""
+    token = f"<NextContinuationToken>{following}</NextContinuationToken>" if following else ""
+    date = f"<LastModified>2026-01-0{day}T00:00:00.000Z</LastModified>"
+    facts = f'{date}<ETag>"mark"</ETag><Size>700</Size><StorageClass>STANDARD</StorageClass>'
+    entries = "".join(f"<Contents><Key>{key}</Key>{facts}</Contents>" for key in keys)
+    is_cut = f"<IsTruncated>{str(following > 0).lower()}</IsTruncated>"
+    return f"<ListBucketResult>{is_cut}{token}{entries}</ListBucketResult>"
 
 
 def _page(count: int, query: dict[str, list[str]]) -> str:
@@ -264,15 +263,5 @@ def _page(count: int, query: dict[str, list[str]]) -> str:
     if start == 0 and (after := query.get("start-after")):
         start = _number_after(after[0].rpartition("/")[2].removesuffix(".json"))
     end = min(start + PAGE, count)
-    more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < count else ""
-    return (
-        f"<ListBucketResult><IsTruncated>{str(end < count).lower()}</IsTruncated>{more}"
-        + "".join(
-            f"<Contents><Key>{prefix}256/{number:06d}.json</Key>"
-            "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-            f'<ETag>"{number:032x}"</ETag><Size>700</Size>'
-            "<StorageClass>STANDARD</StorageClass></Contents>"
-            for number in range(start, end)
-        )
-        + "</ListBucketResult>"
-    )
+    keys = (f"{prefix}256/{number:06d}.json" for number in range(start, end))
+    return _listing(keys, day=1, following=end if end < count else 0)
