@@ -106,21 +106,6 @@ def test_an_overwrite_ends_a_run_that_is_under_way_and_what_it_packs_stays(
 
 
 @pytest.mark.system
-def test_a_run_that_wakes_when_its_slice_is_done_leaves_the_shards_as_they_are(
-    stage: Stage, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    with held_up(stage, tmp_path, out, *ROLLING) as (table, go_on):
-        words = pack_words(table, out, *ROLLING)
-        assert stage.run(words, tmp_path / "log") == 0
-        packed = files(out)
-        assert {"32/000000_01.tar", "32/000000_02.tar"} < packed.keys()
-        assert go_on() == 0
-    assert files(out) == packed
-    assert findings(out) == []
-
-
-@pytest.mark.system
 def test_a_run_that_wakes_packs_no_row_that_a_retry_has_now(stage: Stage, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ("--samples-per-shard", "9", "--buckets", "32")
