@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import wdsprep
-from tests.kit.command_lines import ran
+from tests.kit.command_lines import CommandLine, ran
 from tests.kit.packs import BUCKETS, jpeg, manifest_of, packing_here, tar_bytes, write_files
 from tests.kit.paths import ROOT
 from tests.kit.sites import FAST
@@ -54,26 +54,21 @@ OF_CONTROL = re.compile(
 )
 
 
-class Said:
+class Said(CommandLine):
     """What commands print, on both ways out; progress lines come at once and all the time."""
-
-    def __init__(self, capture: pytest.CaptureFixture[bytes]) -> None:
-        self._capture = capture
 
     def by(self, *arguments: str | Path, code: int = 0) -> str:
         with packing_here():
-            found = main([str(word) for word in arguments])
-        both = b"\n".join(self._capture.readouterr()).decode()
-        assert found == code, both
+            both = "\n".join(self(*arguments, code=code))
         assert not OF_CONTROL.search(both), both.encode("unicode_escape")
         assert not re.search(r"^forged", both, re.MULTILINE), both
         return both
 
 
 @pytest.fixture
-def prints(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Said:
+def prints(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
     draw_at_once(monkeypatch, on_pipes=True)
-    return Said(capfdbinary)
+    return Said(capfd)
 
 
 def packed(prints: Said, root: Path) -> Path:
