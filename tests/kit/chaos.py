@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -333,76 +334,56 @@ def at_work(scene: Scene, node: Any) -> Generator[None, None, list[int]]:
     return pids
 
 
-def machine_dies(node: Any) -> Fault:
+def machine_dies(scene: Scene, node: Any) -> Waiting:
     """And another comes, and gets to work."""
-
-    def fault(scene: Scene) -> Waiting:
-        scene.strike((yield from at_work(scene, node)))
-        scene.stage.kill(node)
-        yield from at_work(scene, scene.stage.add())
-
-    return fault
+    scene.strike((yield from at_work(scene, node)))
+    scene.stage.kill(node)
+    yield from at_work(scene, scene.stage.add())
 
 
-def machine_is_taken_back(node: Any) -> Fault:
+def machine_is_taken_back(scene: Scene, node: Any) -> Waiting:
     """With notice, as clouds give it for spot machines."""
-
-    def fault(scene: Scene) -> Waiting:
-        yield from at_work(scene, node)
-        scene.stage.warn(node, notice_s=2.0)
-        deadline = time.monotonic() + 2.0
-        while time.monotonic() < deadline:
-            yield
-        scene.strike(scene.workers_on(node))
-        scene.stage.kill(node)
-
-    return fault
+    yield from at_work(scene, node)
+    scene.stage.warn(node, notice_s=2.0)
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        yield
+    scene.strike(scene.workers_on(node))
+    scene.stage.kill(node)
 
 
-def worker_dies(node: Any) -> Fault:
+def worker_dies(scene: Scene, node: Any) -> Waiting:
     """And another gets to work there."""
-
-    def fault(scene: Scene) -> Waiting:
-        pids = yield from at_work(scene, node)
-        send(pids, signal.SIGKILL)
-        scene.strike(pids)
-        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
-        yield from at_work(scene, node)
-
-    return fault
+    pids = yield from at_work(scene, node)
+    send(pids, signal.SIGKILL)
+    scene.strike(pids)
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
+    yield from at_work(scene, node)
 
 
-def worker_hangs(node: Any) -> Fault:
+def worker_hangs(scene: Scene, node: Any) -> Waiting:
     """Stopped for good: what it had in hand must be done by another."""
-
-    def fault(scene: Scene) -> Waiting:
-        pids = yield from at_work(scene, node)
-        send(pids, signal.SIGSTOP)
-        scene.strike(pids)
-        while any(psutil.pid_exists(pid) for pid in pids):
-            yield
-
-    return fault
+    pids = yield from at_work(scene, node)
+    send(pids, signal.SIGSTOP)
+    scene.strike(pids)
+    while any(psutil.pid_exists(pid) for pid in pids):
+        yield
 
 
-def machine_sleeps(node: Any) -> Fault:
+def machine_sleeps(scene: Scene, node: Any) -> Waiting:
     """It is given up for another; then it wakes, and ends what others have done meanwhile."""
-
-    def fault(scene: Scene) -> Waiting:
-        pids = yield from at_work(scene, node)
-        scene.strike(pids)
-        everything = processes_of(node)
-        send(everything, signal.SIGSTOP)
-        late = set().union(*(scene.diary.in_hand(pid) for pid in pids)) - scene.last
-        scene.stage.add()
-        while not late <= scene.done:
-            yield
-        send(everything[1:], signal.SIGCONT)  # the raylet, which ends the others, last
-        while any(psutil.pid_exists(pid) and scene.diary.in_hand(pid) & late for pid in pids):
-            yield
-        send(everything, signal.SIGCONT)
-
-    return fault
+    pids = yield from at_work(scene, node)
+    scene.strike(pids)
+    everything = processes_of(node)
+    send(everything, signal.SIGSTOP)
+    late = set().union(*(scene.diary.in_hand(pid) for pid in pids)) - scene.last
+    scene.stage.add()
+    while not late <= scene.done:
+        yield
+    send(everything[1:], signal.SIGCONT)  # the raylet, which ends the others, last
+    while any(psutil.pid_exists(pid) and scene.diary.in_hand(pid) & late for pid in pids):
+        yield
+    send(everything, signal.SIGCONT)
 
 
 @contextlib.contextmanager
@@ -429,7 +410,7 @@ def full_object_stores(stage: Stage) -> Iterator[None]:
             ray.kill(hog)
 
 
-FAULTS: dict[str, tuple[Callable[[Any], Fault], dict[str, Any]]] = {
+FAULTS: dict[str, tuple[Callable[[Scene, Any], Waiting], dict[str, Any]]] = {
     "machine dies": (machine_dies, {}),
     "spot notice": (machine_is_taken_back, {}),
     "worker dies": (worker_dies, {}),
@@ -451,4 +432,4 @@ def hit(stage: Stage, job: Job, name: str, out: str, *, after: int = 2) -> Resul
             stack.enter_context(full_object_stores(stage))
         if name == "clocks":  # the driver's is wrong too
             stack.enter_context(patch.object(time, "time", lambda: now() + 2 * DAY_S))
-        return job.run(stage, out, make(node), after=after, **options)
+        return job.run(stage, out, partial(make, node=node), after=after, **options)

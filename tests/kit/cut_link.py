@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tests.kit import chaos
-from tests.kit.chaos import Fault, Scene, Stage, Waiting, at_work, processes_of
+from tests.kit.chaos import Scene, Stage, Waiting, at_work, processes_of
 from tests.kit.packs import tree, wait_gone
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
@@ -33,30 +34,26 @@ def main(source: str, whole: str, out: str, per_shard: str) -> None:
             stage.add()
             with far_node(stage, namespace) as node:
                 job = chaos.pack_job(source, per_shard=int(per_shard), pause_s=0.03)
-                result = job.run(stage, out, link_is_cut(node))
+                result = job.run(stage, out, partial(link_is_cut, node=node))
     sys.stdout.write("\n".join(result.log))
     assert (chaos.faults_of(result, out, tree(whole)), result.struck) == ([], 1)
 
 
-def link_is_cut(node: Any) -> Fault:
+def link_is_cut(scene: Scene, node: Any) -> Waiting:
     """Both sides live on. What the far one has in hand is done there, and by another here too."""
-
-    def fault(scene: Scene) -> Waiting:
-        for _ in range(TRIALS):
-            pids = yield from at_work(scene, node)
-            scene.strike(pids)
-            ip("link set near down")
-            late = set().union(*(scene.diary.in_hand(pid) for pid in pids)) - scene.last
-            if late:
-                break
-            ip("link set near up")  # what was in hand there has ended just before
-            yield
-        scene.stage.add()
-        while not late <= scene.done:
-            yield
-        ip("link set near up")
-
-    return fault
+    for _ in range(TRIALS):
+        pids = yield from at_work(scene, node)
+        scene.strike(pids)
+        ip("link set near down")
+        late = set().union(*(scene.diary.in_hand(pid) for pid in pids)) - scene.last
+        if late:
+            break
+        ip("link set near up")  # what was in hand there has ended just before
+        yield
+    scene.stage.add()
+    while not late <= scene.done:
+        yield
+    ip("link set near up")
 
 
 @contextlib.contextmanager
