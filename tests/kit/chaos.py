@@ -33,6 +33,7 @@ from tests.kit.encodes import in_this_process
 from tests.kit.packs import BUCKETS, differences, packing_here, tree, wait_gone
 from wdsprep.cli import main
 from wdsprep.encoding import encode as encoding
+from wdsprep.encoding import run_plan
 from wdsprep.packing import pack
 from wdsprep.runners.base import Event, Finished, Runner, Unit, Work
 from wdsprep.runners.ray.cluster import without_death_notices
@@ -277,7 +278,7 @@ class Job:
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
             enter(patch.object(encoding, "make_encoder", Making(pause_s=self.pause_s)))
-            enter(patch.object(encoding, "make_runner", wrapped(encoding.make_runner)))
+            enter(patch.object(run_plan, "make_runner", wrapped(run_plan.make_runner)))
             enter(patch.object(pack, "make_runner", wrapped(pack.make_runner)))
             enter(patch.object(logging.getLogger("wdsprep"), "handlers", [log]))
             code = main(self.command(out, workers=2))
