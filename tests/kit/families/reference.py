@@ -12,7 +12,7 @@ import inspect
 import json
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,32 +189,23 @@ def _scaled(vae: _Vae, image: Tensor) -> Tensor:
     return vae.encode(image).latent_dist.mode() * vae.config.scaling_factor
 
 
-_flux = partial(_encoded_by, "Flux")
-_sdxl = partial(_prepared, "StableDiffusionXL", add_noise=False)
-WAYS = {
+WAYS: dict[str, Callable[[_Vae, Tensor], Tensor]] = {
     "StableDiffusion": partial(_prepared, "StableDiffusion"),
-    "StableDiffusionXL": _sdxl,
     "StableDiffusion3": partial(_prepared, "StableDiffusion3"),
-    "Flux": _flux,
-    "PixArtAlpha": _scaled,
-    "PixArtSigma": _scaled,
+    "Chroma": partial(_encoded_by, "Chroma"),
     "Sana": _sana,
-    "Lumina2": _flux,
-    "QwenImage": _qwen,
     "QwenImage21": _qwen_21,
     "ZImage": _z_image,
-    "AuraFlow": _scaled,
-    "Chroma": partial(_encoded_by, "Chroma"),
-    "Kolors": _sdxl,
-    "HiDreamImage": _flux,
     "Flux2Klein": _flux2,
-    "CogView4": _scaled,
-    "HunyuanImage": _scaled,
-    "Krea2": _qwen,
-    "OvisImage": _flux,
     "ErnieImage": _ernie,
-    "Kandinsky5T2I": _scaled,
 }
+for _way, _names in (
+    (partial(_prepared, "StableDiffusionXL", add_noise=False), "StableDiffusionXL Kolors"),
+    (partial(_encoded_by, "Flux"), "Flux Lumina2 HiDreamImage OvisImage"),
+    (_qwen, "QwenImage Krea2"),
+    (_scaled, "PixArtAlpha PixArtSigma AuraFlow CogView4 HunyuanImage Kandinsky5T2I"),
+):
+    WAYS |= dict.fromkeys(_names.split(), _way)
 
 
 def as_called(folder: Path, caption: str, **options: Any) -> list[dict[str, Any]]:
