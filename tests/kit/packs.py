@@ -128,11 +128,11 @@ def tape_of(data: bytes) -> Tape:
     return ChunkTape(partial(io.BytesIO(data).read, 5_000)).at
 
 
-def source_of(url: Path | str, *, rows: int = 100, **columns: Any) -> Source:
+def source_of(url: Path | str, /, *, rows: int = 100, **columns: Any) -> Source:
     return recognise(str(url), columns=Columns(**columns), rows_per_item=rows)
 
 
-def rows_of(url: Path | str, **options: Any) -> list[Sample | Reject]:
+def rows_of(url: Path | str, /, **options: Any) -> list[Sample | Reject]:
     seen = survey_source(source_of(url, **options), 0, 1, lambda _count: None)
     return [row for item in seen.items() for row in seen.source.read(item)]
 

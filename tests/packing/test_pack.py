@@ -296,25 +296,17 @@ def test_the_manifest_is_made_again_from_the_receipts(album: Path, tmp_path: Pat
 # --- two at once
 
 
-def start_two(first: list[str], second: list[str]) -> list[tuple[int, str]]:
-    """Run two commands at the same time."""
-    both = [
-        subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        for words in (first, second)
-    ]
-    errors = [process.communicate(timeout=60)[1] for process in both]
-    return [(process.returncode, error) for process, error in zip(both, errors, strict=True)]
-
-
 @pytest.mark.system
 def test_two_different_runs_at_once_never_mix(album: Path, tmp_path: Path) -> None:
     other = photos(tmp_path / "other", 100, first=500)
     out = tmp_path / "out"
     words = [command_words(source, out, *TWENTY, "--workers", "1") for source in (album, other)]
-    results = start_two(*words)
-    assert any(code == 1 for code, _ in results)
-    for code, error in results:
-        assert code == 0 or re.search(
+    pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    both = [subprocess.Popen(line, **pipes) for line in words]
+    errors = [process.communicate(timeout=60)[1] for process in both]
+    assert any(process.returncode == 1 for process in both)
+    for process, error in zip(both, errors, strict=True):
+        assert process.returncode == 0 or re.search(
             "another run is writing|another run has taken|has changed since", error
         ), error
     assert not temporaries(out)

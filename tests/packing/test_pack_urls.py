@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -105,27 +104,18 @@ def test_rows_of_s3_are_packed_only_where_the_user_allows_it(tmp_path: Path, buc
 SILENT = ("--timeout", "0.2", "--ignore-robots")
 
 
-@pytest.fixture
-def silent_sites() -> Iterator[list[str]]:
-    """Of nine addresses, as all are where the network is down."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(black_hole(f"127.0.1.{n}")) for n in range(1, 10)]
-
-
-def silent_rows(sites: list[str], count: int) -> str:
-    return "".join(f"{sites[n % len(sites)]}/{n}.jpg\n" for n in range(count))
-
-
-def test_a_network_that_is_down_stops_the_run_and_writes_nothing(
-    tmp_path: Path, silent_sites: list[str]
-) -> None:
+def test_a_network_that_is_down_stops_the_run_and_writes_nothing(tmp_path: Path) -> None:
+    """Nine addresses are silent, as all are then."""
     table, out = tmp_path / "urls.txt", tmp_path / "out"
-    table.write_text(silent_rows(silent_sites, 30))
-    with pytest.raises(WorkError, match=r"none of the last 30 URLs .* \(timeout 30\): the network"):
-        pack(table, out, *FAST, *SILENT)
-    assert not list(out.glob("*/*"))
-    assert manifest_of(out).receipts == ()
-    found = outcome(pack(table, out, *FAST, *SILENT, "--ignore-outage"))
+    with contextlib.ExitStack() as stack:
+        sites = [stack.enter_context(black_hole(f"127.0.1.{n}")) for n in range(1, 10)]
+        table.write_text("".join(f"{sites[n % 9]}/{n}.jpg\n" for n in range(30)))
+        down = r"none of the last 30 URLs .* \(timeout 30\): the network"
+        with pytest.raises(WorkError, match=down):
+            pack(table, out, *FAST, *SILENT)
+        assert not list(out.glob("*/*"))
+        assert manifest_of(out).receipts == ()
+        found = outcome(pack(table, out, *FAST, *SILENT, "--ignore-outage"))
     assert list(found.values()) == ["timeout"] * 30
     assert manifest_of(out).complete
 

@@ -93,15 +93,6 @@ def test_an_odd_index_of_mds_is_one_line_that_names_it(
         assert "index.json" in said
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "7", '{"version": 2, "shards": 5}', DEEP])
-def test_what_is_no_index_is_one_line_that_names_it(
-    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = mds(tmp_path / "mds")
-    (place / "index.json").write_text(text)
-    assert "index.json" in said_by(["import", str(place), str(tmp_path / "out")], capsys)
-
-
 ZEROS = bytes(100 << 20)
 PACKED = {
     "gz": lambda data: gzip.compress(data, 1),
@@ -277,14 +268,20 @@ def test_an_arrow_batch_that_points_out_of_itself_is_refused_row_by_row(tmp_path
     assert not any("a bug" in row.detail for row in found if isinstance(row, Reject))
 
 
+INDEXES = ["", "[]", "null", "{}", "7", '{"version": 2, "shards": 5}', DEEP]
+STATES = ["", "[]", DEEP, '{"_data_files": 5}', '{"_data_files": [{"filename": 5}]}', '{"a": 1}']
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", DEEP, '{"_data_files": 5}', '{"_data_files": [{"filename": 5}]}', '{"a": 1}']
+    ("name", "text"),
+    [*(("index.json", text) for text in INDEXES), *(("state.json", text) for text in STATES)],
 )
-def test_an_odd_state_of_datasets_is_one_line(
-    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+def test_what_is_no_index_and_no_state_is_one_line_that_names_it(
+    tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = write_files(tmp_path / "saved", {"data.arrow": b"", "state.json": text})
-    assert "state.json" in said_by(["pack", str(place), str(tmp_path / "out")], capsys)
+    data = "data.arrow" if name == "state.json" else "shard.00000.mds"
+    place = write_files(tmp_path / "in", {name: text, data: b""})
+    assert name in said_by(["pack", str(place), str(tmp_path / "out")], capsys)
 
 
 def test_a_lack_of_memory_is_not_a_files_fault() -> None:

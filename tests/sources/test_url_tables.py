@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject
 from wdsprep.dataset.samples import Sample
 from wdsprep.errors import SourceError, StoreError, UsageError
-from wdsprep.sources.base import Columns
-from wdsprep.sources.recognise import recognise
 from wdsprep.store import open_store
 
 
@@ -91,11 +90,6 @@ def test_tables_are_found_by_folder_glob_and_braces(tables: Path) -> None:
         rows_of(f"{tables}/{{t,c9}}.csv")
 
 
-def named(path: Path, **columns: str) -> list[Sample | Reject]:
-    source = recognise(str(path), columns=Columns(**columns), rows_per_item=100)
-    return [row for item in source.items() for row in source.read(item)]
-
-
 def test_the_columns_are_recognised_or_named(tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.parquet", [{"TOP_URL": "http://x/a", "TEXT": "a", "n": 1}])
     (row,) = rows_of(path)
@@ -103,11 +97,11 @@ def test_the_columns_are_recognised_or_named(tmp_path: Path) -> None:
     assert (row.url, row.caption) == ("http://x/a", "a")
     path = write_table(tmp_path / "u.parquet", [{"jpg": b"x", "where": "http://x/a", "alt": "b"}])
     assert source_of(path).kind == "table"
-    (row,) = named(path, url="where", caption="alt")
+    (row,) = rows_of(path, url="where", caption="alt")
     assert isinstance(row, Sample)
     assert (row.url, row.caption, row.image) == ("http://x/a", "b", b"")
     with pytest.raises(UsageError, match=r"no column 'wo' \(--url-col\): it has jpg, where, alt"):
-        named(path, url="wo")
+        rows_of(path, url="wo")
     write_files(tmp_path, {"v.csv": "http://x/a.jpg,a\nhttp://x/b.jpg,b\n", "w.csv": "a,b\n1,2\n"})
     with pytest.raises(SourceError, match="or write the columns' names above its first line"):
         rows_of(tmp_path / "v.csv")
@@ -242,7 +236,7 @@ def test_a_table_on_a_web_server_is_read_by_ranges(tmp_path: Path) -> None:
     with WebServer(routes) as server:
         here = rows_of(tmp_path / "t.parquet")
         assert rows_of(f"{server.url}/moved.parquet?key=a.tar") == [
-            with_source(row, row.source.replace("t.", "moved.")) for row in here
+            replace(row, source=row.source.replace("t.", "moved.")) for row in here
         ]
         with pytest.raises(StoreError, match="does not serve ranges of bytes: download the file"):
             rows_of(f"{server.url}/whole.parquet")
@@ -252,11 +246,6 @@ def test_a_table_on_a_web_server_is_read_by_ranges(tmp_path: Path) -> None:
             open_store(f"{server.url}/t.parquet").delete("t.parquet")
     with pytest.raises(UsageError, match="only tables are read from the web"):
         rows_of("https://example.org/a.tar")
-
-
-def with_source(row: Sample | Reject, source: str) -> Sample:
-    assert isinstance(row, Sample)
-    return Sample(source=source, image=b"", captions=row.captions, facts=row.facts, url=row.url)
 
 
 def test_a_table_without_urls_is_told_in_a_line_however_wide_or_odd_it_is(tmp_path: Path) -> None:

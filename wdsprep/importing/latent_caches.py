@@ -26,7 +26,7 @@ from wdsprep.sources.patterns import PARQUET, is_glob, is_tar, table_files, tabl
 from wdsprep.sources.recognise import UnclearSourceError, recognise
 from wdsprep.sources.table_sources import ArrowSource, MdsSource, TableSource, UrlSource
 from wdsprep.sources.tables import TableRow
-from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
+from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema, count_arrow_rows
 from wdsprep.sources.tables.mds import fields_in, read_index, read_samples, shards_there, value_of
 from wdsprep.sources.tables.parquet import open_parquet, rows_in
 from wdsprep.sources.tars import TarsSource
@@ -34,7 +34,6 @@ from wdsprep.store import shared_store
 from wdsprep.text import shown
 
 BATCH_ROWS = 16
-COUNTED_ROWS = 1 << 20
 KEYS = ("__key__", "key")
 """The columns that hold the key of a sample."""
 KINDS = {MdsSource: "mds", ArrowSource: "arrow", TarsSource: "tars", TableSource: "parquet"}
@@ -105,8 +104,7 @@ class LatentCache:
         if self.kind == "tars":
             return sum(1 for _ in self._tar_samples(item.name, None))
         if self.kind == "arrow":
-            batches = arrow_batches(self.url, item.name, COUNTED_ROWS)
-            return sum(batch.num_rows for batch in batches)
+            return count_arrow_rows(self.url, item.name)
         return item.samples
 
     def rows(self, item: Item, wanted: Sequence[str]) -> Iterator[Row]:

@@ -36,7 +36,7 @@ from wdsprep.sources.base import (
 from wdsprep.sources.captions import captions_of, first_of, plain_facts
 from wdsprep.sources.patterns import PARQUET, TEXT_TABLES, table_files
 from wdsprep.sources.tables import TableRow
-from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema
+from wdsprep.sources.tables.arrow import arrow_batches, arrow_files, arrow_schema, count_arrow_rows
 from wdsprep.sources.tables.mds import IMAGES as MDS_IMAGES
 from wdsprep.sources.tables.mds import (
     SCALARS,
@@ -53,7 +53,6 @@ from wdsprep.sources.tables.text import Table, open_table
 from wdsprep.text import list_columns, shown
 
 BATCH_ROWS = 32
-COUNTED_ROWS = 1 << 20
 IMAGE_NAMES = ("image", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "data", "content")
 URL_NAMES = ("url", "image_url", "img_url", "urls", "top_url", "image_link", "img", "src", "link")
 CHOSEN = "|"
@@ -163,7 +162,7 @@ class ArrowSource(TableSource):
         return image_of_schema(self, schema, item.name), schema.names
 
     def count(self, item: Item, /) -> int:
-        return sum(batch.num_rows for batch in arrow_batches(self.url, item.name, COUNTED_ROWS))
+        return count_arrow_rows(self.url, item.name)
 
     def rows(
         self, item: Item, *, urls_alone: bool = False

@@ -22,6 +22,8 @@ from wdsprep.store import shared_store
 from wdsprep.store.base import Entry, is_hidden
 from wdsprep.text import shortened
 
+COUNTED_ROWS = 1 << 20
+
 
 def arrow_files(url: str, left_out: Told = ignore_left_out) -> Iterator[Entry]:
     """Yield the Arrow files of all splits below a place.
@@ -39,19 +41,17 @@ def arrow_files(url: str, left_out: Told = ignore_left_out) -> Iterator[Entry]:
         data, folder = store.read(state), posixpath.dirname(state)
         with parsing_file(f"{store.url}/{state}", fault, "save the dataset again"):
             files = json.loads(data)["_data_files"]
-            named[state] = {posixpath.join(folder, file["filename"]) for file in files}
-    folders = {posixpath.dirname(name): wanted for name, wanted in named.items()}
-    for state, wanted in named.items():
-        if gone := sorted(wanted - there.keys()):
+            named[folder] = {posixpath.join(folder, file["filename"]) for file in files}
+        if gone := sorted(named[folder] - there.keys()):
             name = shortened(gone[0])
             raise SourceError(f"{url}/{state} lists {name}, which does not exist: bring it back")
     found = False
     for name, entry in there.items():
         folder = posixpath.dirname(name)
-        if name.endswith(ARROW) and name in folders.get(folder, {name}):
+        if name.endswith(ARROW) and name in named.get(folder, {name}):
             found = True
             yield entry
-        elif posixpath.basename(name) not in ABOUT_ARROW and folder not in folders:
+        elif posixpath.basename(name) not in ABOUT_ARROW and folder not in named:
             left_out(kind_of(name))
     if not found:
         raise SourceError(f"no Arrow file is in {url}: give another source")
@@ -68,6 +68,10 @@ def arrow_batches(url: str, name: str, rows: int) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for at in range(0, batch.num_rows, rows):
                 yield batch.slice(at, rows)
+
+
+def count_arrow_rows(url: str, name: str) -> int:
+    return sum(batch.num_rows for batch in arrow_batches(url, name, COUNTED_ROWS))
 
 
 @contextmanager

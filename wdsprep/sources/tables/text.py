@@ -61,9 +61,7 @@ class TextTable:
         with self._lines() as lines:
             return self._header(lines)
 
-    def texts(self) -> list[str]:
-        """Return the columns that may hold URLs."""
-        return self.columns()
+    texts = columns  # any of which may hold URLs
 
     def parts(self, rows: int, *, cuts_groups: bool = True) -> Iterator[tuple[str, int]]:
         """Cut the table into parts of up to `rows` rows. Yield each one's place and number of rows.
