@@ -1,6 +1,5 @@
 """What is exported is read by the reader that it is for, every sample with what it holds."""
 
-import importlib.util
 import io
 import json
 import os
@@ -28,8 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries that reade
 SYSTEM = pytest.mark.system
 COUNT = 10
 MISSING = "is not installed: run tools/venv"
-HAS_STREAMING = importlib.util.find_spec("streaming") is not None
-HAS_WEBSHART = importlib.util.find_spec("webshart") is not None
 OTHERS = {name: Path(sys.prefix, name) for name in ("energon", "wids")}
 """Folders in the environment with what must not stand beside the rest: an older webdataset, and the
 libraries that Energon asks for."""
@@ -83,17 +80,13 @@ def elsewhere(name: str, code: str, *words: Path | str) -> Any:
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Opens MDS, and checks its digests."""
-    if not HAS_STREAMING:
-        pytest.skip(f"streaming {MISSING}")
+    streaming = pytest.importorskip("streaming", reason=f"streaming {MISSING}")
     monkeypatch.delenv("RANK", raising=False)
 
     def opened(root: Path) -> list[dict[str, Any]]:
-        from streaming import StreamingDataset
-        from streaming.base.util import clean_stale_shared_memory
-
-        clean_stale_shared_memory()
-        dataset = StreamingDataset(local=str(root), batch_size=1, validate_hash="sha256")
-        return [dataset[number] for number in range(len(dataset))]
+        streaming.base.util.clean_stale_shared_memory()
+        how = {"local": str(root), "batch_size": 1, "validate_hash": "sha256"}
+        return [*streaming.StreamingDataset(**how)]
 
     return opened
 
@@ -270,10 +263,8 @@ def check_outputs(kind: str, outputs: Any, ours: dict[str, Any]) -> None:
 
 
 # --- webshart
-@pytest.mark.skipif(not HAS_WEBSHART, reason=f"webshart {MISSING}")
 def test_webshart_reads_images_where_they_are(images: Path, tmp_path: Path) -> None:
-    import webshart
-
+    webshart = pytest.importorskip("webshart", reason=f"webshart {MISSING}")
     wdsprep.export(images, tmp_path / "out", to="webshart")
     kept = stored_images(images)
     seen = 0

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
-from wdsprep.dataset.manifest import Manifest
+from wdsprep.dataset.manifest import Manifest, image_shard_digest
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.unit_locks import Edition
 from wdsprep.encoding.image_shards import ImageShard, first_shards
-from wdsprep.encoding.run_plan import pending_shards
+from wdsprep.encoding.run_plan import PendingShards, pending_shards
 from wdsprep.encoding.shape_lists import sizes_of
 from wdsprep.errors import FingerprintError, SourceError
 from wdsprep.importing.column_names import ImportPlan, choose_columns, parse_columns
@@ -60,7 +60,9 @@ def import_(options: ImportOptions) -> Outcome:
     edition, manifest = open_dataset_to_write(
         latents, "latents", settings, overwrite=options.overwrite
     )
-    wanted, pending, manifest = _find_pending(edition, manifest, cache, shards, options.limit)
+    wanted = first_shards(shards, options.limit, cache.count)
+    left = _find_pending(edition, manifest, cache, shards, wanted)
+    pending = left.shards
     begun: ImportBegun = cache.kind, len(items), plan
     listener.on_begin(begun)
     runner = None
@@ -69,7 +71,9 @@ def import_(options: ImportOptions) -> Outcome:
         runner = runner_for(
             options, len(pending), nbytes, on_message=listener.on_message, name="import"
         )
-    run = Run(edition, manifest, count=len(pending), limit=options.limit if wanted != shards else 0)
+    run = Run(
+        edition, left.manifest, count=len(pending), limit=options.limit if wanted != shards else 0
+    )
     import_unit = partial(
         import_file, cache=cache, plan=plan, edition=edition, settings=settings, empty=no_caption
     )
@@ -103,24 +107,22 @@ def _find_pending(
     edition: Edition,
     manifest: Manifest,
     cache: LatentCache,
-    shards: tuple[ImageShard, ...],
-    limit: int,
-) -> tuple[tuple[ImageShard, ...], list[ImageShard], Manifest]:
-    """Return the files that are wanted, those not imported yet, and the manifest.
+    shards: Sequence[ImageShard],
+    wanted: Sequence[ImageShard],
+) -> PendingShards:
+    """Return the wanted files that are not imported yet.
 
     Units of files that an earlier limit had cut are removed, and imported again. Raise
     FingerprintError if a file that was imported has changed or is gone.
     """
-    units = manifest.ledger.units()
-    done = dict(zip(units, manifest.ledger.column("input"), strict=True))
+    left = pending_shards(edition.store, manifest, shards, wanted, redo_changed=True)
     now = {shard.name: shard.whole_input for shard in shards}
-    if changed := [unit for unit, made in done.items() if now.get(unit) != made.partition(":")[0]]:
+    made_of = ((unit, image_shard_digest(stated)) for unit, stated in left.stale.items())
+    if changed := [unit for unit, digest in made_of if now.get(unit) != digest]:
         raise FingerprintError(
             f"{edition.store.url} was made of other files, as {plural(len(changed), 'file')} of "
             f"{cache.url} changed or went away since, or has another date ({examples(changed)}): "
             "give another place for the new latents, or start over with --overwrite"
         )
-    wanted = first_shards(shards, limit, cache.count)
-    left = pending_shards(edition.store, manifest, shards, wanted)
     remove_units(edition, left.stale)
-    return wanted, left.shards, left.manifest
+    return left

@@ -124,7 +124,7 @@ class KeyJoin:
     def __init__(self, engine: duckdb.DuckDBPyConnection) -> None:
         self._engine = engine
         self._rows = _Parts(ROWS, self._divide_by_names)
-        self._pairs: _Parts | None = None
+        self._pairs = _Parts(SAMPLES, _leave_whole)  # with no rows until samples are matched
         self._needs: Collection[str] = ()
         self._has_all = False  # that each row is known to be a first one
         self.rows = self.unnamed = self.lacking = self.names = self.repeated = 0
@@ -181,7 +181,7 @@ class KeyJoin:
         Samples have a `name` and a number (`sample`). One may come more than once, with several
         names: the one with the lowest `choice` that a row has counts.
         """
-        self._close_pairs()
+        self._pairs.close()
         fields = [field for field in self._rows.schema if field.name != NAME]
         schema = pa.schema([SAMPLES.field(SAMPLE), *fields])
         is_divided, last = self._rows.count > 1, 0
@@ -210,7 +210,6 @@ class KeyJoin:
 
     def read(self, columns: Collection[str] = ()) -> Iterator[Matches]:
         """Yield the samples that have a row, by number, with columns of the rows."""
-        assert self._pairs is not None  # noqa: S101  for mypy: samples were matched
         for part in range(self._pairs.count):
             pairs = pa.concat_tables(self._pairs.read(part))
             samples = _numbers(pairs, SAMPLE)
@@ -272,13 +271,9 @@ class KeyJoin:
         self._engine.register("registered", rows)
         return self._engine.sql(sql)
 
-    def _close_pairs(self) -> None:
-        if self._pairs is not None:
-            self._pairs.close()
-
     def close(self) -> None:
         self._rows.close()
-        self._close_pairs()
+        self._pairs.close()
 
 
 def _column(name: str) -> str:
