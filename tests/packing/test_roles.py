@@ -223,9 +223,15 @@ def test_images_in_roles_are_fetched_and_failures_named_and_fetched_again(
         packed(table, out, *roles, **options, retry_rejected=True)
         assert not rejects_of(out)
         check_pairs(out, url=f"{server.url}/")
-    opted_out = [f"{server.url}/s/3-1", f"{server.url}/m/0"]
-    wdsprep.remove(out, urls=opted_out, yes=True)
-    assert [sample["txt"] for sample in samples_of(out)] == ["edit 1", "edit 2"]
+        wdsprep.remove(out, urls=[f"{server.url}/s/3-1", f"{server.url}/m/0"], yes=True)
+        assert [sample["txt"] for sample in samples_of(out)] == ["edit 1", "edit 2"]
+        others = [{**row, "url": f"{server.url}/t/1"} for row in rows[::-1]]
+        write_table(tmp_path / "moved.parquet", others)
+        write_files(tmp_path, {"moved.jsonl": lines_of(others)})
+        asked = len(server.paths())
+        packed(tmp_path / f"moved.{kind}", out, *roles, **options, overwrite=True)
+        assert not {"/s/3-0", "/s/3-1", "/m/0"} & {*server.paths()[asked:]}
+        assert [sample["txt"] for sample in samples_of(out)] == ["edit 2", "edit 1"]
 
 
 def test_a_sample_without_an_image_or_with_a_damaged_one_is_a_reject_that_names_its_role(

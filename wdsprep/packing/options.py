@@ -422,13 +422,13 @@ def settings_of(options: PackOptions, place: "Source") -> dict[str, Any]:
     }
     if limits.max_alpha != 1:
         found["max_alpha"] = limits.max_alpha
-    if options.roles:
-        found["roles"] = [role.name for role in options.roles]
-        columns = {role.name: role.where for role in place.columns.roles if not role.url}
-        optional = [role.name for role in options.roles if role.is_optional]
-        further = {"optional_roles": optional, "role_columns": columns}
-        further |= {"role_limits": options.role_limits()}
-        found |= {name: value for name, value in further.items() if value}
+    of_roles = {
+        "roles": [role.name for role in options.roles],
+        "optional_roles": [role.name for role in options.roles if role.is_optional],
+        "role_columns": {role.name: role.where for role in place.columns.roles if not role.url},
+        "role_limits": options.role_limits(),
+    }
+    found |= {name: value for name, value in of_roles.items() if value}
     if options.kept is not None:
         found["save_additional_columns"] = list(options.kept)
     if source != "urls" and options.max_nbytes != MAX_NBYTES:
