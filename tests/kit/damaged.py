@@ -45,9 +45,9 @@ def pack_here(source: Path, images: Path, *options: str) -> Path:
     return pack(source, images, *SLICES, *options)
 
 
-def source_of_photos(root: Path, count: int = 12) -> Path:
+def source_of_photos(root: Path) -> Path:
     """Photos, and two files that are none, whose rejects lie in two slices."""
-    photos(root, count)
+    photos(root, 12)
     for name in ("0/zzz.jpg", "zzz.jpg"):
         (root / name).write_bytes(b"no image\n")
     return root

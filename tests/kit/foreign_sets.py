@@ -165,11 +165,10 @@ def saved(array: "np.ndarray[Any, Any]") -> bytes:
     return data.getvalue()
 
 
-def write_tars(out: Path, members: dict[str, dict[str, bytes]], tars: int = 2) -> None:
+def write_tars(out: Path, members: dict[str, dict[str, bytes]]) -> None:
     out.mkdir(parents=True)
-    keys = [*members]
-    for number in range(tars):
-        some = keys[number * len(keys) // tars : (number + 1) * len(keys) // tars]
+    keys, half = [*members], len(members) // 2
+    for number, some in enumerate((keys[:half], keys[half:])):
         named = ((f"{key}.{name}", data) for key in some for name, data in members[key].items())
         (out / f"shard_{number}.tar").write_bytes(tar_bytes(named))
 

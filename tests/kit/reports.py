@@ -64,11 +64,11 @@ class Made:
         return Page(output)
 
 
-def fake_latents(images: Path, latents: Path, kind: str = "sample") -> Path:
+def fake_latents(images: Path, latents: Path) -> Path:
     """Latents of all the images in `images`, normal noise, made without a model."""
     store = open_store(str(latents))
-    wanted = [array_field("latent", (8 if kind == "moments" else 4, 8, 8))]
-    options = {"latents": kind, "layout": layout(wanted), "resolution": 64, "text": "none"}
+    wanted = [array_field("latent", (4, 8, 8))]
+    options = {"latents": "sample", "layout": layout(wanted), "resolution": 64, "text": "none"}
     settings = {**options, "scale": 1.0, "shift": 0.0, "weights": ""}
     receipts = []
     for shard in manifest_of(images).shards:

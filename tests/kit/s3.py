@@ -40,9 +40,9 @@ def run_tool(*args: str | Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def start_server(home: Path, ttl: int = 3000) -> S3Server:
+def start_server(home: Path) -> S3Server:
     """Start a server in that directory; skip the test, but fail in CI, where Ceph is missing."""
-    done = run_tool("start", "--dir", home, "--ttl", str(ttl))
+    done = run_tool("start", "--dir", home, "--ttl", "3000")
     if done.returncode == MISSING_PACKAGES and os.environ.get("CI") != "true":
         pytest.skip(done.stderr.strip())
     if done.returncode != 0:
@@ -52,8 +52,8 @@ def start_server(home: Path, ttl: int = 3000) -> S3Server:
 
 
 @contextlib.contextmanager
-def s3_client(url: str | None = None, **config: Any) -> Iterator[Any]:
-    """A boto3 client of AWS_ENDPOINT_URL or of the url (a proxy's), closed at the end.
+def s3_client(**config: Any) -> Iterator[Any]:
+    """A boto3 client of AWS_ENDPOINT_URL, closed at the end.
 
     It retries nothing unless told to, so that a test sees each fault itself.
     """
@@ -65,7 +65,7 @@ def s3_client(url: str | None = None, **config: Any) -> Iterator[Any]:
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
     }
-    client = boto3.client("s3", endpoint_url=url, config=Config(**{**defaults, **config}))
+    client = boto3.client("s3", config=Config(**{**defaults, **config}))
     with contextlib.closing(client):
         yield client
 

@@ -61,7 +61,7 @@ def gemma() -> transformers.GemmaTokenizer:
     return transformers.GemmaTokenizer(vocab=_numbered(pieces), merges=merges, add_bos_token=True)
 
 
-def qwen(length: int = 131072) -> transformers.Qwen2Tokenizer:
+def qwen() -> transformers.Qwen2Tokenizer:
     merges = _merges()
     pieces = BYTES + ["".join(pair) for pair in merges] + QWEN_MARKS + QWEN_PLACES
     made = transformers.Qwen2Tokenizer(
@@ -70,7 +70,7 @@ def qwen(length: int = 131072) -> transformers.Qwen2Tokenizer:
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         extra_special_tokens=[*QWEN_MARKS[1:], *QWEN_PLACES],
-        model_max_length=length,
+        model_max_length=131072,
     )
     made.add_tokens(ROLES)
     made.chat_template = QWEN_TEMPLATE
