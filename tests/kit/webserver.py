@@ -10,7 +10,6 @@ end, so a behaviour that waits must wait in `Connection.rest` or on its socket.
 
 import contextlib
 import http.client
-import io
 import socket
 import ssl
 import struct
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from email.message import Message
 from pathlib import Path
 
-MAX_HEAD_NBYTES = 1 << 16
+MAX_LINE_NBYTES = 1 << 16
 TLS_HELLO = b"\x16\x03"
 
 
@@ -41,7 +40,7 @@ class Connection:
     """What a behaviour has in its hands."""
 
     def __init__(self, raw: socket.socket, closing: threading.Event) -> None:
-        self.socket, self._closing, self._rest = raw, closing, b""
+        self.socket, self._closing, self.file = raw, closing, raw.makefile("rb")
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -61,51 +60,38 @@ class Connection:
 
     def request(self) -> Request | None:
         """The next one; None when the client has hung up."""
-        while b"\r\n\r\n" not in self._rest:
-            more = self.socket.recv(1 << 16)
-            if not more or len(self._rest) > MAX_HEAD_NBYTES:
-                return None
-            self._rest += more
-            if self._rest.startswith(TLS_HELLO):
-                self.send(response(400))
-                return None
-        first, _, rest = self._rest.partition(b"\r\n")
-        head, _, self._rest = rest.partition(b"\r\n\r\n")
-        headers = http.client.parse_headers(io.BytesIO(head + b"\r\n\r\n"))
+        if self.file.peek(2).startswith(TLS_HELLO):
+            self.send(response(400))
+            return None
+        first = self.file.readline(MAX_LINE_NBYTES)
+        if not first.endswith(b"\r\n"):
+            return None
+        headers = http.client.parse_headers(self.file)
         method, path, *_ = first.decode("latin-1").split(" ")
         if headers.get("expect", "").lower() == "100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         request = Request(path, headers, method)
         if not request.is_chunked:
-            return replace(request, body=self._take(int(headers.get("content-length", 0))))
+            return replace(request, body=self._read(int(headers.get("content-length", 0))))
         chunks = []
         while size := int(self._line().split(b";")[0], 16):
-            chunks.append(self._take(size))
+            chunks.append(self._read(size))
             self._line()
-        while self._line():
+        while self._line() != b"\r\n":
             pass  # trailers of the transfer encoding; S3's own are inside the body
         return replace(request, body=b"".join(chunks))
 
-    def _take(self, nbytes: int) -> bytes:
+    def _read(self, nbytes: int) -> bytes:
         """So many bytes of a body."""
-        pieces, there = [self._rest], len(self._rest)
-        while there < nbytes:
-            pieces.append(self._more())
-            there += len(pieces[-1])
-        self._rest = b"".join(pieces)
-        taken, self._rest = self._rest[:nbytes], self._rest[nbytes:]
-        return taken
-
-    def _line(self) -> bytes:
-        while b"\r\n" not in self._rest:
-            self._rest += self._more()
-        line, _, self._rest = self._rest.partition(b"\r\n")
-        return line
-
-    def _more(self) -> bytes:
-        if not (data := self.socket.recv(1 << 16)):
+        data = self.file.read(nbytes)
+        if len(data) < nbytes:
             raise ConnectionAbortedError("the client closed within its request's body")
         return data
+
+    def _line(self) -> bytes:
+        if not (line := self.file.readline()):
+            raise ConnectionAbortedError("the client closed within its request's body")
+        return line
 
 
 Behaviour = Callable[[Connection, Request], bool]
@@ -256,7 +242,9 @@ class WebServer:
                 with self._lock:
                     self._open.discard(taken)
                     self._open.add(used)
-            self._converse(Connection(used, self._closing))
+            connection = Connection(used, self._closing)
+            with connection.file:
+                self._converse(connection)
         with self._lock:
             self._open.discard(used)
             self._open.discard(taken)
