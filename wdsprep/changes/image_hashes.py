@@ -38,7 +38,7 @@ from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed_samples import ShardRemoval
 from wdsprep.dataset.samples import ROLE_IMAGE, roles_of
 from wdsprep.dataset.shard_reader import HashedTape
-from wdsprep.dataset.stored_dataset import open_current_dataset, read_shard
+from wdsprep.dataset.stored_dataset import check_of_images, open_current_dataset, read_shard
 from wdsprep.dataset.tar.read import read_samples
 from wdsprep.dataset.thread_map import read_each
 from wdsprep.errors import AccessError, NotFoundError, UsageError
@@ -172,9 +172,7 @@ class HashedImages:
         no shard or no such image.
         """
         store, self.manifest = open_current_dataset(url, shown)
-        if self.manifest.dataset == "latents":
-            what = f"{shown} is a dataset of {self.manifest.kind}"
-            raise UsageError(f"{what}: give the images that it was made of")
+        check_of_images(shown, self.manifest)
         if not self.manifest.shards:
             raise UsageError(f"{shown} holds no image: {command('inspect', shown)} says why")
         if role != WHOLE:

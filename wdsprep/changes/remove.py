@@ -37,7 +37,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from wdsprep.changes.find_samples import (
@@ -135,13 +134,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     job = _RemovalJob(opened, listener, finder, successors)
     job.find()
 
-    def found() -> Removal:
-        digests = job.changed_digests()
-        others = made_of_them.keys() - {*urls_of}
-        beside = sorted(url for url in others if not made_of_them[url].isdisjoint(digests))
-        return replace(job.removal(), ended=ended, beside=tuple(beside))
-
-    removal = found()
+    removal = job.removal(ended, made_of_them)
     if not (finder.texts or ended or removal.is_needed):
         raise UsageError("nothing to remove: give --keys, --urls, --sha256 or --sources")
     if not removal.is_needed:
@@ -156,7 +149,7 @@ def remove(datasets: Sequence[Place], options: RemoveOptions) -> "Removal":
     job.mark()
     job.catch_up()
     _change(opened, listener)
-    return replace(found(), done=True)
+    return replace(job.removal(ended, made_of_them), done=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -486,22 +479,27 @@ class _RemovalJob:
                 return max(shared, key=lambda url: shared[url])
         return ""
 
-    def changed_digests(self) -> set[str]:
-        """Return the digests of the image shards that lose samples, or have lost some."""
-        images = [dataset for dataset in self._datasets if dataset.has_images]
-        units = chain.from_iterable(dataset.units.values() for dataset in images)
-        lost = {shard.digest for shard in by_latent_unit(units).values()}
-        return lost.union(*(dataset.removed.successors for dataset in images))
+    def removal(
+        self, ended: tuple[str, ...], latents_there: Mapping[str, frozenset[str]]
+    ) -> Removal:
+        """Return what was found, for the user.
 
-    def removal(self) -> Removal:
-        """Return what was found, for the user."""
+        `latents_there` are those that lie beside images, with the digests of the image shards that
+        they were made of.
+        """
         finder = self._finder
         nowhere, examples = finder.unseen_keys()
+        images = [dataset for dataset in self._datasets if dataset.has_images]
+        losing = {s.digest for dataset in images for u in dataset.units.values() for s in u.shards}
+        losing.update(*(dataset.removed.successors for dataset in images))  # or have lost some
+        others = latents_there.keys() - self._by_url.keys()
         return Removal(
             places=tuple(dataset.result(finder) for dataset in self._datasets),
             nowhere=nowhere,
             examples=examples,
             unmatched=finder.unmatched,
+            ended=ended,
+            beside=tuple(sorted(u for u in others if not latents_there[u].isdisjoint(losing))),
         )
 
     # --- mark

@@ -32,7 +32,7 @@ from wdsprep.dataset.file_names import (
     unit_of_file,
     unit_of_receipt,
 )
-from wdsprep.dataset.manifest import RETRIED, Manifest, Receipt
+from wdsprep.dataset.manifest import RETRIED, Manifest, Receipt, Shard
 from wdsprep.dataset.npy_arrays import empty_fields
 from wdsprep.dataset.reindex import can_make_table
 from wdsprep.dataset.rejects import UNSETTLED
@@ -83,8 +83,8 @@ class DatasetSurvey:
         return self.manifest is not None and self.manifest.complete
 
     @property
-    def nbytes(self) -> int:
-        return sum(shard.nbytes for receipt in self.receipts for shard in receipt.shards)
+    def shards(self) -> list[Shard]:
+        return [shard for receipt in self.receipts for shard in receipt.shards]
 
     def has_changed(self, names: Collection[str]) -> bool:
         """Return whether another run has written or deleted one of these files since the survey."""

@@ -1,9 +1,8 @@
 """The options of `verify` and `repair`."""
 
-import os
 from dataclasses import KW_ONLY, dataclass, field
 
-from wdsprep.options import about, option_field
+from wdsprep.options import Place, about, option_field
 from wdsprep.runners.options import WorkerOptions
 
 CHECKS = "Checks"
@@ -22,8 +21,6 @@ class VerifyOptions(WorkerOptions):
 class RepairOptions(VerifyOptions):
     """The options of `repair`."""
 
-    dataset: "str | os.PathLike[str]" = field(
-        metadata=about("The dataset to repair.", is_place=True)
-    )
+    dataset: Place = field(metadata=about("The dataset to repair.", is_place=True))
     _: KW_ONLY
     yes: bool = option_field("Repair without asking.", CHECKS, default=False)

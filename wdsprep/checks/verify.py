@@ -163,14 +163,14 @@ def find_images(latents: DatasetSurvey, others: Sequence[DatasetSurvey]) -> Data
     inputs = {image_shard_digest(receipt.input) for receipt in latents.receipts}
 
     def shared(images: DatasetSurvey) -> int:
-        return sum(s.digest in inputs for r in images.receipts for s in r.shards)
+        return sum(shard.digest in inputs for shard in images.shards)
 
     return max((o for o in others if o.dataset == "images"), key=shared, default=None)
 
 
 def check_pairs(latents: DatasetSurvey, images: DatasetSurvey) -> None:
     """Compare the receipts of latents with those of images, and add findings to the latents."""
-    image_shards = {shard.name: shard for receipt in images.receipts for shard in receipt.shards}
+    image_shards = {shard.name: shard for shard in images.shards}
     removed = NONE_REMOVED
     with suppress(DamageError):  # of which the images have a finding
         removed = removed_from(images.edition.store)

@@ -15,14 +15,14 @@ from wdsprep.dataset.manifest import Manifest
 from wdsprep.dataset.samples import roles_of
 from wdsprep.dataset.settings import Settings
 from wdsprep.dataset.shapes import buckets_encoded, least_side_of
-from wdsprep.dataset.stored_dataset import open_dataset
+from wdsprep.dataset.stored_dataset import check_of_images, open_dataset
 from wdsprep.encoding import LATENTS, MODELS, TEXTS
 from wdsprep.encoding.models.presets import DC, PRESETS, TOKENS
 from wdsprep.encoding.options import check_resolutions, parse_resolutions, resolutions_of
 from wdsprep.encoding.recipe_options import check_roles_option
 from wdsprep.encoding.sample_arrays import sample_nbytes
 from wdsprep.errors import UsageError
-from wdsprep.options import Options, option_field, takes_options
+from wdsprep.options import Options, Place, option_field, takes_options
 from wdsprep.reporting.overview import images_from
 from wdsprep.text import command_line, human_bytes, join_lines, plural
 
@@ -58,9 +58,7 @@ def parse_counts(given: Any) -> Mapping[int, float]:
 class PlanOptions(Options):
     """The options of `wdsprep plan`."""
 
-    images: "str | os.PathLike[str]" = option_field(
-        "The images to be encoded.", default="", is_place=True
-    )
+    images: Place = option_field("The images to be encoded.", default="", is_place=True)
     _: KW_ONLY
     counts: Mapping[int, float] | str | None = option_field(
         "Plan for this many images of each size, by the shorter side: 256=490M,512=300M.",
@@ -184,8 +182,7 @@ def open_images(options: PlanOptions) -> Manifest:
 
     place = os.fspath(options.images)
     _, manifest = open_dataset(place)
-    if manifest.dataset != "images":
-        raise UsageError(f"{place} is a dataset of {manifest.kind}: give a dataset of images")
+    check_of_images(place, manifest)
     check_roles(place, options.roles, roles_of(manifest.settings))
     return manifest
 

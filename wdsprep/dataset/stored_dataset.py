@@ -107,6 +107,13 @@ def read_manifest(store: Store) -> Manifest | None:
         return Manifest.from_bytes(data, what)
 
 
+def check_of_images(shown: str, manifest: Manifest) -> None:
+    """Raise UsageError if a dataset, which the user calls `shown`, is not one of images."""
+    if manifest.dataset != "images":
+        what = f"{shown} is a dataset of {manifest.kind}"
+        raise UsageError(f"{what}: give the images that it was made of")
+
+
 def dated_manifest(store: Store) -> Manifest | None:
     """Return the manifest with the time when it was written, or None if there is none.
 

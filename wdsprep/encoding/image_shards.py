@@ -30,6 +30,7 @@ from wdsprep.dataset.shapes import Size, buckets_encoded, least_side_of
 from wdsprep.dataset.shard_reader import LARGE_NBYTES, ShardReader
 from wdsprep.dataset.stored_dataset import (
     check_not_rewritten,
+    check_of_images,
     check_place,
     dated_manifest,
     refresh_manifest,
@@ -188,10 +189,7 @@ def find_image_shards(
         check_place(url, [entry.name for entry in islice(store.list(RECEIPTS), 1)])
     if store is None or manifest is None:
         return _find_tars(url, resolution, roles, max_nbytes)
-    if manifest.dataset != "images":
-        raise UsageError(
-            f"{url} is a dataset of {manifest.kind}: give the images that it was made of"
-        )
+    check_of_images(url, manifest)
     manifest = refresh_manifest(store, manifest)
     there, tars = roles_of(manifest.settings), tars_of(store.url, max_nbytes, roles)
     check_roles(url, roles, there)

@@ -1,13 +1,12 @@
 """The options of `inspect`, and those of `report` and `card` beside their datasets."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from wdsprep.encoding import MODELS
 from wdsprep.errors import UsageError
 from wdsprep.limits import MAX_AREA
-from wdsprep.options import Options, about, option_field
+from wdsprep.options import Options, Place, about, option_field
 from wdsprep.runners.options import JOIN, ListenedOptions
 from wdsprep.text import Counting, brief, did_you_mean, ignore_count
 
@@ -43,9 +42,7 @@ def check_license(license: object) -> str:
 class OverviewOptions(Options):
     """The options of `inspect` for a whole dataset."""
 
-    dataset: "str | os.PathLike[str]" = field(
-        metadata=about("The dataset to look at.", is_place=True)
-    )
+    dataset: Place = field(metadata=about("The dataset to look at.", is_place=True))
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,9 @@ class InspectOptions(OverviewOptions):
     where: str = option_field(
         "Show the samples that meet this condition, such as 'width >= 768'.", SAMPLES, default=""
     )
-    join: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = field(
-        default=(), metadata=JOIN
-    )
+    join: Place | Sequence[Place] = field(default=(), metadata=JOIN)
     limit: int = option_field("Show this many samples of --where.", SAMPLES, default=20, least=0)
-    out: "str | os.PathLike[str]" = option_field(
+    out: Place = option_field(
         "Write the members of the sample into this folder.",
         OUTPUT,
         default="",
@@ -96,7 +91,7 @@ class ReportOptions(ListenedOptions):
     max_area: int = option_field(
         "Leave out images of more pixels than this.", SAMPLES, default=MAX_AREA, least=1
     )
-    duplicates: "str | os.PathLike[str]" = option_field(
+    duplicates: Place = option_field(
         "Show groups of copies side by side, from this table, which duplicates --table wrote: "
         "first those whose copies differ most.",
         SAMPLES,
@@ -105,7 +100,7 @@ class ReportOptions(ListenedOptions):
         is_place=True,
         example="copies.parquet",
     )
-    output: "str | os.PathLike[str]" = option_field(
+    output: Place = option_field(
         "Write the page to this file, in [any place](../packing/README.md#places).",
         OUTPUT,
         default="report.html",
@@ -141,7 +136,7 @@ class CardOptions(ListenedOptions):
         least=0,
     )
     seed: int = option_field("Pick the samples with this seed.", CARD, default=0, usual=True)
-    output: "str | os.PathLike[str]" = option_field(
+    output: Place = option_field(
         "Write the card to this file, not to the screen.",
         OUTPUT,
         default="",

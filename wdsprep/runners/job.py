@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import Finished, Quarantined, Runner, Step, Unit, Work
@@ -86,7 +86,14 @@ class JobListener:
         return False
 
 
-U = TypeVar("U", bound=Unit)
+class SizedUnit(Unit, Protocol):
+    """A unit whose steps tell how many of its bytes are done."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+U = TypeVar("U", bound=SizedUnit)
 R = TypeVar("R")
 
 
@@ -94,21 +101,14 @@ class Job(Generic[U, R]):
     """Units that a runner works through. Closing the job ends its workers.
 
     The job only collects the units that failed for good, in `quarantined`, and does not judge them.
-    `sizes` are the bytes of the units.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        work: Work,
-        units: Iterable[U],
-        *,
-        sizes: Mapping[str, int],
-        on_status: StatusListener,
+        self, runner: Runner, work: Work, units: Sequence[U], *, on_status: StatusListener
     ) -> None:
         self._events = runner.run(work, units)
-        self._sizes, self._on_status = sizes, on_status
-        self._nbytes_of = sum(sizes.values())
+        self._on_status, self._units = on_status, len(units)
+        self._nbytes_of = sum(unit.nbytes for unit in units)
         self._under_way: dict[str, object] = {}
         self._nbytes = self._units_done = 0
         self.quarantined: list[Quarantined] = []
@@ -122,17 +122,17 @@ class Job(Generic[U, R]):
         Units that failed for good go into `quarantined`. `on_status` is called after each event.
         """
         for event in self._events:
-            name = event.unit.name
+            unit = cast("U", event.unit)
             if isinstance(event, Step):
-                self._under_way[name] = event.value
+                self._under_way[unit.name] = event.value
             else:
-                self._under_way.pop(name, None)
-                self._nbytes += self._sizes[name]
+                self._under_way.pop(unit.name, None)
+                self._nbytes += unit.nbytes
                 self._units_done += 1
             if isinstance(event, Quarantined):
                 self.quarantined.append(event)
             elif isinstance(event, Finished):
-                yield cast("U", event.unit), cast("R", event.result)
+                yield unit, cast("R", event.result)
             self._on_status(self.status)
 
     def status(self) -> JobStatus:
@@ -142,7 +142,7 @@ class Job(Generic[U, R]):
             nbytes=nbytes,
             nbytes_of=self._nbytes_of,
             units_done=self._units_done,
-            units=len(self._sizes),
+            units=self._units,
             share_done=nbytes / max(1, self._nbytes_of),
         )
 

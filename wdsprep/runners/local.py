@@ -21,7 +21,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.errors import WorkError
@@ -58,7 +58,6 @@ class LocalRunner:
         self.settings = settings
         self._work = b""
         self._workers: dict[int, _Worker] = {}
-        self._slots: dict[Connection, int] = {}
         self._news: list[SlotMessage] = []
         """Messages that workers which are started open, or could not be started."""
         self._reason_of_kill = count_kills()
@@ -76,7 +75,6 @@ class LocalRunner:
         try:
             worker = _spawn(self.settings.units_per_worker, self._environment(slot))
             self._workers[slot] = worker
-            self._slots[worker[1]] = slot
         except (OSError, MemoryError) as error:
             reason = f"a worker process could not be started: {error or 'out of memory'}"
             lost = Failure(reason=reason, place=self._place(slot), error=WorkError(reason))
@@ -107,9 +105,9 @@ class LocalRunner:
     def hear(self) -> Iterator[SlotMessage]:
         news, self._news = self._news, []
         yield from news
-        for pipe in wait(list(self._slots), 0 if news else LOOK_S):
-            assert isinstance(pipe, Connection)  # noqa: S101  for mypy: we wait for nothing else
-            slot = self._slots[pipe]
+        slots = {pipe: slot for slot, (_, pipe) in self._workers.items()}
+        for pipe in cast("list[Connection]", wait(slots, 0 if news else LOOK_S)):
+            slot = slots[pipe]
             try:
                 order, message = pipe.recv()
             except (EOFError, OSError):
@@ -127,15 +125,12 @@ class LocalRunner:
     def _forget(self, slot: int) -> int:
         """End the process of a slot, and return its exit code."""
         worker = self._workers.pop(slot)
-        process, pipe = worker
-        del self._slots[pipe]
         _end([worker])
-        return process.returncode
+        return worker[0].returncode
 
     def stop(self) -> None:
         workers = list(self._workers.values())
         self._workers.clear()
-        self._slots.clear()
         for process, _ in workers:
             process.terminate()
         _end(workers)

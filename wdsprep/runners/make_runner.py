@@ -7,7 +7,7 @@ units, or none. `job_largest_first` is such a job, of units whose sizes are know
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, cast
 
 from wdsprep.cpus import usable_cpus
 from wdsprep.runners.base import (
@@ -20,7 +20,7 @@ from wdsprep.runners.base import (
     Unit,
     Work,
 )
-from wdsprep.runners.job import Job, StatusListener
+from wdsprep.runners.job import Job, StatusListener, U
 from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.runners.schedule import drive
 from wdsprep.runners.worker import Worker, open_worker
@@ -112,25 +112,15 @@ def runner_for(
     return make_runner(options.runner, settings)
 
 
-class SizedUnit(Unit, Protocol):
-    """A unit whose steps tell how many of its bytes are done."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-S = TypeVar("S", bound=SizedUnit)
-
-
 def job_largest_first(
     options: WorkerOptions,
     do_unit: Call,
-    units: Iterable[S],
+    units: Iterable[U],
     *,
     name: str,
     is_safe: bool = False,
     on_status: StatusListener | None = None,
-) -> Job[S, Any]:
+) -> Job[U, Any]:
     """Return a job of units that are all known beforehand, the largest first.
 
     So no worker begins a large unit at the end. `do_unit` is a function, or a `partial` of one, for
@@ -138,18 +128,12 @@ def job_largest_first(
     hears of the status, unless `on_status` is given.
     """
     units = sorted(units, key=lambda unit: -unit.nbytes)
-    sizes = {unit.name: unit.nbytes for unit in units}
-    listener = options.listener_or_mute
+    nbytes, listener = sum(unit.nbytes for unit in units), options.listener_or_mute
     runner = runner_for(
-        options,
-        len(units),
-        sum(sizes.values()),
-        on_message=listener.on_message,
-        name=name,
-        is_safe=is_safe,
+        options, len(units), nbytes, on_message=listener.on_message, name=name, is_safe=is_safe
     )
     work = partial(prepare_nothing, do_unit)
-    return Job(runner, work, units, sizes=sizes, on_status=on_status or listener.on_status)
+    return Job(runner, work, units, on_status=on_status or listener.on_status)
 
 
 def prepare_nothing(do_unit: Call) -> Call:

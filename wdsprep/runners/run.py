@@ -305,8 +305,7 @@ class Run:
             )
             manifest = self._settle(manifest)
             if self._limit:
-                has_all = not self.count and manifest.complete and there is not None
-                complete = has_all and there is not None and there.complete
+                complete = bool(not self.count and manifest.complete and there and there.complete)
             else:
                 kept = len(self._quarantined) - len(self._missing_units(manifest))
                 done, units = self._total.units_done + kept, self._total.units

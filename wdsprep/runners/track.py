@@ -138,17 +138,6 @@ def check_tracker(kind: str) -> str:
     return kind
 
 
-def figures_of(status: JobStatus, elapsed_s: float) -> dict[str, float]:
-    """Return the figures that every job has."""
-    return {
-        "done": status.share_done,
-        "left_s": status.left_s(elapsed_s),
-        "nbytes": status.nbytes,
-        "units_done": status.units_done,
-        **{f"rejects/{code}": count for code, count in sorted(status.rejects.items())},
-    }
-
-
 @contextmanager
 def track_run(
     kind: str,
@@ -176,7 +165,14 @@ def track_run(
         nonlocal last, last_counted
         now, status = time.monotonic(), latest_status()
         counted = status.samples + sum(status.rejects.values())
-        figures = {**figures_of(status, now - (began or now)), **more()}
+        figures = {
+            "done": status.share_done,
+            "left_s": status.left_s(now - (began or now)),
+            "nbytes": status.nbytes,
+            "units_done": status.units_done,
+            **{f"rejects/{code}": count for code, count in sorted(status.rejects.items())},
+            **more(),
+        }
         if (passed := now - (last or began or now)) > 0:
             figures["samples_per_s"] = (counted - last_counted) / passed
         last, last_counted = now, counted

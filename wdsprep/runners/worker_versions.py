@@ -11,7 +11,7 @@ import importlib
 import re
 import socket
 import sys
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from typing import Any
 
 THEN = "run again: it goes on from there"
@@ -64,11 +64,9 @@ def import_for_driver(module: str, ours: str, path: Iterable[str], then: str) ->
 class WdsprepWorker:
     """The actor that does units. The Ray dashboard shows its class and its name."""
 
-    def __init__(
-        self, version: str, work: bytes, path: list[str], tags: Mapping[str, str], others: int = 1
-    ) -> None:
-        self._version, self._path = version, path
-        self._arguments = work, tags, others
+    def __init__(self, version: str, path: list[str], *arguments: Any) -> None:
+        """Take the version and the path of the driver, and the arguments of a `RayWorker`."""
+        self._version, self._path, self._arguments = version, path, arguments
         self._worker: Any = None
 
     def open(self) -> Generator[Any, None, None]:

@@ -3,14 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from wdsprep.checks.dataset_check import DatasetSurvey
 from wdsprep.checks.findings import Finding
 from wdsprep.checks.repair import Repair
 from wdsprep.checks.verify import Verified
 from wdsprep.cli.base_command import DONE_WITH_DAMAGE
 from wdsprep.cli.output.shared import CommandOutput, KeptLine, echo
 from wdsprep.dataset.file_names import MAKERS
-from wdsprep.dataset.manifest import Shard
 from wdsprep.runners.job import JobStatus
 from wdsprep.text import EXAMPLES, command, examples, human_bytes, human_time, join_lines, plural
 
@@ -46,9 +44,9 @@ class VerifyOutput(CheckOutput[Verified]):
                     "complete": survey.is_complete,
                     "dataset": survey.shown,
                     "kind": survey.dataset,
-                    "nbytes": survey.nbytes,
-                    "samples": sum(shard.samples for shard in _shards(survey)),
-                    "shards": len(_shards(survey)),
+                    "nbytes": sum(shard.nbytes for shard in survey.shards),
+                    "samples": sum(shard.samples for shard in survey.shards),
+                    "shards": len(survey.shards),
                     "units": len(survey.receipts),
                 }
                 for survey in verified.surveys
@@ -64,17 +62,13 @@ class VerifyOutput(CheckOutput[Verified]):
         how = "receipts and sizes" if verified.is_quick else "every byte"
         for survey in verified.surveys:
             wrong = sum(not finding.kind.is_note for finding in survey.findings)
-            shards = _shards(survey)
-            samples = plural(sum(shard.samples for shard in shards), "sample")
-            size = f"{samples} in {plural(len(shards), 'shard')}, {human_bytes(survey.nbytes)}"
+            samples = plural(sum(shard.samples for shard in survey.shards), "sample")
+            nbytes = human_bytes(sum(shard.nbytes for shard in survey.shards))
+            size = f"{samples} in {plural(len(survey.shards), 'shard')}, {nbytes}"
             yield (
                 f"{survey.shown}: {plural(wrong, 'finding') if wrong else 'sound'}: {size} "
                 f"checked ({how}) in {human_time(self.line.elapsed_s)}"
             )
-
-
-def _shards(survey: DatasetSurvey) -> list[Shard]:
-    return [shard for receipt in survey.receipts for shard in receipt.shards]
 
 
 def finding_facts(finding: Finding) -> dict[str, str]:

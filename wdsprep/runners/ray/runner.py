@@ -95,7 +95,7 @@ class RayRunner:
             )
             self._class = remote(WdsprepWorker)
             data, path = ray.put(cloudpickle.dumps(work)), ray.put(sys.path)
-            self._arguments = __version__, data, path, self._tags
+            self._arguments = __version__, path, data, self._tags
             events = drive(self, units, settings, workers=workers, allowed=allowed)
             yield from self._metrics.noting(events)
 

@@ -129,7 +129,7 @@ UNPACED = 100
 
 
 class RayWorker:
-    def __init__(self, work: bytes, tags: Mapping[str, str], others: int = 1) -> None:
+    def __init__(self, work: bytes, tags: Mapping[str, str], others: int) -> None:
         """Prepare a worker. `others` is the number of units that all workers do at a time.
 
         The more there are, the less often this worker reports progress.
