@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -124,6 +125,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         return LocalStore(tmp_path / "data")
     made: Store = request.getfixturevalue(f"{request.param}_store")
     return made
+
+
+@pytest.fixture(scope="module")
+def no_models() -> Iterator[None]:
+    """Encoders that need no model take the place of others."""
+    from tests.kit.encode_work import Making  # loads torch
+
+    with patch("wdsprep.encoding.encode.make_encoder", Making()):
+        yield
 
 
 @pytest.fixture

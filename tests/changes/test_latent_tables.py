@@ -1,18 +1,16 @@
 """Tables of what was made of images: after each command they say what the tars and images say."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from pyarrow import parquet as pq
 
 import wdsprep
 from tests.kit.damaged import check, findings, flip
-from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, members, packed, positions_in, rejected
 from tests.kit.packs import check_tables, jpeg, manifest_of, tar_bytes, tree, write_files
 from wdsprep.checks.findings import Kind
@@ -24,16 +22,11 @@ from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.stored_dataset import write_rebuilt
 from wdsprep.errors import FormatError
 
+pytestmark = pytest.mark.usefixtures("no_models")
 SIZES = ((64, 80), (100, 70), (300, 66), (70, 120), (66, 66), (64, 300))
 """Of these, the third and the last lose too much in any shape."""
 SHAPED = {"shapes": "nearest:32,2", "max_crop": 0.3}
 KINDS = {"square": {"max_crop": 0.3}, "shaped": SHAPED, "text": {"latents": "none"}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_models() -> Iterator[None]:
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        yield
 
 
 @pytest.fixture(scope="module")

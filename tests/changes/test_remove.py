@@ -8,11 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from PIL import Image
@@ -20,7 +18,6 @@ from pyarrow import parquet as pq
 
 import wdsprep
 from tests.kit.damaged import check, findings, flip, restore
-from tests.kit.encode_work import Making
 from tests.kit.encodes import Here, encode_here, members, positions_in, samples_in
 from tests.kit.kills import Cut, CutError
 from tests.kit.packs import (
@@ -61,18 +58,13 @@ from wdsprep.errors import (
 from wdsprep.runners.make_runner import InProcessRunner
 from wdsprep.store import open_store
 
+pytestmark = pytest.mark.usefixtures("no_models")
 SIZES = ((64, 80), (100, 90), (200, 136))  # two of bucket 64, one of 128
 WEB = (*FAST, "--buckets", "32", "--ignore-robots")
 SLICES = ("--buckets", "64,128", "--samples-per-shard", "6")
 GONE = ["000000000001", "000001000003", "000001000004"]
 Pair = tuple[Path, Path, Path]
 Once = tuple[Pair, dict[Path, dict[str, bytes]]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_models() -> Iterator[None]:
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        yield
 
 
 def photo(number: int) -> bytes:

@@ -3,11 +3,10 @@
 import json
 import shutil
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +14,6 @@ import pytest
 
 import wdsprep
 from tests.kit.damaged import findings, flip, state
-from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, packed, pictures, samples_in
 from tests.kit.packs import manifest_of, tars, tree
 from wdsprep.changes.options import read_lines
@@ -26,17 +24,12 @@ from wdsprep.runners.job import JobListener
 from wdsprep.store import open_store
 from wdsprep.tables.query import WantedTexts
 
+pytestmark = pytest.mark.usefixtures("no_models")
 OPTIONS: dict[str, dict[str, Any]] = {"latents": {}, "shaped": {"shapes": "nearest:16,2"}}
 
 
 def is_fifth(key: str) -> bool:
     return int(key) % 5 == 2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_models() -> Iterator[None]:
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,9 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from tests.kit.damaged import (
     rewrite,
     state,
 )
-from tests.kit.encode_work import Making
 from tests.kit.encodes import encode_here, latents_of, packed, pictures, rejected
 from tests.kit.latent_sets import field, npy
 from tests.kit.packs import jpeg, manifest_of, pack, tree, write_files
@@ -35,15 +33,10 @@ from wdsprep.dataset.rejects import Reject
 from wdsprep.errors import FormatError, NotFoundError
 from wdsprep.reporting.inspect import FoundSample, inspect
 
+pytestmark = pytest.mark.usefixtures("no_models")
 EMPTY = "empty.emb.npy"
 UNIT = "64/000000"
 Pair = tuple[Path, Path, dict[str, bytes]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_models() -> Iterator[None]:
-    with patch("wdsprep.encoding.encode.make_encoder", Making()):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -120,7 +120,7 @@ class Pretenders:
         self._given = deque(given for given in self._given if given[0] != slot)
         return ""
 
-    def hear(self) -> Iterator[SlotMessage]:
+    def hear(self) -> Iterable[SlotMessage]:
         self.calls += 1
         while self._ready:
             yield self._ready.popleft(), 0, ("ready", 0)

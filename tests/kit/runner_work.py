@@ -121,24 +121,36 @@ class BreakOnce(Work):
 
 
 @dataclass(frozen=True)
-class Visible(Work):
-    """Result: what CUDA_VISIBLE_DEVICES is."""
+class Calls(Work):
+    """The result of each unit, which takes its time, is what a function returns."""
 
-    def call(self, _unit: Number) -> Generator[str | None, None, str | None]:
-        time.sleep(0.2)
-        yield None
-        return os.environ.get("CUDA_VISIBLE_DEVICES")
+    function: Callable[[], Any] = os.getpid
+    unit_s: float = 0.0
+
+    def call(self, _unit: Number) -> Generator[int, None, Any]:
+        time.sleep(self.unit_s)
+        yield 1
+        return self.function()
 
 
-@dataclass(frozen=True)
-class Shared(Work):
-    """Result: the cores that go with one GPU of the node."""
+def visible_gpus() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
-    def call(self, _unit: Number) -> Generator[float, None, float]:
-        from wdsprep.runners.ray.cluster import node_share
 
-        yield 0.0
-        return node_share(1)
+def cores_of_a_gpu() -> float:
+    from wdsprep.runners.ray.cluster import node_share
+
+    return node_share(1)
+
+
+def threads_of_a_product() -> int:
+    """Count the threads that a product of NumPy starts."""
+    before = len(os.listdir("/proc/self/task"))
+    import numpy
+
+    ones = numpy.ones((300, 300))
+    assert (ones @ ones)[0, 0] == 300
+    return len(os.listdir("/proc/self/task")) - before
 
 
 class NobodyKnewError(Exception):
@@ -310,20 +322,6 @@ class Deafened(Work):
         return unit.value
 
 
-@dataclass(frozen=True)
-class Multiplies(Work):
-    """Result: how many threads more there are after a product of NumPy."""
-
-    def call(self, _unit: Number) -> Generator[int, None, int]:
-        before = len(os.listdir("/proc/self/task"))
-        yield before
-        import numpy
-
-        ones = numpy.ones((300, 300))
-        assert (ones @ ones)[0, 0] == 300
-        return len(os.listdir("/proc/self/task")) - before
-
-
 def endless_driver(kind: str, folder: str, units_per_worker: str) -> None:
     """A whole driver process, to be interrupted or killed."""
     from wdsprep.runners.base import RunnerSettings, Step
@@ -358,15 +356,3 @@ class Collected:
     def call(self, during: int, _unit: Number) -> Generator[int, None, tuple[int, int]]:
         yield 1
         return during, gc.get_threshold()[2]
-
-
-@dataclass(frozen=True)
-class Asleep(Work):
-    """Each unit takes its time, and no processor."""
-
-    unit_s: float
-
-    def call(self, _unit: Number) -> Generator[int, None, int]:
-        time.sleep(self.unit_s)
-        yield 1
-        return os.getpid()

@@ -187,11 +187,7 @@ def test_the_rest_is_done_and_what_failed_is_named_with_the_next_step(
         else:
             assert [finding["kind"] for finding in facts["findings"]] == ["unchecked"]
     monkeypatch.undo()
-    assert main([*words, "-q"]) == 0
-    (tmp_path / "fresh").mkdir()
-    assert main([*placed(command, sets, tmp_path / "fresh"), "-q"]) == 0
-    if command != "verify":
-        assert tree(tmp_path / "out") == tree(tmp_path / "fresh/out")
+    check_goes_on(command, sets, tmp_path)
 
 
 MOVE = "not a file: move it away, then run the same command again"
@@ -226,6 +222,15 @@ def test_what_stands_in_the_place_of_a_shard_is_the_trouble_of_that_shard(
     code, words = OBSTRUCTED[command]
     assert main(placed(command, tmp_path / "sets", tmp_path)) == code
     assert re.search(words, "".join(capsys.readouterr()))
+
+
+def check_goes_on(command: str, sets: Path, root: Path) -> None:
+    """The same command does what is left, and gives what an undisturbed run gives."""
+    (root / "fresh").mkdir()
+    for place in (root, root / "fresh"):
+        assert main([*placed(command, sets, place), "-q"]) == 0
+    if command != "verify":
+        assert tree(root / "out") == tree(root / "fresh/out")
 
 
 def placed(command: str, sets: Path, root: Path) -> list[str]:
@@ -268,8 +273,4 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     assert last.startswith("wdsprep: interrupted: ")
     assert last.endswith(f": run {again}")
     assert not list(tmp_path.rglob("*.tmp*"))
-    assert main([*words, "-q"]) == 0
-    (tmp_path / "fresh").mkdir()
-    assert main([*placed(command, sets, tmp_path / "fresh"), "-q"]) == 0
-    if command != "verify":
-        assert tree(tmp_path / "out") == tree(tmp_path / "fresh/out")
+    check_goes_on(command, sets, tmp_path)

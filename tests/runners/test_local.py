@@ -15,7 +15,15 @@ import pytest
 
 from tests.kit.command_lines import python
 from tests.kit.packs import is_running
-from tests.kit.runner_work import Deafened, Endless, Multiplies, Square, Threadless, Visible
+from tests.kit.runner_work import (
+    Calls,
+    Deafened,
+    Endless,
+    Square,
+    Threadless,
+    threads_of_a_product,
+    visible_gpus,
+)
 from tests.kit.runs import closed, numbers, pids, run
 from wdsprep.errors import WorkError
 from wdsprep.runners.base import RunnerSettings
@@ -47,10 +55,10 @@ def test_a_worker_ends_though_python_drops_what_its_signal_raises(
 
 
 def test_workers_see_the_gpus_in_turn() -> None:
-    _, finished, _ = run("local", Visible(), numbers(8), workers=0, gpus=("3", "5"))
-    assert {e.result for e in finished} == {"3", "5"}
-    _, finished, _ = run("local", Visible(), numbers(6), workers=3, gpus=("7",))
-    assert {e.result for e in finished} == {"7"}
+    work = Calls(visible_gpus, 0.2)
+    for workers, gpus in ((0, {"3", "5"}), (3, {"7"})):
+        _, finished, _ = run("local", work, numbers(8), workers=workers, gpus=tuple(gpus))
+        assert {e.result for e in finished} == gpus
 
 
 def test_a_step_that_takes_long_is_interrupted(tmp_path: Path) -> None:
@@ -104,7 +112,7 @@ def test_a_place_without_a_process_is_given_up_and_the_others_do_its_work(
 
 def test_numpy_takes_no_threads_in_a_worker_or_a_command() -> None:
     """Where it cannot have them it sends a SIGINT, and a product waits for ever."""
-    assert {e.result for e in run("local", Multiplies(), numbers(1))[1]} == {0}
+    assert {e.result for e in run("local", Calls(threads_of_a_product), numbers(1))[1]} == {0}
     code = (
         "import os, sys; from wdsprep.__main__ import main; sys.argv[1:] = ['--version']; main();"
         "import numpy; assert len(os.listdir('/proc/self/task')) == 1"

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.kit.command_lines import python
-from tests.kit.runner_work import Shared, Slow
+from tests.kit.runner_work import Calls, Slow, cores_of_a_gpu
 from tests.kit.runs import numbers, wait_until
 from wdsprep.runners.base import Finished, Quarantined, RunnerSettings, Step
 from wdsprep.runners.make_runner import make_runner
@@ -76,7 +76,7 @@ def test_a_node_that_joins_is_used_and_one_that_leaves_costs_no_unit_an_attempt(
 def test_a_worker_on_a_gpu_that_comes_later_sees_the_cores_of_its_own_node(cluster: Any) -> None:
     runner = make_runner("ray", RunnerSettings(workers=1, gpus_per_worker=1))
     events: list[Any] = []
-    run = runner.run(Shared().open, numbers(1))
+    run = runner.run(Calls(cores_of_a_gpu).open, numbers(1))
     thread = threading.Thread(target=lambda: events.extend(run), daemon=True)
     thread.start()
     time.sleep(1.0)  # until it waits

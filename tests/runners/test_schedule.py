@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -254,10 +254,7 @@ class Chaos(Desks):
         assert len(held) <= self.count
         assert len(held) == 1 or not self.alone & set(held)
 
-    def hear(self) -> Iterator[SlotMessage]:
-        yield from self._heard()
-
-    def _heard(self) -> list[SlotMessage]:
+    def hear(self) -> Iterable[SlotMessage]:
         slot = self.chance.choice(list(self.held))
         if slot in self.opening:
             self.opening.remove(slot)

@@ -21,7 +21,7 @@ import pytest
 
 import wdsprep
 from tests.kit.command_lines import python
-from tests.kit.packs import jpeg, manifest_of, packing_here, write_files
+from tests.kit.packs import jpeg, manifest_of, write_files
 from tests.kit.runner_work import Number
 from tests.kit.runs import wait_until
 from tests.kit.trackers import curves_of, runs_in
@@ -146,15 +146,6 @@ def test_a_tracker_that_fails_or_hangs_is_told_of_once(
     (record,) = caplog.records
     said = "does not end" if at.startswith("hang") else f"goes on without: cannot {at}"
     assert said in record.getMessage()
-
-
-def test_a_run_is_done_whatever_becomes_of_its_tracker(
-    photos: Path, broken: Callable[[str], None]
-) -> None:
-    broken("log")
-    with packing_here():
-        packed = wdsprep.pack(photos, "out", buckets="32", workers=1, track="tensorboard")
-    assert packed.manifest.complete
 
 
 def test_figures_are_asked_for_at_a_steady_pace(

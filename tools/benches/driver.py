@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.kit.pretend import PretendRunner, PretendS3, Shelf, manifest_of, units
-from tests.kit.runner_work import Asleep, Number
+from tests.kit.runner_work import Calls, Number
 from tools.benches import Group, Rival, Role, call, took
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.stored_dataset import read_manifest
@@ -164,7 +164,7 @@ def sleep(kind: str, workers: str) -> None:
     """So many units of a crew that is complete: each of it has finished one."""
     size, ready = int(workers), set()
     runner = make_runner(kind, RunnerSettings(workers=size, cpus_per_worker=1, address="local"))
-    with closing(runner.run(Asleep(ASLEEP_S).open, map(Number, itertools.count()))) as events:
+    with closing(runner.run(Calls(unit_s=ASLEEP_S).open, map(Number, itertools.count()))) as events:
         done = (event.result for event in events if isinstance(event, Finished))
         while len(ready) < size:
             ready.add(next(done))
