@@ -301,13 +301,9 @@ class Options:
         return kind(**{f.name: getattr(self, f.name) for f in fields(cast("Any", kind))})
 
 
-def options_of(declared: Callable[..., Any]) -> tuple[Option, ...]:
-    """Return the options that a class declares, in their order."""
-    return _options_of(declared)
-
-
 @lru_cache(None)
-def _options_of(declared: Any) -> tuple[Option, ...]:
+def options_of(declared: Any) -> tuple[Option, ...]:
+    """Return the options that a class declares, in their order."""
     return tuple(
         Option(
             name=field.name,

@@ -24,13 +24,7 @@ from wdsprep.changes.selected_samples import CopyUnit, SamplesToCopy, list_piece
 from wdsprep.dataset.coarse_histograms import count_sample, counted_columns
 from wdsprep.dataset.damage import naming_repair
 from wdsprep.dataset.draft import Draft, DraftShard
-from wdsprep.dataset.file_names import (
-    inputs_name,
-    is_table,
-    latent_shard,
-    latent_unit,
-    rejects_name,
-)
+from wdsprep.dataset.file_names import inputs_name, is_table, latent_unit, rejects_name
 from wdsprep.dataset.manifest import Receipt, Shard
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, rejects_in
@@ -416,10 +410,8 @@ class _NewShard:
         """Add samples of a part. A prefix is put before their keys, in their json too."""
         job = self._job
         if not self._tar:
-            is_of_images = job.dataset == "images"
-            name = latent_shard(self._unit.name, job.settings)
             columns = table_columns(job.dataset, job.settings)
-            self._tar = self._draft.shard(self._unit.shard if is_of_images else name, columns)
+            self._tar = self._draft.shard(self._unit.shard, columns)
         if not prefix:
             sizes = [end - begin for begin, end in samples.reach]
             self._tar.add_tarred(samples.keys, sizes, samples.blocks())

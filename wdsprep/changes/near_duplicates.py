@@ -56,11 +56,6 @@ def plan(count: int, distance: int) -> tuple[int, int]:
     return distance + best, best
 
 
-def blocks_of(count: int) -> list[Block]:
-    ends = [NBITS * number // count for number in range(count + 1)]
-    return [(start, end - start) for start, end in pairwise(ends)]
-
-
 def find_near_pairs(
     hashes: Hashes, distance: int, on_count: Counting = ignore_count
 ) -> tuple[Rows, Rows]:
@@ -71,7 +66,8 @@ def find_near_pairs(
     if not distance or len(hashes) < 2:
         return numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64)
     count, agreeing = plan(len(hashes), distance)
-    blocks = blocks_of(count)
+    ends = [NBITS * number // count for number in range(count + 1)]
+    blocks = [(start, end - start) for start, end in pairwise(ends)]
     choices = list(combinations(range(count), agreeing))
     threads = max(1, min(usable_cpus(), SORTS_NBYTES // max(1, hashes.nbytes)))
     search = partial(_pairs_of_choice, hashes, distance, blocks)

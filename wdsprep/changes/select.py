@@ -50,7 +50,7 @@ from wdsprep.changes.selected_samples import (
     select_where,
 )
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.file_names import SELECTION, empty_name, latent_unit
+from wdsprep.dataset.file_names import SELECTION, empty_name, latent_shard, latent_unit
 from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.sample_selection import SampleSelection
 from wdsprep.dataset.sample_table import KEY
@@ -306,7 +306,8 @@ class _SelectedDataset:
                     unit = latent_unit(piece.shard.name)
                     pieces.append(replace(piece, unit=unit, numbers=numbers))
             name = latent_unit(cut.shard)
-            yield replace(cut, name=name, pieces=tuple(pieces), input=image.digest)
+            shard = latent_shard(name, self.settings)
+            yield replace(cut, name=name, shard=shard, pieces=tuple(pieces), input=image.digest)
 
     def write(
         self, cuts: Sequence[CopyUnit], images: Outcome | None, options: SelectOptions | None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from wdsprep.changes.merged_datasets import Group, numbers_by_shard
 from wdsprep.changes.options import NameList, read_lines
 from wdsprep.dataset.damage import naming_repair
-from wdsprep.dataset.file_names import image_shard, is_table, latent_unit, slice_name
+from wdsprep.dataset.file_names import image_shard, is_table, latent_shard, latent_unit, slice_name
 from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.random_numbers import draw, key_of
 from wdsprep.dataset.sample_selection import Numbers, SampleSelection, ShardSamples, ranges
@@ -164,9 +164,10 @@ def cut_into_shards(
 
     def unit() -> CopyUnit:
         tar = image_shard(pieces[0].shard.bucket, slice_name(number), 0)
+        name = slice_name(number) if are_images else latent_unit(tar)
         return CopyUnit(
-            name=slice_name(number) if are_images else latent_unit(tar),
-            shard=tar,
+            name=name,
+            shard=tar if are_images else latent_shard(name, group.settings),
             pieces=tuple(pieces),
             input=hex_digest(list_pieces(pieces)),
             nbytes=nbytes,

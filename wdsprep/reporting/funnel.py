@@ -115,13 +115,11 @@ def look_at_rejects(dataset: ReportDataset, seed: str, heard: Counting) -> dict[
             return None
 
     files = read_each(read, chosen, dataset.store.readers, lambda done: heard(done, len(chosen)))
-    rejects = [reject for file in files for reject in file or ()]
     examples: dict[str, list[Reject]] = defaultdict(list)
-    for reject in rejects:
+    failures: dict[str, Counter[str]] = defaultdict(Counter)
+    for reject in (reject for file in files for reject in file or ()):
         if len(examples[reject.code.value]) < EXAMPLES:
             examples[reject.code.value].append(reject)
-    failures: dict[str, Counter[str]] = defaultdict(Counter)
-    for reject in rejects:
         if reject.code.stage == "fetch" and (host := host_of(reject.url)):
             failures[host][reject.code.value] += 1
     hosts = [

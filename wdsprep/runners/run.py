@@ -205,23 +205,22 @@ class Run:
         name = event.unit.name
         if isinstance(event, Step):
             self._going[name] = cast("RunProgress", event.value)
-        else:
-            if last := self._going.pop(name, None):
-                self._failed_hosts.update(last.failed_hosts)
+        elif last := self._going.pop(name, None):
+            self._failed_hosts.update(last.failed_hosts)
             if len(self._failed_hosts) > MOST_HOSTS:
                 most = self._failed_hosts.most_common(MOST_HOSTS // 2)
                 self._failed_hosts = Counter(dict(most))
         if isinstance(event, Finished):
             receipt = cast("Receipt", event.result)
-            kept = plural(sum(shard.samples for shard in receipt.shards), "sample")
+            samples = sum(shard.samples for shard in receipt.shards)
             rejects = plural(sum(receipt.rejects.values()), "reject")
-            _log.info("%s is done: %s, %s", name, kept, rejects)
+            _log.info("%s is done: %s, %s", name, plural(samples, "sample"), rejects)
             self._lines.append(line_of(receipt))
             if len(self._lines) >= self._next_checkpoint:
                 self._checkpoint()
             self._total = replace(
                 self._total,
-                samples=self._total.samples + sum(shard.samples for shard in receipt.shards),
+                samples=self._total.samples + samples,
                 nbytes=self._total.nbytes + sum(shard.nbytes for shard in receipt.shards),
                 rejects=sum_counts((self._total.rejects, receipt.rejects)),
                 units_done=self._total.units_done + 1,

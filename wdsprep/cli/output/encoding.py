@@ -122,18 +122,14 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
             (place,) = self._places.values()
             return place
         settings = outcome.manifest.settings
-        is_of_text = settings["latents"] == "none"
-        return self._places[
-            settings.get("caption_name", OWN) if is_of_text else settings["resolution"]
-        ]
+        if settings["latents"] == "none":
+            return self._places[settings.get("caption_name", OWN)]
+        return self._places[settings["resolution"]]
 
     def _dataset(self, outcome: Outcome) -> Iterator[str]:
         """Yield the lines about one dataset."""
-        manifest, place, settings = (
-            outcome.manifest,
-            self._place(outcome),
-            outcome.manifest.settings,
-        )
+        manifest, place = outcome.manifest, self._place(outcome)
+        settings = manifest.settings
         is_empty = settings.get("caption_name") == EMPTY
         before = shapes_lines(manifest)
         if cut := manifest.counts.get("cut"):

@@ -66,12 +66,9 @@ def describe(dataset: str, key: str, *, list_urls: bool, as_json: bool, **option
     if isinstance(found, Overview):
         if list_urls:
             return json.dumps(found.patterns) if as_json else join_lines(found.patterns)
-        facts = found.facts
-        return (
-            json.dumps(facts, sort_keys=True)
-            if as_json
-            else join_lines(overview_lines(dataset, facts))
-        )
+        if as_json:
+            return json.dumps(found.facts, sort_keys=True)
+        return join_lines(overview_lines(dataset, found.facts))
     if isinstance(found, Reject):
         detail = f": {found.detail}" if found.detail else ""
         reject = f"{found.key} is a reject ({found.code}){detail}: it came from {found.source}"

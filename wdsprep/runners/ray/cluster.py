@@ -244,18 +244,12 @@ def _needs(settings: RunnerSettings) -> str:
 
 def room_for(settings: RunnerSettings) -> int:
     """Count the workers that the machines of the cluster can hold in all."""
-    return sum(room_on(node["Resources"], settings) for node in ray.nodes() if node["Alive"])
-
-
-def room_on(resources: dict[str, float], settings: RunnerSettings) -> int:
-    """Count the workers that a machine with these resources can hold."""
-    kind = settings.accelerator_type
-    if kind and f"accelerator_type:{kind}" not in resources:
-        return 0
-    shares = {"CPU": settings.cpus_per_worker, "GPU": settings.gpus_per_worker}
-    if not any(shares.values()):
-        shares["CPU"] = 1
-    return int(min(resources.get(name, 0) / share for name, share in shares.items() if share))
+    needs = {"CPU": settings.cpus_per_worker, "GPU": settings.gpus_per_worker}
+    needs = {name: share for name, share in needs.items() if share} or {"CPU": 1}
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if kind := settings.accelerator_type:
+        machines = [has for has in machines if f"accelerator_type:{kind}" in has]
+    return sum(int(min(has.get(name, 0) / needs[name] for name in needs)) for has in machines)
 
 
 def room_now(settings: RunnerSettings, room: int) -> Allowed:
