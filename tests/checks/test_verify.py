@@ -187,15 +187,6 @@ def test_worker_processes_find_what_this_process_finds(
     assert lines[2].startswith(f"{images}: 2 findings: 12 samples in 7 shards")
 
 
-def test_what_is_no_dataset_is_an_error_and_no_finding(
-    tmp_path: Path, images: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", str(tmp_path)]) == 1
-    assert "holds no dataset" in capfd.readouterr().err
-    assert main(["verify", str(images), f"{images}/"]) == 2
-    assert "is given twice" in capfd.readouterr().err
-
-
 # --- shards that are what they were written as, and yet not as the format has it
 
 Members = list[tuple[str, bytes]]

@@ -75,8 +75,11 @@ def shaped(shaped_once: Pair) -> Pair:
     return shaped_once
 
 
-def test_latents_are_sound_and_match_their_images(pair: Pair) -> None:
-    images, latents, _whole = pair
+@pytest.mark.parametrize("kind", ["pair", "shaped"])
+def test_latents_are_sound_and_match_their_images(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    images, latents, _whole = request.getfixturevalue(kind)
     assert findings(latents) == findings(images, latents) == findings(latents, images) == []
     assert findings(images, latents, quick=True) == []
 
@@ -264,13 +267,6 @@ def test_a_dataset_is_named_once_and_each_in_any_place(pair: Pair, tmp_path: Pat
 
 
 # --- of several shapes
-
-
-def test_latents_of_several_shapes_are_sound_and_match_their_images(shaped: Pair) -> None:
-    images, latents, _whole = shaped
-    assert len(manifest_of(latents).counts) > 4
-    assert rejected(latents)
-    assert findings(latents) == findings(images, latents) == []
 
 
 def test_a_receipt_that_counts_other_shapes_is_found(shaped: Pair) -> None:

@@ -187,6 +187,7 @@ def test_models_lists_each_that_has_a_name_and_what_a_sample_weighs(command: Com
         (["index", "downloads"], 1, "downloads holds no .tar to index"),
         (["select", "downloads"], 2, "select needs OUT: the folder or URL to copy to"),
         (["rebuild", "downloads"], 1, "has no receipts"),
+        (["verify", "downloads", "downloads/"], 2, "downloads is given twice"),
     ],
 )
 def test_a_failure_is_one_clear_line_and_never_a_traceback(

@@ -1,8 +1,9 @@
 """Every option of every command and function: what cannot be meant is one line, with its code."""
 
 import pickle
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import fields
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -13,12 +14,12 @@ import pytest
 
 import wdsprep
 from tests.house.test_public import CALLED
+from wdsprep.changes.options import SelectOptions
 from wdsprep.cli import cli, main
 from wdsprep.cli.base_command import import_function
 from wdsprep.cli.declared_options import DeclaredCommand
 from wdsprep.errors import UsageError
-from wdsprep.options import Option, Options, about, option_field, options_of, takes_options
-from wdsprep.text import parse_size
+from wdsprep.options import Option, options_of
 
 IN_PYTHON = {
     "load": "wdsprep.loading.options:LoadOptions",
@@ -235,50 +236,33 @@ def test_words_that_cannot_be_meant_exit_with_2(
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cut(Options):
-    source: str = field(kw_only=False, metadata=about("The folder to cut.", is_place=True))
-    min_size: int = option_field(
-        "Reject smaller images.", "Images", default=0, least=-9, usual=True
-    )
-    mode: str = option_field("Do so.", "Images", default="full", choices=("full", "fast"))
-    max_size: int | str = option_field(
-        "End there.", "Output", default="2GB", read=parse_size, metavar="SIZE", usual=True
-    )
-    join: tuple[str, ...] = option_field("Add this.", "Output", default=(), is_many=True)
-    overwrite: bool = option_field("Start over.", "Output", default=False)
-
-
-@takes_options(Cut)
-def cut(options: Cut) -> Cut:
-    return options
-
-
-def cut_command() -> DeclaredCommand:
-    return DeclaredCommand(
-        "cut", callback=lambda **options: options, declared="tests.cli.test_every_option:Cut"
-    )
-
-
-def test_what_is_not_given_has_the_declared_default_and_an_option_of_many_all_its_values() -> None:
-    options = {"min_size": 0, "mode": "full", "max_size": "2GB", "overwrite": False, "source": "a"}
-    for words, join in ([], ()), (["--join", "b", "--join", "c"], ("b", "c")):
-        values = cut_command().main(["a", *words], prog_name="cut", standalone_mode=False)
-        assert values == {**options, "join": join}
+def test_what_is_not_given_has_its_default_and_an_option_of_many_has_all_its_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = command_of("select")
+    monkeypatch.setattr(command, "callback", lambda **options: options)
+    defaults = {field.name: field.default for field in fields(SelectOptions) if field.kw_only}
+    del defaults["listener"], defaults["progress"]
+    places = {"datasets": ("a", "b"), "out": "c", "as_json": False}
+    for words, join in ([], ()), (["--join", "d", "--join", "e"], ("d", "e")):
+        values = command.main(["a", "b", "c", *words], prog_name="x", standalone_mode=False)
+        assert values == {**defaults, **places, "join": join}
 
 
 def test_a_number_that_no_file_could_hold_is_refused() -> None:
     for number in (1 << 63, 1 << 70, 10**5000):
-        with pytest.raises(UsageError, match=r"--min-size .*: give 9223372036854775807 or less"):
-            cut("a", min_size=number)
-    assert cut("a", min_size=(1 << 63) - 1).min_size == (1 << 63) - 1
+        said = in_python("select", count=number)
+        assert re.fullmatch("--count .*: give 9223372036854775807 or less", said)
+    assert SelectOptions("a", "b", count=(1 << 63) - 1).count == (1 << 63) - 1
 
 
 def test_help_has_the_headings_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
-    cut_command().main(["--help"], prog_name="cut", standalone_mode=False)
+    assert main(["select", "--help"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Usage: cut [OPTIONS] SOURCE\n")
-    assert said.index("Images:") < said.index("Output:")
-    assert "--max-size SIZE  End there.  [default: 2GB]" in said
-    assert "--mode [full|fast]" in said
-    assert "--min-size N" in said
+    assert said.startswith("Usage: wdsprep select [OPTIONS] DATASET... OUT\n")
+    headings = [line for line in said.splitlines() if re.fullmatch(r"\w+:", line)]
+    assert headings == ["Examples:", "Samples:", "Workers:", "Output:", "General:"]
+    assert "--max-shard-size SIZE " in said
+    assert "[default: 2GB]" in said
+    assert "--runner [auto|local|ray] " in said
+    assert "--seed N " in said

@@ -69,22 +69,6 @@ class Square(Work):
 
 
 @dataclass(frozen=True)
-class KillOnce(Work):
-    """The worker dies at a step that depends on the unit, at its first attempt."""
-
-    folder: str
-
-    def call(self, unit: Number) -> Generator[int, None, int]:
-        marker = Path(self.folder, unit.name)
-        for step in range(4):
-            if unit.value % 4 == 1 and step == unit.value % 3 and not marker.exists():
-                marker.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield step
-        return unit.value
-
-
-@dataclass(frozen=True)
 class Together:
     """A unit ends only when `count` units are in flight in its worker."""
 

@@ -24,7 +24,6 @@ from tests.kit.runner_work import (
     Cursed,
     Endless,
     HangsAtFirst,
-    KillOnce,
     Number,
     Square,
     Together,
@@ -51,13 +50,6 @@ def test_a_worker_opens_its_work_without_a_full_garbage_collection(kind: str) ->
     usual = int(python("import gc; print(gc.get_threshold()[2])").stdout)
     _, finished, _ = run(kind, Collected(), numbers(1), workers=1)
     assert [e.result for e in finished] == [(0, usual)]
-
-
-def test_units_whose_worker_was_killed_are_done_by_another(kind: str, tmp_path: Path) -> None:
-    _, finished, quarantined = run(kind, KillOnce(str(tmp_path)), numbers(12))
-    assert sorted(e.result for e in finished) == list(range(12))
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [1, 5, 9]
-    assert quarantined == []
 
 
 def test_a_unit_that_always_kills_its_worker_is_quarantined_and_the_rest_finished(
