@@ -34,7 +34,7 @@ from typing import Any, ClassVar, ParamSpec, Protocol, TypeAlias, TypeVar, cast,
 from wdsprep.errors import UsageError
 from wdsprep.text import (
     brief,
-    did_you_mean,
+    check_one_of,
     nearest_name,
     one_line,
     plural,
@@ -210,11 +210,8 @@ class Option:
             check = KINDS.get(self.kind)
             value = given if check is None else check(self.spelled, given)
         about = self.about
-        if about.choices and value not in (*about.choices, *about.inner):
-            raise UsageError(
-                f"{self.spelled} {brief(value)}{did_you_mean(value, about.choices)}: give one of "
-                f"{', '.join(filter(None, about.choices))}"
-            )
+        if about.choices and value not in about.inner:
+            check_one_of(self.spelled, value, about.choices)
         least, most = about.least, about.most
         if isinstance(value, int):
             least, most = -MOST if least is None else least, MOST if most is None else most
@@ -301,9 +298,13 @@ class Options:
         return kind(**{f.name: getattr(self, f.name) for f in fields(cast("Any", kind))})
 
 
-@lru_cache(None)
-def options_of(declared: Any) -> tuple[Option, ...]:
+def options_of(declared: Callable[..., Any]) -> tuple[Option, ...]:
     """Return the options that a class declares, in their order."""
+    return _options_of(declared)
+
+
+@lru_cache(None)
+def _options_of(declared: Any) -> tuple[Option, ...]:
     return tuple(
         Option(
             name=field.name,

@@ -63,15 +63,11 @@ def did_you_mean(wrong: object, names: Iterable[str]) -> str:
     return f" (did you mean {near}?)" if near else ""
 
 
-def check_one_of(known: Sequence[str], **given: Any) -> None:
-    """Raise UsageError, with the name of the option, if a value is not one of the known words."""
-    for name, value in given.items():
-        if value not in known:
-            words = ", ".join(word for word in known if word)
-            meant = did_you_mean(value, known)
-            raise UsageError(
-                f"--{name.replace('_', '-')} {brief(value)}{meant}: give one of {words}"
-            )
+def check_one_of(name: str, value: object, known: Sequence[str]) -> None:
+    """Raise UsageError if the value of the option `name` is not one of the known words."""
+    if value not in known:
+        words = ", ".join(filter(None, known))
+        raise UsageError(f"{name} {brief(value)}{did_you_mean(value, known)}: give one of {words}")
 
 
 def parse_size(given: Any) -> int:

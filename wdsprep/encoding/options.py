@@ -158,7 +158,7 @@ class EncodeOne(EncodeWorkerOptions, OneCaption, RecipeOptions):
 
     def check_together(self) -> None:
         super().check_together()
-        check_one_of(DTYPES, dtype=self.dtype)
+        check_one_of("--dtype", self.dtype, DTYPES)
 
 
 @dataclass(frozen=True)

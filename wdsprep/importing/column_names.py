@@ -162,9 +162,9 @@ def parse_columns(text: str) -> tuple[CachedColumn, ...]:
                 "it holds bare bytes"
             )
         role, name, dtype, sides = (group or "" for group in match.groups())
-        check_one_of(ROLES, columns=role)
+        check_one_of("--columns", role, ROLES)
         if dtype:
-            check_one_of(tuple(SAFETENSORS), columns=dtype)
+            check_one_of("--columns", dtype, tuple(SAFETENSORS))
         shape = tuple(map(int, filter(None, sides.split("x"))))
         columns.append(CachedColumn(role=role, name=name, dtype=dtype, shape=shape))
     return tuple(columns)
