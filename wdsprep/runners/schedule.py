@@ -4,7 +4,8 @@ These are the decisions of a runner, apart from how messages travel.
 
 A `Schedule` draws a unit when a worker has room for it, or to justify starting one more
 worker. Failed units go before fresh ones: what is held stays bounded however many fail.
-A message costs O(1), and O(workers) only while a last attempt waits for a better place.
+A message costs O(1), and O(workers) only while a last attempt waits for a better place, or once no
+unit waits any more.
 
 A worker gets a second unit only when there is one for every worker that has none yet, and a fourth
 only when there are two, so units spread over workers before they pile up on the first.
@@ -37,7 +38,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import count, product
+from itertools import count, islice, product
 from typing import Protocol, TypeAlias
 
 from wdsprep.errors import WorkError
@@ -163,7 +164,6 @@ class Schedule:
         self._source = iter(units)
         self._settings = settings
         self._allowed = allowed
-        self._exhausted = False
         self._queues = {kind: deque[_Task]() for kind in product((True, False), repeat=2)}
         """The units that wait, by whether each runs alone, and whether its next attempt is the
         last."""
@@ -178,7 +178,6 @@ class Schedule:
         """The open workers with room for a unit more, by how many they hold. One whose unit runs
         alone has none."""
         self._orders = count(1)
-        self._in_flight = 0
         self._finished = 0
         self._streaks: dict[int, _Streak] = {}
         """The failures in a row at each place at which the last unit failed."""
@@ -225,7 +224,7 @@ class Schedule:
             kept = len(self._starting) * max(1, load - 1)
             alone = len(self._queues[True, False]) + len(self._queues[True, True])
             self._hand_out(crew, load, kept=max(kept, alone))
-        return bool(self._in_flight) or self._draw(1)
+        return any(worker.tasks for worker in self._open.values()) or self._draw(1)
 
     def _hand_out(self, crew: Workers, load: int, *, kept: int = 0) -> None:
         """Give a unit more to workers that hold so many, as long as more units wait than `kept`."""
@@ -241,7 +240,6 @@ class Schedule:
             del roomy[slot]
             order, worker = next(self._orders), self._open[slot]
             worker.tasks[order] = task
-            self._in_flight += 1
             if load + 1 < worker.capacity and not task.runs_alone:
                 self._roomy[load + 1][slot] = None
             self._watch.given(slot, order)
@@ -278,14 +276,10 @@ class Schedule:
 
     def _draw(self, wanted: int) -> bool:
         """Draw units until so many wait, and return whether there were enough."""
-        missing = wanted - sum(map(len, self._queues.values()))
-        while missing > 0 and not self._exhausted:
-            try:
-                self._queues[False, False].append(_Task(next(self._source)))
-                missing -= 1
-            except StopIteration:
-                self._exhausted = True
-        return missing <= 0
+        missing = max(0, wanted - sum(map(len, self._queues.values())))
+        drawn = [_Task(unit) for unit in islice(self._source, missing)]
+        self._queues[False, False].extend(drawn)
+        return len(drawn) == missing
 
     def end_stuck(self, crew: Workers) -> list[Event]:
         """End workers that came no further for too long. Return the events that this makes."""
@@ -343,7 +337,6 @@ class Schedule:
         worker = self._open[slot]
         self._leave_roomy(slot, worker)
         task = worker.tasks.pop(order)
-        self._in_flight -= 1
         if len(worker.tasks) < worker.capacity:
             self._roomy[len(worker.tasks)][slot] = None
         return task
@@ -356,7 +349,6 @@ class Schedule:
         """Forget the worker of a slot, and return the units that it held."""
         worker = self._open.pop(slot)
         self._leave_roomy(slot, worker)
-        self._in_flight -= len(worker.tasks)
         return list(worker.tasks.values())
 
     def _note_failure(self, slot: int, task: _Task, reason: str, *, is_death: bool = False) -> str:

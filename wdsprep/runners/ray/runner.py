@@ -26,7 +26,7 @@ import uuid
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -59,7 +59,6 @@ VERDICT_S = 2.0
 @dataclass(slots=True)
 class _Actor:
     handle: Any
-    awaited: set[Any] = field(default_factory=set)
     node: str = ""
     """The node on which it runs; known once it is open."""
     is_unsure: bool = False
@@ -107,20 +106,12 @@ class RayRunner:
         others = planned * settings.units_per_worker
         handle = self._class.options(name=name).remote(*self._arguments, others)
         self._actors[slot] = _Actor(handle)
-        self._await(handle.open.options(num_returns="streaming").remote(), slot)
+        self._awaited[handle.open.options(num_returns="streaming").remote()] = slot, 0
 
     def give(self, slot: int, order: int, unit: Unit) -> None:
         self._metrics.given()
         do = self._actors[slot].handle.do.options(num_returns="streaming")
-        self._await(do.remote(unit), slot, order)
-
-    def _await(self, awaited: Any, slot: int, order: int = 0) -> None:
-        self._awaited[awaited] = slot, order
-        self._actors[slot].awaited.add(awaited)
-
-    def _forget(self, awaited: Any) -> None:
-        slot, _ = self._awaited.pop(awaited)
-        self._actors[slot].awaited.discard(awaited)
+        self._awaited[do.remote(unit)] = slot, order
 
     def end(self, slot: int, *, is_stuck: bool = False) -> str:  # noqa: ARG002  all are killed
         self._dismiss(slot)
@@ -160,12 +151,12 @@ class RayRunner:
     def _read(self, slot: int, order: int, awaited: Any) -> Message | None:
         is_stream = isinstance(awaited, ray.ObjectRefGenerator)
         if not is_stream:
-            self._forget(awaited)
+            del self._awaited[awaited]
         try:
             value = ray.get(next(awaited) if is_stream else awaited)
         except (RayError, StopIteration) as error:
             if is_stream:
-                self._forget(awaited)
+                del self._awaited[awaited]
             return self._read_failure(slot, error, is_of_unit=bool(order))
         if value is None:  # it has stopped
             return self._lose(slot, None)
@@ -173,7 +164,7 @@ class RayRunner:
         if not order:  # the node comes with what is said of the worker itself
             self._actors[slot].node, message = value
         if message[0] in ("ready", "done", "failed", "fatal"):
-            self._forget(awaited)
+            del self._awaited[awaited]
         if message[0] == "ready":
             self._metrics.count(slot, is_open=True)
         elif message[0] == "lost":
@@ -190,7 +181,7 @@ class RayRunner:
             return None
         if isinstance(error, ActorUnavailableError):
             actor.is_unsure = True
-            self._await(actor.handle.stop.remote(), slot)
+            self._awaited[actor.handle.stop.remote()] = slot, 0
             return "unsure", None
         if not isinstance(error, RayError):
             return self._lose(slot, None)
@@ -208,7 +199,7 @@ class RayRunner:
     def _dismiss(self, slot: int) -> None:
         self._metrics.count(slot, is_open=False)
         actor = self._actors.pop(slot)
-        for awaited in actor.awaited:
+        for awaited in [a for a, (held_by, _) in self._awaited.items() if held_by == slot]:
             del self._awaited[awaited]
         with suppress(RayError):
             ray.kill(actor.handle)
