@@ -4,7 +4,6 @@ import ast
 import importlib.util
 import re
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +41,10 @@ def test_every_kind_of_picture_is_packed_and_every_broken_one_is_a_reject(home: 
 
 @pytest.mark.system
 def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
-    home: Path, capfd: pytest.CaptureFixture[str]
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few pictures, and one worker for them."""
-    few = partial(write_pictures, count=12, sides=(256, 256, 256, 512))
+    monkeypatch.setattr(write_pictures, "__defaults__", (12, (256, 256, 256, 512)))
     ran: list[list[str]] = []
 
     def run(arguments: list[str]) -> int:
@@ -54,7 +53,7 @@ def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
         return int(cli.main([*arguments, *more], "wdsprep", standalone_mode=False) or 0)
 
     said: list[str] = []
-    assert steps.demo("demo", run=run, say=said.append, draw=few) == 0
+    assert steps.demo("demo", run=run, say=said.append) == 0
     shown = [line for text in said for line in text.splitlines() if line.startswith("$ wdsprep ")]
     assert shown == ["$ wdsprep " + shlex.join(arguments) for arguments in ran]
     assert {arguments[0] for arguments in ran} >= {"pack", "encode", "verify"}
@@ -63,7 +62,7 @@ def test_the_demo_runs_what_it_shows_and_a_second_time_changes_nothing(
     assert "webdataset (4, 32, 32)" in out
     assert (home / "report.html").stat().st_size > 10_000
     before = tree(home)
-    assert steps.demo("demo", run=run, say=said.append, draw=few) == 0
+    assert steps.demo("demo", run=run, say=said.append) == 0
     assert "drawn before" in said[-len(shown) - 3]
     assert capfd.readouterr().out.count("nothing left to do") == 2
     assert tree(home) == before

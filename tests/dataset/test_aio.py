@@ -130,20 +130,25 @@ OFFSETS = [0, 10, 30, 60, 100, 150]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "limits", "runs"),
+    ("wanted", "gap_nbytes", "most_nbytes", "runs"),
     [
-        ((0, 1, 3), {}, [(0, 2), (2, 3)]),
-        ((0, 1, 3), {"gap_nbytes": 30}, [(0, 3)]),
-        ((0, 1, 3), {"gap_nbytes": 29}, [(0, 2), (2, 3)]),
-        ((), {}, []),
-        (range(5), {"most_nbytes": 45}, [(0, 2), (2, 3), (3, 4), (4, 5)]),
+        ((0, 1, 3), 0, 1000, [(0, 2), (2, 3)]),
+        ((0, 1, 3), 30, 1000, [(0, 3)]),
+        ((0, 1, 3), 29, 1000, [(0, 2), (2, 3)]),
+        ((), 0, 1000, []),
+        (range(5), 0, 45, [(0, 2), (2, 3), (3, 4), (4, 5)]),
     ],
 )
 def test_neighbours_are_read_at_once_and_others_where_the_gap_is_small_enough(
-    wanted: Sequence[int], limits: dict[str, int], runs: list[tuple[int, int]]
+    wanted: Sequence[int],
+    gap_nbytes: int,
+    most_nbytes: int,
+    runs: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("wdsprep.changes.copy_samples.READ_NBYTES", most_nbytes)
     starts, ends = ([OFFSETS[n + more] for n in wanted] for more in (0, 1))
-    assert [*find_neighbours(starts, ends, **limits)] == runs
+    assert [*find_neighbours(starts, ends, gap_nbytes)] == runs
 
 
 def slow_first(number: Any) -> Any:

@@ -29,11 +29,11 @@ from wdsprep.runners.run import Outcome, Run, do_runs, open_dataset_to_write
 from wdsprep.runners.schedule import drive
 
 
-def whole_run(count: int, workers: int, **options: int) -> tuple[Outcome, Shelf]:
+def whole_run(count: int, workers: int) -> tuple[Outcome, Shelf]:
     """`encode` with nobody at work."""
     store = Shelf(count)
     manifest = replace(manifest_of(1), receipts=())
-    run = Run(Edition(store=store), manifest, count=count, **options)
+    run = Run(Edition(store=store), manifest, count=count)
     (outcome,) = do_runs([run], PretendRunner(workers), None, largest_first(units(count)))
     return outcome, store
 
@@ -46,8 +46,11 @@ def test_a_run_of_many_shards_publishes_all_of_them() -> None:
     assert store.listed == 1_000  # once
 
 
-def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_have() -> None:
-    outcome, store = whole_run(2_000, 10, checkpoint=100)
+def test_a_driver_that_is_killed_leaves_few_receipts_that_its_manifest_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wdsprep.runners.run.CHECKPOINT", 100)
+    outcome, store = whole_run(2_000, 10)
     written = store.units_written
     assert written[-1] == len(outcome.manifest.receipts) == 2_000
     assert all(later - sooner <= max(100, sooner // 4) for sooner, later in pairwise(written))

@@ -214,7 +214,7 @@ class _Source:
 
         most = AHEAD if self.store.root else AHEAD_S3
         gap_nbytes = GAP_NBYTES if self.store.root else GAP_NBYTES_S3
-        runs = find_neighbours(starts, ends, gap_nbytes=gap_nbytes)
+        runs = find_neighbours(starts, ends, gap_nbytes)
         yield from map_ahead(lambda run: bring(*run), runs, most, most=most)
 
 
@@ -236,20 +236,16 @@ def order_sources(
 
 
 def find_neighbours(
-    starts: Sequence[int],
-    ends: Sequence[int],
-    *,
-    gap_nbytes: int = 0,
-    most_nbytes: int = READ_NBYTES,
+    starts: Sequence[int], ends: Sequence[int], gap_nbytes: int
 ) -> Iterator[tuple[int, int]]:
     """Yield the runs of samples to read at once: the place of the first, and the one behind.
 
     `starts` and `ends` say where samples lie in a tar. Samples share a run if the gap between them
-    has at most `gap_nbytes`. No run has more than `most_nbytes`, unless a single sample has more.
+    has at most `gap_nbytes`. No run has more than READ_NBYTES, unless a single sample has more.
     """
     first = 0
     for at in range(1, len(starts)):
-        if starts[at] - ends[at - 1] > gap_nbytes or ends[at] - starts[first] > most_nbytes:
+        if starts[at] - ends[at - 1] > gap_nbytes or ends[at] - starts[first] > READ_NBYTES:
             yield first, at
             first = at
     if starts:

@@ -190,16 +190,14 @@ def demo(
     overwrite: bool = False,
     run: Callable[[list[str]], int],
     say: Callable[[str], None],
-    draw: Callable[[Path], tuple[int, int]] = write_pictures,
 ) -> int:
     """Run the demo in `folder`, and return its exit code.
 
-    `run` runs a command of wdsprep and returns its exit code; `say` prints a text; `draw` writes
-    the pictures, and returns how many are good and how many broken.
+    `run` runs a command of wdsprep and returns its exit code; `say` prints a text.
     """
     home = Path(folder)
     try:
-        _draw(home, say, draw, overwrite=overwrite)
+        _begin(home, say, overwrite=overwrite)
     except OSError as error:
         raise WorkError(
             f"{home} cannot hold the pictures ({error}): give another folder"
@@ -219,13 +217,7 @@ def demo(
     return 0
 
 
-def _draw(
-    home: Path,
-    say: Callable[[str], None],
-    draw: Callable[[Path], tuple[int, int]],
-    *,
-    overwrite: bool,
-) -> None:
+def _begin(home: Path, say: Callable[[str], None], *, overwrite: bool) -> None:
     """Draw the pictures and write `load.py`, unless that was done before and `overwrite` is false.
 
     They are drawn in a folder with another name first, so a folder called `downloads` is complete.
@@ -244,7 +236,7 @@ def _draw(
     shutil.rmtree(begun, ignore_errors=True)
     begun.mkdir(parents=True)
     script.write_text(LOAD)
-    good, broken = draw(begun)
+    good, broken = write_pictures(begun)
     if downloads.exists():  # what others put there stays
         shutil.copytree(begun, downloads, copy_function=os.replace, dirs_exist_ok=True)
         shutil.rmtree(begun)

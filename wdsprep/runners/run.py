@@ -137,7 +137,7 @@ class Run:
     The manifest has the units that were done before. `whole` says that these are all units there
     will ever be, unless a `limit` cuts them short. `settle` sees the
     receipts before they are published, and `extra` returns what else the manifest says. The
-    manifest is first written after `checkpoint` receipts, and then less and less often.
+    manifest is first written after CHECKPOINT receipts, and then less and less often.
     """
 
     def __init__(
@@ -151,7 +151,6 @@ class Run:
         whole: bool = True,
         extra: Callable[[], Mapping[str, Any]] = dict,
         settle: Callable[[Manifest], Manifest] = lambda manifest: manifest,
-        checkpoint: int = CHECKPOINT,
     ) -> None:
         self._edition, self.store = edition, edition.store
         self.manifest, self.count = manifest, count
@@ -160,7 +159,7 @@ class Run:
         self._extra, self._settle = extra, settle
         self._failed_hosts: Counter[str] = Counter()
         self._lines: list[bytes] = []  # receipts as lines: a million objects take 1.5 GB
-        self._checkpoint_after = self._next_checkpoint = checkpoint
+        self._next_checkpoint = CHECKPOINT
         self._going: dict[str, RunProgress] = {}
         self._quarantined: list[Quarantined] = []
         self._written = before = len(manifest.receipts)
@@ -249,7 +248,7 @@ class Run:
                 manifest = replace(self.manifest, receipts=receipts, complete=False)
                 write_manifest(self.store, _with_appends(manifest, there))
                 self._written = len(lines)
-        self._next_checkpoint = len(self._lines) + max(self._checkpoint_after, len(lines) // 4)
+        self._next_checkpoint = len(self._lines) + max(CHECKPOINT, len(lines) // 4)
 
     def status(self) -> JobStatus:
         """Return the state of this run: its finished units, and the progress of those under way.
