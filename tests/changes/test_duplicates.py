@@ -182,9 +182,6 @@ def test_hashes_of_each_role_are_kept_until_their_shard_is_gone(
     assert tree(tmp_path / "images-hashes") == before
     wdsprep.remove(pairs, keys=["000000000000"], yes=True)
     assert not tree(tmp_path / "images-hashes")
-    for role in roles:
-        wdsprep.duplicates(pairs, role=role, where="width >= 100")
-    assert len(tree(tmp_path / "images-hashes")) == len(roles)
 
 
 # --- the hash

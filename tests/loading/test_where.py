@@ -23,7 +23,7 @@ import wdsprep
 from tests.kit.conditions import a_condition, a_row
 from tests.kit.latent_sets import field, flat, keys, npy, write_latents
 from tests.kit.packs import TWENTY, jpeg, pack, samples_of, upload, write_files
-from wdsprep.changes.image_hashes import HashedImages, find_compared
+from wdsprep.changes.image_hashes import HashedImages, select_and_rank
 from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.reindex import index
 from wdsprep.dataset.samples import facts_bytes, value_at_path
@@ -353,7 +353,7 @@ def test_every_command_finds_what_the_closures_find_in_the_json(
         assert [row["key"] for row in inspected.first] == found, text
         raw = load(images, where=text, global_batch=1, raw=True)
         assert sorted(sample["__key__"] for sample in raw) == found, text
-        compared = find_compared([looked_at(images)], (), text, "")[0]
+        compared = select_and_rank([looked_at(images)], (), text, "")[0]
         assert compared is not None
         assert [key for key, is_in in zip(each, compared, strict=True) if is_in] == found, text
         if tried % 8 == 0:

@@ -3,7 +3,7 @@
 1. Each image shard is read once, on any number of workers, and what its pictures look like is kept
    in a file of its own (`image_hashes`): a run that was killed goes on, a later one reads these
    files alone, and a shard that was packed anew is looked at again.
-2. Samples that do not meet `where` are left out (`find_compared`). The others stand in an order
+2. Samples that do not meet `where` are left out (`select_and_rank`). The others stand in an order
    of who is to be kept: the highest value of the column `keep` first, then more pixels, then as the
    datasets are named and as they lie there, which is by key. Those of one hash are one thing, whose
    best sample stands for them. `near_duplicates` finds all pairs of things within a distance.
@@ -42,9 +42,9 @@ from numpy.typing import NDArray
 from wdsprep.changes.image_hashes import (
     HashedImages,
     HashUnit,
-    find_compared,
     hash_shard,
     hashes_folder,
+    select_and_rank,
 )
 from wdsprep.changes.near_duplicates import Hashes, choose_kept, find_near_pairs
 from wdsprep.changes.options import DuplicatesOptions
@@ -155,7 +155,7 @@ def duplicates(datasets: Sequence[Place], options: DuplicatesOptions) -> Duplica
             stack.enter_context(pq.ParquetWriter(SinkFile(stack.enter_context(sink)), _TABLE))
             for sink in (store.write(name) for store, name in map(split_url, tables))
         ]
-        is_compared, ranks = find_compared(images, join, options.where, options.keep)
+        is_compared, ranks = select_and_rank(images, join, options.where, options.keep)
         _look(images, options)
         copies = Copies(images, is_compared, ranks)
         copies.find(options.distance, listener.on_comparison)

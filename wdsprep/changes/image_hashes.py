@@ -12,7 +12,7 @@ image cannot be read) and `content`, 64 bits of the BLAKE3 of the image's bytes.
 these are the target's, and `hash.source_1` and `content.source_1` are of the image of that name: 0
 in a sample without it.
 
-`find_compared` finds the samples that `duplicates` compares, and their ranks, by which it chooses
+`select_and_rank` finds the samples that `duplicates` compares, and their ranks, by which it chooses
 between copies. Both may come from columns of scores and tables, which are laid out in the order of
 the samples, so no image shard is read for them.
 """
@@ -217,7 +217,7 @@ class HashedImages:
         return read_each(lambda unit: self.columns(unit, *names), self.units, self.kept.readers)
 
 
-def find_compared(
+def select_and_rank(
     images: Sequence[HashedImages], join: Sequence[str], where: str, keep: str
 ) -> tuple[NDArray[np.bool_] | None, NDArray[np.int64] | None]:
     """Return which samples have the image that counts and meet `where`, and the rank of each.

@@ -203,14 +203,11 @@ def shards_by_bucket(shards: Sequence[Shard]) -> dict[str, list[Shard]]:
 
 def _braces(store_url: str, names: list[str]) -> list[str]:
     """Return the names as one pattern like `{000..123}.tar`, or as they are if none fits."""
-    parts = [re.fullmatch(r"(.*?)(\d+)(\.tar)", name) for name in names]
-    heads = {part[1] if part else None for part in parts}
-    numbers = [part[2] if part else "" for part in parts]
-    if len(names) < 2 or len(heads) > 1 or None in heads or set(store_url + names[0]) & set("{},"):
+    first, last = (re.fullmatch(r"(.*?)(\d+)\.tar", name) for name in (names[0], names[-1]))
+    if len(names) < 2 or not (first and last) or set(store_url + names[0]) & set("{},"):
         return names
-    first = int(numbers[0])
-    width = len(numbers[0])
-    wanted = [f"{number:0{width}d}" for number in range(first, first + len(numbers))]
-    if numbers != wanted or len(numbers[-1]) != width:
+    head, number, width = first[1], int(first[2]), len(first[2])
+    wanted = [f"{head}{number + at:0{width}d}.tar" for at in range(len(names))]
+    if names != wanted or len(last[2]) != width:
         return names
-    return [f"{heads.pop()}{{{numbers[0]}..{numbers[-1]}}}.tar"]
+    return [f"{head}{{{first[2]}..{last[2]}}}.tar"]
