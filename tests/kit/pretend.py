@@ -135,17 +135,12 @@ class Pretenders:
 @dataclass(frozen=True)
 class PretendRunner:
     workers: int
-    units_per_worker: int = 3
 
     def run(self, _work: Any, units: Iterable[Any]) -> Generator[Event, None, None]:
         """Receipts come as they would from another process: each with settings of its own."""
         crew = Pretenders(lambda _, unit: ("done", pickle.loads(pickle.dumps(receipt_of(unit)))))
-        yield from drive(
-            crew,
-            units,
-            RunnerSettings(units_per_worker=self.units_per_worker),
-            workers=self.workers,
-        )
+        settings = RunnerSettings(units_per_worker=3)
+        yield from drive(crew, units, settings, workers=self.workers)
 
 
 @dataclass
@@ -158,12 +153,8 @@ class Shelf(OverNetwork):
     written: dict[str, int] = field(default_factory=dict)
     units_written: list[int] = field(default_factory=list)
     listed: int = 0
-    theirs: bytes = b""
-    """The manifest that another driver has written meanwhile."""
 
     def read(self, name: str, /) -> bytes:
-        if name == MANIFEST and self.theirs:
-            return self.theirs
         raise NotFoundError(f"{name} is not kept")
 
     def list(self, prefix: str = "", /) -> Iterator[Entry]:
@@ -196,10 +187,6 @@ class _Counter:
     def write(self, data: bytes, /) -> None:
         self.nbytes += len(data)
         self.units += data.count(b',"unit":')
-
-    def writelines(self, pieces: Iterable[bytes], /) -> None:
-        for piece in pieces:
-            self.write(piece)
 
 
 class PretendS3:

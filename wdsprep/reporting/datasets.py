@@ -255,12 +255,9 @@ def pick(shards: Sequence[Shard], count: int, seed: str) -> list[SamplePlace]:
 
 def places_of(shards: Sequence[Shard], numbers: Sequence[int]) -> list[SamplePlace]:
     """Return the places of samples by their numbers among all samples of the shards."""
-    ends = list(accumulate(shard.samples for shard in shards))
-    places = []
-    for number in numbers:
-        at = bisect_right(ends, number)
-        places.append(SamplePlace(shards[at], number - (ends[at - 1] if at else 0)))
-    return places
+    starts = list(accumulate((shard.samples for shard in shards), initial=0))
+    found = ((bisect_right(starts, number) - 1, number) for number in numbers)
+    return [SamplePlace(shards[at], number - starts[at]) for at, number in found]
 
 
 def read_sample(
