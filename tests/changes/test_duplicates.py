@@ -15,12 +15,11 @@ from PIL import Image, ImageDraw
 
 import wdsprep
 from tests.kit.command_lines import CommandLine, python
-from tests.kit.damaged import flip
 from tests.kit.latent_sets import write_latents
 from tests.kit.packs import manifest_of, pack, samples_of, tree, write_files
 from wdsprep.changes.near_duplicates import choose_kept, find_near_pairs
 from wdsprep.changes.options import DISTANCE
-from wdsprep.errors import TarError, UsageError, WdsprepError
+from wdsprep.errors import UsageError, WdsprepError
 from wdsprep.images.perceptual_hash import hash_image
 from wdsprep.runners.job import JobListener
 
@@ -368,16 +367,6 @@ def test_a_damaged_image_is_a_copy_only_of_the_same_bytes(tmp_path: Path) -> Non
     images = pack(tmp_path / "in", tmp_path / "images", "--check", "header")
     found = wdsprep.duplicates(images, workers=1)
     assert (found.damaged, found.equal, found.near) == (2, 1, 0)
-
-
-def test_a_dataset_that_is_not_what_it_was_is_refused(images: Path) -> None:
-    """With what makes it whole again."""
-    flip(images / manifest_of(images).shards[0].name, 16_000)
-    with pytest.raises(TarError, match=f'run "wdsprep repair {images}", then the same command'):
-        wdsprep.duplicates(images, workers=1)
-    (images / "wdsprep.json").unlink()
-    with pytest.raises(UsageError, match=r'lost its wdsprep.json: run "wdsprep rebuild .*"'):
-        wdsprep.duplicates(images, workers=1)
 
 
 @pytest.mark.parametrize(
