@@ -311,11 +311,10 @@ class UnitChange:
         for removal in self._removal.shards:
             if removal.name not in now:
                 self._delete(removal.name)
-            if removal.name not in now or is_table(removal.name):
-                continue
-            name, nbytes = index_name(removal.name), 8 * (now[removal.name].samples + 1)
-            if not any(e.nbytes == nbytes for e in self._store.list(name) if e.name == name):
-                write_index(self._store, removal.name)
+            elif not is_table(removal.name):
+                name, nbytes = index_name(removal.name), 8 * (now[removal.name].samples + 1)
+                if not any(e.nbytes == nbytes for e in self._store.list(name) if e.name == name):
+                    write_index(self._store, removal.name)
 
     def _delete_all(self) -> None:
         """Delete the shards and rejects of a unit that has no receipt any more."""

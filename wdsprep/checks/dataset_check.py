@@ -282,11 +282,9 @@ def _check_presence(survey: DatasetSurvey) -> None:
             what = "a retry took some of its lines over, and was killed before it removed them here"
             survey.add_finding(rejects_name(receipt.unit), Kind.UNSETTLED, what, receipt.unit)
     # with all units, or with those within its limit
-    has_run_finished = bool(
-        survey.manifest and (survey.manifest.complete or "limit" in survey.manifest.extra)
-    )
+    has_finished = survey.manifest and (survey.is_complete or "limit" in survey.manifest.extra)
     for name in set(empty_names(survey)) - survey.files.keys():
-        if has_run_finished:
+        if has_finished:
             survey.add_finding(name, Kind.MISSING, "it is missing", smallest_unit(survey))
         else:
             what = "it is missing, and the next worker writes it"

@@ -147,9 +147,8 @@ def _uploads(placed: Sequence[ReportDataset], repo: str, output: str) -> Iterato
     store, name = split_url(output)
     first = placed[0]
     is_of_first = (store.url, name) == (first.store.url, CARD)
-    if len(placed) == 1 and not first.folder and is_of_first:
-        return
-    if _hub_place(output) != (repo, CARD):
+    goes_along = len(placed) == 1 and not first.folder and is_of_first
+    if not goes_along and _hub_place(output) != (repo, CARD):
         yield upload(output, CARD)
 
 
