@@ -9,8 +9,8 @@ The way of an image through the package, in the order in which a newcomer should
  2. `packing.pack:pack`, whose options `packing.options:PackOptions` declares.
  3. `sources.recognise:recognise` tells what kind of source there is.
  4. `packing.slices:SlicePlan` divides it into slices, the units of work.
- 5. `runners.job:Job` gives units to workers; `runners.schedule:Schedule` says which, and what a
-    failure costs.
+ 5. `runners.run:do_runs` has workers do these; `runners.schedule:Schedule` says who gets which, and
+    what a failure costs.
  6. `packing.worker:PackWorker` packs slices.
  7. `fetch.client:Fetcher` fetches an image that is a URL.
  8. `packing.worker:PackedSlice` decides on each sample, by its caption and its metadata,

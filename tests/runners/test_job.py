@@ -19,8 +19,8 @@ from tests.kit.packs import pack, photos, tree
 from wdsprep.cli import main
 from wdsprep.errors import BusyError, FormatError
 from wdsprep.runners.base import BrokenWorkerError, Event, Finished, HopelessError, Unit, Work
-from wdsprep.runners.job import Job, JobStatus
-from wdsprep.runners.make_runner import InProcessRunner, job_largest_first
+from wdsprep.runners.job import JobListener, JobStatus
+from wdsprep.runners.make_runner import InProcessRunner, Job
 from wdsprep.runners.options import WorkerOptions
 
 
@@ -55,10 +55,9 @@ class Halves:
 PIECES = [Piece(20), Piece(40), Piece(10)]
 
 
-def job_of(work: Halves, **options: Any) -> Job[Piece, int]:
-    return job_largest_first(
-        WorkerOptions(runner="local"), work.do, PIECES, name="halves", **options
-    )
+def job_of(work: Halves, **heard: Any) -> Job[Piece]:
+    options = WorkerOptions(runner="local", listener=JobListener(**heard))
+    return Job(options, work.do, PIECES, name="halves")
 
 
 def test_the_largest_goes_first_and_each_event_is_told_with_where_the_job_stands() -> None:

@@ -28,9 +28,9 @@ further images of whole samples 25 each.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -52,8 +52,7 @@ from wdsprep.dataset.damage import verify_step
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.images.perceptual_hash import NO_HASH
 from wdsprep.options import Place, as_places, takes_datasets
-from wdsprep.runners.job import JobStatus, check_all_done
-from wdsprep.runners.make_runner import job_largest_first
+from wdsprep.runners.make_runner import Job
 from wdsprep.store import split_url
 from wdsprep.store.base import Sink, SinkFile, absolute, absolute_places
 from wdsprep.store.schemes import place_scheme
@@ -208,17 +207,17 @@ def _look(images: Sequence[HashedImages], options: DuplicatesOptions) -> None:
     units = [unit for dataset in images for unit in dataset.missing()]
     if not units:
         return
-    listener, samples = options.listener_or_mute, 0
+    samples = 0
 
-    def on_status(status: Callable[[], JobStatus]) -> None:
-        listener.on_status(lambda: replace(status(), samples=samples))
+    def counts() -> dict[str, int]:
+        return {"samples": samples}
 
-    job = job_largest_first(options, hash_shard, units, name="duplicates", on_status=on_status)
+    job = Job(options, hash_shard, units, name="duplicates", counts=counts)
     with closing(job):
         for unit, _ in job.results():
             samples += unit.shard.samples
     step = f"run the same command again, or {verify_step(*(dataset.shown for dataset in images))}"
-    check_all_done(job.quarantined, "shard", "looked at", step)
+    job.check_all_done("looked at", step)
 
 
 # --- the search

@@ -10,9 +10,9 @@ the image shard, and a digest of them is enough.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from wdsprep.checks.dataset_check import DatasetSurvey, expected_files, survey_dataset
@@ -25,8 +25,7 @@ from wdsprep.dataset.removed_samples import NONE_REMOVED, removed_from
 from wdsprep.dataset.shapes import buckets_encoded
 from wdsprep.errors import DamageError, UsageError
 from wdsprep.options import Place, takes_datasets
-from wdsprep.runners.job import JobStatus
-from wdsprep.runners.make_runner import job_largest_first
+from wdsprep.runners.make_runner import Job
 from wdsprep.store import shared_store
 from wdsprep.store.base import absolute_places
 from wdsprep.text import plural
@@ -95,17 +94,12 @@ def _check_bytes(
     by_url = {survey.url: survey for survey in surveys}
     keys: dict[str, dict[str, str]] = {url: {} for url in by_url}
 
-    def on_status(status: Callable[[], JobStatus]) -> None:
-        def with_findings() -> JobStatus:
-            findings = (f for dataset in surveys for f in dataset.findings)
-            return replace(status(), findings=sum(not f.kind.is_note for f in findings))
-
-        options.listener_or_mute.on_status(with_findings)
+    def counts() -> dict[str, int]:
+        findings = (f for dataset in surveys for f in dataset.findings)
+        return {"findings": sum(not f.kind.is_note for f in findings)}
 
     units = [unit for survey in surveys for unit in _units(survey, pairs)]
-    job = job_largest_first(
-        options, check_unit, units, name="verify", is_safe=True, on_status=on_status
-    )
+    job = Job(options, check_unit, units, name="verify", is_safe=True, counts=counts)
     with closing(job):
         for unit, (findings, digests) in job.results():
             _log.info("%s is checked: %s", unit.name, plural(len(findings), "finding"))

@@ -36,9 +36,8 @@ from wdsprep.exporting.layout import (
 from wdsprep.exporting.options import ExportOptions
 from wdsprep.exporting.read_samples import ExportUnit, UnitSource
 from wdsprep.options import takes_options
-from wdsprep.runners.base import PROGRESS_S, Call, Unit
-from wdsprep.runners.job import Job, check_all_done
-from wdsprep.runners.make_runner import job_largest_first
+from wdsprep.runners.base import PROGRESS_S, Call
+from wdsprep.runners.make_runner import Job, SizedUnit
 from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import Store, absolute, check_apart, is_hidden, write_bytes
 from wdsprep.text import EXAMPLES, examples, plural, shortened, shown
@@ -276,13 +275,13 @@ def _delete(store: Store, mark: ExportMark) -> None:
 
 
 def _results(
-    options: ExportOptions, do_unit: Call, units: Sequence[Unit], *, participle: str
+    options: ExportOptions, do_unit: Call, units: Sequence[SizedUnit], *, participle: str
 ) -> Iterator[tuple[Any, Any]]:
     """Yield each unit with its result. Raise WorkError at the end if a unit failed.
 
     `participle` is the word in its message for what could not be done, such as "exported".
     """
-    job: Job[Any, Any] = job_largest_first(options, do_unit, units, name="export")
+    job = Job(options, do_unit, units, name="export")
     with closing(job):
         yield from job.results()
-    check_all_done(job.quarantined, "shard", participle, "run the same command again")
+    job.check_all_done(participle, "run the same command again")

@@ -19,15 +19,16 @@
 8. A worker that finds another version of wdsprep than its driver's unpickles nothing: the run ends,
    and says what is where (`worker_versions`).
 
-`job` is the units of one command, where they stand and who hears of it; `run` makes a dataset of
-the events of a runner. `schedule` decides who gets which unit, and what a failure costs; `local`
+`job` says how far a command is and who hears of it; `run` makes a dataset of the events of a
+runner. `schedule` decides who gets which unit, and what a failure costs; `local`
 and `ray` carry its messages to workers and back, `stuck_workers` ends what hangs, and says what
 lacked memory. `worker` is the side of a worker, with the whole life of a local one. `make_runner`
-makes a runner of its `RunnerSettings`, or one that does without workers, and judges failures alike.
+makes a runner of its `RunnerSettings`, or one that does without workers, and judges failures alike;
+its `Job` is the units of a command and their results.
 `base` has what all of these tell each other, `options` the options that several commands have,
 `progress` their progress line. `track` tells Weights & Biases or TensorBoard how far a run is.
 
-    job = job_largest_first(options, check_unit, units, name="verify")
+    job = Job(options, check_unit, units, name="verify")
     with contextlib.closing(job):  # which ends the workers, also after an exception
         for unit, result in job.results(): ...
     job.quarantined  # what failed for good

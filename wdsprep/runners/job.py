@@ -1,15 +1,8 @@
-"""A job: units of work that a runner does, where they stand, and who hears of it.
+"""How far a job is, which is units of work that a runner does, and who hears of it."""
 
-`verify`, `export` and `duplicates` take its results. `Run` takes the events of a runner itself.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, cast
-
-from wdsprep.errors import WorkError
-from wdsprep.runners.base import Finished, Quarantined, Runner, Step, Unit, Work
-from wdsprep.text import plural
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,78 +77,3 @@ class JobListener:
     def confirm(self, _question: Any) -> bool:
         """Answer whether to do what is done without asking where `yes` is given."""
         return False
-
-
-class SizedUnit(Unit, Protocol):
-    """A unit whose steps tell how many of its bytes are done."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-U = TypeVar("U", bound=SizedUnit)
-R = TypeVar("R")
-
-
-class Job(Generic[U, R]):
-    """Units that a runner works through. Closing the job ends its workers.
-
-    The job only collects the units that failed for good, in `quarantined`, and does not judge them.
-    """
-
-    def __init__(
-        self, runner: Runner, work: Work, units: Sequence[U], *, on_status: StatusListener
-    ) -> None:
-        self._events = runner.run(work, units)
-        self._on_status, self._units = on_status, len(units)
-        self._nbytes_of = sum(unit.nbytes for unit in units)
-        self._under_way: dict[str, object] = {}
-        self._nbytes = self._units_done = 0
-        self.quarantined: list[Quarantined] = []
-
-    def close(self) -> None:
-        self._events.close()
-
-    def results(self) -> Iterator[tuple[U, R]]:
-        """Do the units, and yield each finished unit with its result.
-
-        Units that failed for good go into `quarantined`. `on_status` is called after each event.
-        """
-        for event in self._events:
-            unit = cast("U", event.unit)
-            if isinstance(event, Step):
-                self._under_way[unit.name] = event.value
-            else:
-                self._under_way.pop(unit.name, None)
-                self._nbytes += unit.nbytes
-                self._units_done += 1
-            if isinstance(event, Quarantined):
-                self.quarantined.append(event)
-            elif isinstance(event, Finished):
-                yield unit, cast("R", event.result)
-            self._on_status(self.status)
-
-    def status(self) -> JobStatus:
-        """Return the state of a job whose units have sizes and report their progress in bytes."""
-        nbytes = self._nbytes + sum(cast("Iterable[int]", self._under_way.values()))
-        return JobStatus(
-            nbytes=nbytes,
-            nbytes_of=self._nbytes_of,
-            units_done=self._units_done,
-            units=self._units,
-            share_done=nbytes / max(1, self._nbytes_of),
-        )
-
-
-def check_all_done(quarantined: Sequence[Quarantined], noun: str, done: str, remedy: str) -> None:
-    """Raise WorkError if a unit failed, for commands whose result needs all units.
-
-    In the message `noun` is the word for a unit, `done` what could not be done, such as "exported",
-    and `remedy` the next step.
-    """
-    if quarantined:
-        first = quarantined[0]
-        raise WorkError(
-            f"{plural(len(quarantined), noun)} could not be {done}, such as "
-            f"{first.unit.name} ({first.reason}): {remedy}"
-        )

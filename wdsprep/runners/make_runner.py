@@ -1,29 +1,35 @@
 """Make a runner: of processes on this machine, of actors on a Ray cluster, or in this process.
 
 `runner_for` makes the runner of a job that may be small: it has no more workers than the job has
-units, or none. `job_largest_first` is such a job, of units whose sizes are known.
+units, or none. `Job` is such a job: `verify`, `export` and `duplicates` take its results, while
+`Run` takes the events of a runner itself.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from wdsprep.cpus import usable_cpus
+from wdsprep.errors import WorkError
 from wdsprep.runners.base import (
     Call,
     Event,
+    Finished,
     Message,
+    Quarantined,
     Runner,
     RunnerSettings,
     SlotMessage,
+    Step,
     Unit,
     Work,
 )
-from wdsprep.runners.job import Job, StatusListener, U
+from wdsprep.runners.job import JobStatus
 from wdsprep.runners.options import WorkerOptions, with_runner
 from wdsprep.runners.schedule import drive
 from wdsprep.runners.worker import Worker, open_worker
+from wdsprep.text import plural
 
 
 def make_runner(kind: str, settings: RunnerSettings) -> Runner:
@@ -112,28 +118,89 @@ def runner_for(
     return make_runner(options.runner, settings)
 
 
-def job_largest_first(
-    options: WorkerOptions,
-    do_unit: Call,
-    units: Iterable[U],
-    *,
-    name: str,
-    is_safe: bool = False,
-    on_status: StatusListener | None = None,
-) -> Job[U, Any]:
-    """Return a job of units that are all known beforehand, the largest first.
+class SizedUnit(Unit, Protocol):
+    """A unit whose steps tell how many of its bytes are done."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+U = TypeVar("U", bound=SizedUnit)
+
+
+class Job(Generic[U]):
+    """Units that are all known beforehand, done on the runner of `runner_for`, the largest first.
 
     So no worker begins a large unit at the end. `do_unit` is a function, or a `partial` of one, for
-    which workers prepare nothing. The runner is that of `runner_for`. The listener of the options
-    hears of the status, unless `on_status` is given.
+    which workers prepare nothing. The listener of the options hears of the status at each event;
+    `counts` returns further fields of it. Closing the job ends its workers.
     """
-    units = sorted(units, key=lambda unit: -unit.nbytes)
-    nbytes, listener = sum(unit.nbytes for unit in units), options.listener_or_mute
-    runner = runner_for(
-        options, len(units), nbytes, on_message=listener.on_message, name=name, is_safe=is_safe
-    )
-    work = partial(prepare_nothing, do_unit)
-    return Job(runner, work, units, on_status=on_status or listener.on_status)
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        do_unit: Call,
+        units: Iterable[U],
+        *,
+        name: str,
+        is_safe: bool = False,
+        counts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        units = sorted(units, key=lambda unit: -unit.nbytes)
+        self._units, self._nbytes_of = len(units), sum(unit.nbytes for unit in units)
+        self._listener, self._counts = options.listener_or_mute, counts
+        on_message = self._listener.on_message
+        runner = runner_for(
+            options, self._units, self._nbytes_of, on_message=on_message, name=name, is_safe=is_safe
+        )
+        self._events = runner.run(partial(prepare_nothing, do_unit), units)
+        self._under_way: dict[str, int] = {}
+        self._nbytes = self._units_done = 0
+        self.quarantined: list[Quarantined] = []
+        """The units that failed for good, which are collected here and not judged."""
+
+    def close(self) -> None:
+        self._events.close()
+
+    def results(self) -> Iterator[tuple[U, Any]]:
+        """Do the units, and yield each finished unit with its result."""
+        for event in self._events:
+            unit = cast("U", event.unit)
+            if isinstance(event, Step):
+                self._under_way[unit.name] = cast("int", event.value)
+            else:
+                self._under_way.pop(unit.name, None)
+                self._nbytes += unit.nbytes
+                self._units_done += 1
+            if isinstance(event, Quarantined):
+                self.quarantined.append(event)
+            elif isinstance(event, Finished):
+                yield unit, event.result
+            self._listener.on_status(self.status)
+
+    def status(self) -> JobStatus:
+        nbytes = self._nbytes + sum(self._under_way.values())
+        return JobStatus(
+            nbytes=nbytes,
+            nbytes_of=self._nbytes_of,
+            units_done=self._units_done,
+            units=self._units,
+            share_done=nbytes / max(1, self._nbytes_of),
+            **self._counts(),
+        )
+
+    def check_all_done(self, done: str, remedy: str) -> None:
+        """Raise WorkError if a unit failed, for commands whose result needs all units.
+
+        In the message `done` is what could not be done, such as "exported", and `remedy` the next
+        step.
+        """
+        if self.quarantined:
+            first = self.quarantined[0]
+            raise WorkError(
+                f"{plural(len(self.quarantined), 'shard')} could not be {done}, such as "
+                f"{first.unit.name} ({first.reason}): {remedy}"
+            )
 
 
 def prepare_nothing(do_unit: Call) -> Call:
