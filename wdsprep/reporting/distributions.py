@@ -9,6 +9,7 @@ same. If a channel is far from that, look first for a wrong scale, shift or VAE.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import erf, sqrt
 from typing import Any
 
@@ -189,10 +190,8 @@ def spectrum_of(samples: Sequence[ReadSample], settings: Settings) -> dict[str, 
     """
     latents = []
     for sample in samples:
-        try:
+        with suppress(FormatError):
             latents.append((sample.key, latent_of(sample, settings)))
-        except FormatError:
-            continue
     if not latents:
         return None
     channels = zip(*(latent for _, latent in latents), strict=True)

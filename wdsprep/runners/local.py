@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -151,10 +152,8 @@ def _spawn(units_at_once: int, environment: dict[str, str]) -> _Worker:
 
 
 def _send(pipe: Connection, data: bytes) -> None:
-    try:
+    with suppress(BrokenPipeError, ConnectionResetError):  # its stream tells of its death
         pipe.send_bytes(data)
-    except (BrokenPipeError, ConnectionResetError):
-        return  # its death is heard of by the end of its stream
 
 
 def _end(workers: list[_Worker]) -> None:
