@@ -1,6 +1,8 @@
 """What writers do in tests of stores, the one line that an error is, and what was read."""
 
 import contextlib
+import multiprocessing
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +68,40 @@ def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, i
 
     monkeypatch.setattr(LocalStore, "read", read)
     return noted
+
+
+# --- writers in other processes
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["boto3", "tests.kit.stores"])
+
+
+def write_slowly(
+    store: Store, env: dict[str, str], name: str, data: bytes, ready: Any, go_on: Any
+) -> None:
+    os.environ.update(env)
+    with store.write(name) as sink:
+        sink.write(data[: len(data) // 2])
+        ready.set()
+        go_on.wait(60)
+        sink.write(data[len(data) // 2 :])
+
+
+@contextlib.contextmanager
+def writing(store: Store, data: bytes, *names: str) -> Iterator[list[tuple[Any, Any]]]:
+    """Processes that have written half of a file each, and what makes them go on."""
+    writers, env = [], {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    for name in names:
+        ready, go_on = FORKING.Event(), FORKING.Event()
+        writer = FORKING.Process(target=write_slowly, args=(store, env, name, data, ready, go_on))
+        writer.start()
+        writers.append((writer, ready, go_on))
+    try:
+        assert all(ready.wait(60) for _, ready, _ in writers)
+        yield [(writer, go_on) for writer, _, go_on in writers]
+    finally:
+        for writer, _, _ in writers:
+            writer.kill()
+            writer.join()
 
 
 # --- on S3

@@ -2,20 +2,17 @@
 
 import concurrent.futures
 import contextlib
-import multiprocessing
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.kit.stores import names, one_line_error
+from tests.kit.stores import FORKING, names, one_line_error, writing
 from wdsprep.errors import (
     AccessError,
     ExistsError,
@@ -28,8 +25,6 @@ from wdsprep.errors import (
 from wdsprep.store import open_store, split_url
 from wdsprep.store.base import absolute, write_bytes
 from wdsprep.store.local import HOST, LocalStore
-
-FORKING = multiprocessing.get_context("forkserver")
 
 
 def files_of(folder: Path) -> list[str]:
@@ -134,33 +129,18 @@ def test_name_that_is_no_utf8_is_listed_and_read(local: LocalStore) -> None:
     assert local.read(name) == b"x"
 
 
-def write_slowly(root: str, ready: Any, go_on: Any) -> None:
-    with LocalStore(root).write("f") as sink:
-        sink.write(b"half")
-        ready.set()
-        go_on.wait(30)
-        sink.write(b"half")
-
-
 def test_sweep_removes_the_leftovers_of_the_dead_only(local: LocalStore) -> None:
-    ready, go_on = ([FORKING.Event() for _ in range(2)] for _ in range(2))
     roots = [local.root / "dead", local.root / "alive"]
-    writers = [
-        FORKING.Process(target=write_slowly, args=(str(root), *events))
-        for root, *events in zip(roots, ready, go_on, strict=True)
-    ]
-    for writer, event in zip(writers, ready, strict=True):
-        writer.start()
-        assert event.wait(30)
-    assert names(local) == []
-    assert (len(files_of(roots[0])), len(files_of(roots[1]))) == (1, 1)
-    assert local.sweep() == (0, 2)
-    os.kill(writers[0].pid or 0, signal.SIGKILL)
-    writers[0].join()
-    assert local.sweep() == (1, 1)
-    assert (files_of(roots[0]), len(files_of(roots[1]))) == ([], 1)
-    go_on[1].set()
-    writers[1].join()
+    with writing(local, b"halfhalf", "dead/f", "alive/f") as (dead, alive):
+        assert names(local) == []
+        assert [len(files_of(root)) for root in roots] == [1, 1]
+        assert local.sweep() == (0, 2)
+        dead[0].kill()
+        dead[0].join()
+        assert local.sweep() == (1, 1)
+        assert [len(files_of(root)) for root in roots] == [0, 1]
+        alive[1].set()
+        alive[0].join()
     assert files_of(roots[1]) == ["f"]
     assert local.read("alive/f") == b"halfhalf"
 

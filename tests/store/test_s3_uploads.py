@@ -1,21 +1,18 @@
 """Files in parts on S3, and what becomes of uploads that somebody left."""
 
 import contextlib
-import multiprocessing
 import os
 import re
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.kit.faultproxy import Status, first
 from tests.kit.latent_sets import write_latents
-from tests.kit.stores import BIG, MIB, begin_uploads, one_line_error, opened, uploads
+from tests.kit.stores import BIG, MIB, begin_uploads, one_line_error, opened, uploads, writing
 from tests.store.conftest import Through
 from wdsprep.dataset.chunks import Chunks
 from wdsprep.dataset.manifest import Manifest
@@ -27,9 +24,6 @@ from wdsprep.store.base import write_bytes
 from wdsprep.store.remote import ATTEMPTS
 from wdsprep.store.s3 import uploads as s3_uploads
 from wdsprep.store.s3.s3_store import S3Store
-
-FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["boto3", "tests.store.test_s3_uploads"])
 
 
 @pytest.mark.parametrize("nbytes", [5 * MIB - 1, 5 * MIB, 5 * MIB + 1, 11 * MIB])
@@ -118,39 +112,12 @@ def test_a_dataset_aborts_what_could_be_a_part_of_it_alone(bucket: str) -> None:
         assert uploads(bucket) == sorted(["2023/x.tar", *theirs])
 
 
-def write_slowly(url: str, env: dict[str, str], name: str, ready: Any, go_on: Any) -> None:
-    os.environ.update(env)
-    with opened(url) as store, store.write(name) as sink:
-        sink.write(BIG[: 5 * MIB])
-        ready.set()
-        go_on.wait(60)
-        sink.write(BIG[5 * MIB :])
-
-
-@contextlib.contextmanager
-def writing(store: S3Store, *names: str) -> Iterator[list[tuple[Any, Any]]]:
-    """Processes that have begun an upload, and what makes them go on."""
-    writers, env = [], {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
-    for name in names:
-        ready, go_on = FORKING.Event(), FORKING.Event()
-        writer = FORKING.Process(target=write_slowly, args=(store.url, env, name, ready, go_on))
-        writer.start()
-        writers.append((writer, ready, go_on))
-    try:
-        assert all(ready.wait(60) for _, ready, _ in writers)
-        yield [(writer, go_on) for writer, _, go_on in writers]
-    finally:
-        for writer, _, _ in writers:
-            writer.kill()
-            writer.join()
-
-
 @pytest.mark.usefixtures("aged")
 def test_the_upload_of_a_dead_writer_is_aborted_at_once_that_of_a_living_one_never(
     parted: S3Store, bucket: str
 ) -> None:
     """However old, and whether or not the writer runs just now."""
-    with writing(parted, "alive", "dead", "stopped") as writers:
+    with writing(parted, BIG, "alive", "dead", "stopped") as writers:
         alive, dead, stopped = writers
         os.kill(stopped[0].pid, signal.SIGSTOP)
         assert parted.sweep(lambda _name: True) == (0, 3)
