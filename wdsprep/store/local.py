@@ -107,7 +107,8 @@ class LocalStore:
         sink = _LocalSink(fd, path, str(temporary.relative_to(self.root)))
         try:
             yield sink  # an OSError of the block itself is not this file's
-            sink.check()
+            if sink.failure is not None:
+                raise sink.failure
             with _store_errors(path):
                 os.fsync(fd)
                 if exclusive:
@@ -180,7 +181,8 @@ def _first_pieces(left: Iterable[memoryview]) -> list[memoryview]:
 class _LocalSink:
     def __init__(self, fd: int, path: Path, waiting: str) -> None:
         self._fd, self._path, self.waiting = fd, path, waiting
-        self._failure: StoreError | None = None
+        self.failure: StoreError | None = None
+        """The error of a write, for a caller that goes on after it."""
 
     def write(self, data: bytes | memoryview, /) -> None:
         self.writelines([data])
@@ -197,18 +199,13 @@ class _LocalSink:
                     if written:
                         left[0] = left[0][written:]
         except StoreError as error:
-            self._failure = error
+            self.failure = error
             raise
 
     def end(self, *, waits: bool = False) -> None:
         del waits  # nothing is kept
         with _store_errors(self._path):
             os.fsync(self._fd)
-
-    def check(self) -> None:
-        """Raise the error of an earlier write, for a caller that went on after it."""
-        if self._failure is not None:
-            raise self._failure
 
 
 def _walk(

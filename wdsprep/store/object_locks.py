@@ -201,7 +201,8 @@ class MarkedStore(OverNetwork):
         sink = self.new_sink(name, exclusive=exclusive)
         try:
             yield sink
-            sink.check()
+            if sink.failure is not None:
+                raise sink.failure
             self._finish(name, sink)
         except BaseException:
             sink.abort()

@@ -126,7 +126,8 @@ class PartSink(ABC):
         self.kind = CONTENT_TYPES.get(name.rpartition(".")[2].lower())
         self.pending: list[bytes] = []
         self._pending_nbytes = 0
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """The error of a write, for a caller that goes on after it."""
 
     @abstractmethod
     def part_nbytes(self) -> int:
@@ -163,18 +164,13 @@ class PartSink(ABC):
                 if self._pending_nbytes == nbytes:
                     self.send_part()
         except BaseException as error:
-            self._failure = error
+            self.failure = error
             raise
 
     def take_pending(self) -> bytes:
         data = b"".join(self.pending)
         self.pending, self._pending_nbytes = [], 0
         return data
-
-    def check(self) -> None:
-        """Raise the error of an earlier write, for a caller that went on after it."""
-        if self._failure is not None:
-            raise self._failure
 
 
 class PerProcess(Generic[T]):

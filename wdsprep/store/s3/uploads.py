@@ -48,7 +48,7 @@ class S3Sink(PartSink):
             **({"ContentType": self.kind} if self.kind else {}),
         }
         self._upload: dict[str, str] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT)  # without a thread yet
         self._parts: list[Future[dict[str, Any]]] = []
 
     def part_nbytes(self) -> int:
@@ -59,8 +59,6 @@ class S3Sink(PartSink):
             answer = self._ask("create_multipart_upload", **self._facts)
             self._upload = {"UploadId": answer["UploadId"]}
             self._note = write_note(f"{self._place}/{answer['UploadId']}")
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT)
         if len(self._parts) >= PARTS_IN_FLIGHT:
             self._parts[-PARTS_IN_FLIGHT].result()
         number = len(self._parts) + 1
@@ -84,10 +82,10 @@ class S3Sink(PartSink):
             self.send_part()
         for part in self._parts:
             part.result()
-        self._close_pool()
+        self._pool.shutdown()
 
     def abort(self) -> None:
-        self._close_pool()
+        self._pool.shutdown(cancel_futures=True)
         is_gone = False
         if self._upload:
             with contextlib.suppress(WdsprepError):  # the first failure is the news
@@ -104,11 +102,6 @@ class S3Sink(PartSink):
                 with contextlib.suppress(OSError):
                     path.unlink()
             os.close(fd)
-
-    def _close_pool(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
 
 
 def abort_upload(ask: Callable[..., Any], upload: dict[str, str]) -> None:
