@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 import wdsprep
+from tests.kit.packs import pack, photos
 from wdsprep.dataset.damage import naming_next_step, naming_repair, repair_step
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.tar.members import BadSampleError
@@ -91,11 +91,7 @@ def test_a_code_that_a_stranger_made_up_is_one_line() -> None:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("damage")
-    (place / "in").mkdir()
-    for number in range(3):
-        Image.new("RGB", (40, 40 + number), (9, 99, 250)).save(place / f"in/{number}.png")
-    wdsprep.pack(place / "in", place / "images", buckets=[32], workers=1)
-    return place / "images"
+    return pack(photos(place / "in", 3), place / "images")
 
 
 def without_objects(data: bytes) -> bytes:

@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
+from tests.kit.packs import write_tar
 from wdsprep.dataset.npy_arrays import Field, field_of, fields_of, layout, values_of
-from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import FormatError
 
 SHAPES = [(4, 32, 32), (77, 1024), (77,), (8, 64, 64), (16, 128, 128), (1,), (1000, 10, 7, 3)]
@@ -39,17 +39,12 @@ def test_layout_finds_the_arrays_in_a_tar() -> None:
         np.random.default_rng(n).random(f.shape).astype(f.dtype) for n, f in enumerate(fields)
     ]
     members = [(f.name, f.header + a.tobytes()) for f, a in zip(fields, arrays, strict=True)]
-    out = io.BytesIO()
-    with TarWriter(out) as tar:
-        for key in ("a", "b"):
-            tar.add(key, [*members, ("txt", b"x" * random.Random(key).randrange(3000))])
-        tar.finish()
-        index = np.frombuffer(tar.index, "<u8")
-    for start in index[:-1]:
+    data, tar = write_tar(
+        (key, [*members, ("txt", b"x" * random.Random(key).randrange(3000))]) for key in "ab"
+    )
+    for start in np.frombuffer(tar.index, "<u8")[:-1]:
         for line, array in zip(layout(fields), arrays, strict=True):
-            found = np.frombuffer(
-                out.getvalue(), line["dtype"], array.size, int(start) + line["offset"]
-            )
+            found = np.frombuffer(data, line["dtype"], array.size, int(start) + line["offset"])
             assert (found.reshape(line["shape"]) == array).all()
 
 

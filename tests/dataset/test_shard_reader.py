@@ -1,6 +1,5 @@
 """The reader of samples: what each level brings, what it costs, and what it says of damage."""
 
-import io
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.kit.packs import write_files, write_tar
 from tests.kit.stores import Far
 from wdsprep.dataset.file_names import index_name
 from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.tar import BLOCK
 from wdsprep.dataset.tar.read import TarSample, file_tape, read_samples, scan
-from wdsprep.dataset.tar.write import TarWriter
 from wdsprep.errors import DamageError, NotFoundError
 from wdsprep.store import open_store
 
@@ -59,15 +58,9 @@ def fields(number: int, image_nbytes: int) -> list[tuple[str, bytes]]:
 
 
 def make(root: Path, name: str = "64/000000.tar", image_nbytes: int = 20_000) -> Made:
-    out = io.BytesIO()
-    with TarWriter(out) as writer:
-        for number in range(COUNT):
-            writer.add(key(number), fields(number, image_nbytes))
-        writer.finish()
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes(out.getvalue())
-    (root / index_name(name)).write_bytes(writer.index)
-    shard = Shard(name=name, samples=COUNT, nbytes=len(out.getvalue()), digest=writer.digest)
+    data, writer = write_tar((key(n), fields(n, image_nbytes)) for n in range(COUNT))
+    write_files(root, {name: data, index_name(name): writer.index})
+    shard = Shard(name=name, samples=COUNT, nbytes=len(data), digest=writer.digest)
     with file_tape(root / name) as tape:
         return Made(root, shard, list(read_samples(tape, name)))
 
@@ -103,15 +96,10 @@ def test_each_level_brings_the_same_from_a_disk_and_over_a_network(made: Made) -
 
 def test_a_json_before_others_is_found_from_header_to_header(tmp_path: Path) -> None:
     """As in tars of other programs, with members in any order."""
-    out = io.BytesIO()
-    with TarWriter(out) as writer:
-        for number in range(5):
-            rest = [] if number == 3 else [("json", b'{"number":%d}' % number)]
-            writer.add(key(number), [*rest, ("jpg", bytes(20_000)), ("zip", b"z")])
-        writer.finish()
-        index = writer.index
-    (tmp_path / "a.tar").write_bytes(out.getvalue())
-    (tmp_path / index_name("a.tar")).write_bytes(index)
+    json = [{} if n == 3 else {"json": b'{"number":%d}' % n} for n in range(5)]
+    rest = {"jpg": bytes(20_000), "zip": b"z"}
+    data, writer = write_tar((key(n), {**json[n], **rest}) for n in range(5))
+    write_files(tmp_path, {"a.tar": data, index_name("a.tar"): writer.index})
     for is_foreign in (False, True):
         for shard in readers(Made(tmp_path, Shard("a.tar", 5), []), is_foreign=is_foreign):
             found = list(shard.json())

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.packs import tape_of, tar_bytes
+from tests.kit.packs import tape_of, tar_bytes, write_tar
 from wdsprep.dataset.chunks import LOCAL_CHUNK_NBYTES
 from wdsprep.dataset.tar.members import (
     MAX_EXTENSION_NBYTES,
@@ -31,7 +31,7 @@ from wdsprep.dataset.tar.read import (
     read_samples,
     scan,
 )
-from wdsprep.dataset.tar.write import TarWriter, header
+from wdsprep.dataset.tar.write import header
 from wdsprep.store.local import LocalStore
 
 CODES = {"truncated", "bad_header", "repeated_key", "scattered", "repeated_field"}
@@ -66,16 +66,9 @@ def patched(head: bytes, offset: int, data: bytes) -> bytes:
     return fixed(head[:offset] + data + head[offset + len(data) :])
 
 
-def sound_tar(count: int = 3) -> bytes:
-    out = io.BytesIO()
-    with TarWriter(out) as tar:
-        for i in range(count):
-            tar.add(f"{i:03d}", [("jpg", b"%d" % i * 700), ("json", b"{}"), ("txt", b"")])
-        tar.finish()
-    return out.getvalue()
-
-
-SOUND = sound_tar()
+SOUND, _ = write_tar(
+    (f"{i:03d}", {"jpg": b"%d" % i * 700, "json": b"{}", "txt": b""}) for i in range(3)
+)
 
 # Sound tars of others.
 

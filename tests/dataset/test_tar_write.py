@@ -15,7 +15,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.packs import tape_of
+from tests.kit.packs import tape_of, write_tar
 from wdsprep.dataset.tar.members import decode_index
 from wdsprep.dataset.tar.read import read_samples
 from wdsprep.dataset.tar.write import FLUSH_NBYTES, MAX_MEMBER_NBYTES, TarWriter, header, pieces_of
@@ -29,15 +29,6 @@ GOLDEN: Samples = [
     ("f/" + "k" * 96, {"npy": bytes(range(256)) * 40}),
 ]
 GOLDEN_SHA256 = "1ca746dc59a3af950d8543eb2ca703c06c959dc1ff7b3e39d0585f894b1c8e3e"
-
-
-def write_tar(samples: Samples) -> tuple[bytes, TarWriter]:
-    sink = io.BytesIO()
-    with TarWriter(sink) as tar:
-        for key, fields in samples:
-            tar.add(key, fields.items())
-        tar.finish()
-    return sink.getvalue(), tar
 
 
 def tar_threads() -> list[str]:

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache, partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -57,19 +56,25 @@ def jpeg(number: int = 0, size: tuple[int, int] = (0, 0), kind: str = "JPEG") ->
     return out.getvalue()
 
 
+def write_tar(samples: Iterable[tuple[str, Any]]) -> tuple[bytes, TarWriter]:
+    """A tar of keys and their members, and its writer, which knows the digest and the index."""
+    out = io.BytesIO()
+    with TarWriter(out) as tar:
+        for key, members in samples:
+            tar.add(key, dict(members).items())
+        tar.finish()
+    return out.getvalue(), tar
+
+
 def with_text(tar: bytes, old: str, new: str) -> bytes:
     """A tar of samples with another text in place of one, in names of members and their content."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=io.BytesIO(tar)) as opened, TarWriter(out) as writer:
-        read = [(m.name, file.read()) for m in opened if (file := opened.extractfile(m))]
-        for key, members in groupby(read, lambda member: member[0].partition(".")[0]):
-            fields = [
-                (name.replace(old, new).partition(".")[2], data.replace(old.encode(), new.encode()))
-                for name, data in members
-            ]
-            writer.add(key, fields)
-        writer.finish()
-    return out.getvalue()
+    samples: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
+        for name, file in ((member.name, opened.extractfile(member)) for member in opened):
+            key, field = name.partition(".")[0], name.replace(old, new).partition(".")[2]
+            data = file.read() if file else b""
+            samples.setdefault(key, {})[field] = data.replace(old.encode(), new.encode())
+    return write_tar(samples.items())[0]
 
 
 def write_files(root: Path, files: dict[str, bytes | str]) -> Path:
