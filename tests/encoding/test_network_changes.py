@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 from diffusers import AutoencoderKLQwenImage, AutoencoderKLWan
@@ -16,7 +15,6 @@ from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from tests.kit.encoders import SIDE, load_latent_encoder
 from tests.kit.families import OF_EACH_VAE, each_family
@@ -76,16 +74,6 @@ def test_half_precision_is_as_near_as_it_was(dtype: torch.dtype) -> None:
     error = (before.latent_dist.parameters.squeeze(2).float() - wanted).abs().max()
     moments = Moments(half)
     assert (moments(pixels) - wanted).abs().max() <= 2 * error
-
-
-def test_images_take_a_third_of_the_operations_of_videos() -> None:
-    vae, pixels = vae_of("qwen"), pixels_of()
-    with FlopCounterMode(display=False) as before:
-        as_video(vae, pixels)
-    moments = Moments(vae)
-    with FlopCounterMode(display=False) as after:
-        moments(pixels)
-    assert before.get_total_flops() > 2.5 * after.get_total_flops()
 
 
 class Looking(nn.Conv3d):
@@ -170,20 +158,6 @@ def test_latents_of_every_vae_are_the_same_to_the_bit_without_divisions(
         assert count_divisions(network, pixels()) == 0
         is_kl = model.vae_kind in ("AutoencoderKL", "AutoencoderKLFlux2")
         assert bool(count_divisions(plain, pixels())) == is_kl
-
-
-def test_sd2_has_eleven() -> None:
-    vae = diffusers.AutoencoderKL(
-        block_out_channels=(8, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        norm_num_groups=4,
-        layers_per_block=2,
-    )
-    network = Moments(vae).eval()
-    assert count_divisions(network, pixels(1)) == 11
-    leave_out_divisions(network)
-    assert count_divisions(network, pixels(1)) == 0
 
 
 @pytest.mark.parametrize(
