@@ -22,7 +22,7 @@ from tests.kit.gpus import pretend_cuda
 from wdsprep.encoding import gpus
 from wdsprep.encoding.encode import make_encoder
 from wdsprep.encoding.gpus import ALLOCATOR, has_bf16, prepare_allocator
-from wdsprep.encoding.models.device import check_age, check_precision
+from wdsprep.encoding.models.device import check_gpu
 from wdsprep.encoding.models.encoder import load_encoder, precision_of, whole_fp32
 from wdsprep.encoding.models.find_model import TINY, find_model
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
@@ -131,11 +131,10 @@ def test_a_gpu_that_is_too_old_or_lacks_a_precision_chosen_without_it_is_refused
     monkeypatch.setattr("wdsprep.encoding.gpus.has_driver", lambda: False)
     assert has_bf16()
     pretend_card(monkeypatch, card)
-    cuda, refused = torch.device("cuda"), partial(pytest.raises, RuntimeError, match=said)
+    refused = partial(pytest.raises, RuntimeError, match=said)
     with refused() if said else contextlib.nullcontext():
-        check_age(cuda)
-        check_precision(cuda, dtype, has_bf16_text=has_bf16_text)
-    check_age(torch.device("cpu"))
+        check_gpu("cuda", dtype, has_bf16_text=has_bf16_text)
+    check_gpu("cpu", dtype, has_bf16_text=has_bf16_text)
     if said and not has_bf16_text:
         tiny = find_model("tiny", text="none")
         with refused():

@@ -19,20 +19,15 @@ from blake3 import blake3
 from safetensors.torch import save
 
 from tests.kit.hub import Hub, set_constants
-from tests.kit.model_files import VAE, flux_files, sd_files
+from tests.kit.model_files import FLUX_VAE, VAE, flux_files, sd_files
 from tests.kit.packs import write_files
 from tests.kit.runs import wait_until
 from wdsprep.dataset.npy_arrays import Field
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.models import model_files
-from wdsprep.encoding.models.find_model import (
-    TINY,
-    Model,
-    check_multiples,
-    check_weights,
-    find_model,
-)
+from wdsprep.encoding.models.find_model import TINY, Model, check_weights, find_model
 from wdsprep.encoding.models.model_files import weights_digest
+from wdsprep.encoding.recipe_defaults import check_multiples
 from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.sample_arrays import fields
 from wdsprep.errors import UsageError, WorkError
@@ -78,23 +73,20 @@ def test_a_folder_is_a_model_and_its_digest_is_that_of_the_files_used(tmp_path: 
     assert find_model(str(folder), text="none").weights != model.weights
 
 
+def bare(folder: Path, config: dict[str, Any], weights: bytes = b"weights") -> Model:
+    files = {"config.json": json.dumps(config).encode()}
+    files["diffusion_pytorch_model.safetensors"] = weights
+    return find_model(str(write_files(folder, files)), text="none")
+
+
 def test_configs_decide_shapes_and_scales(tmp_path: Path) -> None:
-    flux = {
-        **VAE,
-        "latent_channels": 16,
-        "scaling_factor": 0.3611,
-        "shift_factor": 0.1159,
-        "force_upcast": True,
-    }
-    weights = {"diffusion_pytorch_model.safetensors": b"weights"}
-    bare = write_files(tmp_path, {"config.json": json.dumps(flux).encode(), **weights})
-    model = find_model(str(bare), text="none")
+    model = bare(tmp_path, {**FLUX_VAE, "force_upcast": True})
     assert (model.vae, model.channels, model.scale, model.shift) == ("", 16, 0.3611, 0.1159)
     assert not model.fits_fp16
     assert fields(model, Encode(resolution=512, text="none")) == (
         Field(name="latent.npy", dtype="<f2", shape=(16, 64, 64)),
     )
-    assert "--text none" in failure(bare)
+    assert "--text none" in failure(tmp_path)
 
 
 def test_a_resolution_has_to_fit_the_vae_and_what_a_transformer_cuts_into_tokens(
@@ -152,26 +144,12 @@ def test_tokens_need_no_weights_of_towers_and_images_no_text_at_all(tmp_path: Pa
 # VAEs
 
 
-def bare(folder: Path, config: dict[str, Any], weights: bytes = b"weights") -> Model:
-    files = {"config.json": json.dumps(config).encode()}
-    files["diffusion_pytorch_model.safetensors"] = weights
-    return find_model(str(write_files(folder, files)), text="none")
-
-
 def test_means_and_deviations_are_one_number_for_each_channel(tmp_path: Path) -> None:
-    qwen = {
-        "_class_name": "AutoencoderKLQwenImage",
-        "z_dim": 3,
-        "temperal_downsample": [False, True, True],
-        "latents_mean": [0.5, -1.0, 2.0],
-        "latents_std": [2.0, 4.0, 0.5],
-    }
-    model = bare(tmp_path / "qwen", qwen)
-    assert (model.channels, model.factor, model.vae_kind) == (3, 8, "AutoencoderKLQwenImage")
-    assert (model.shift, model.scale) == ((0.5, -1.0, 2.0), (0.5, 0.25, 2.0))
-    wan = {**qwen, "_class_name": "AutoencoderKLWan", "scale_factor_spatial": 16}
+    wan = {"_class_name": "AutoencoderKLWan", "z_dim": 3, "scale_factor_spatial": 16}
+    wan |= {"latents_mean": [0.5, -1.0, 2.0], "latents_std": [2.0, 4.0, 0.5]}
     model = bare(tmp_path / "wan", wan)
-    assert (model.factor, model.scale) == (16, (0.5, 0.25, 2.0))
+    assert (model.channels, model.factor, model.vae_kind) == (3, 16, "AutoencoderKLWan")
+    assert (model.shift, model.scale) == ((0.5, -1.0, 2.0), (0.5, 0.25, 2.0))
     with pytest.raises(UsageError, match="takes 12 channels"):
         bare(tmp_path / "squares", {**wan, "in_channels": 12, "patch_size": 2})
 
@@ -372,7 +350,7 @@ def test_a_node_that_may_not_read_a_repository_is_given_up_and_not_the_run(
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_node_with_some_of_the_files_gets_the_others(hub: Hub, cache: Path, cut: bool) -> None:
     model = find_model(REPO, text="emb")
-    for path in map(Path(model.folder).joinpath, model.files[::2]):
+    for path in map(Path(model.folder).joinpath, [*model.files][::2]):
         if cut:
             path.resolve().write_bytes(path.read_bytes()[:-1])
         else:
@@ -380,7 +358,7 @@ def test_a_node_with_some_of_the_files_gets_the_others(hub: Hub, cache: Path, cu
     hub.requests.clear()
     assert check_weights(model) == model
     fetched = {path.partition(f"{COMMIT}/")[2] for path in hub.requests if "/resolve/" in path}
-    assert fetched == {*model.files[::2]}
+    assert fetched == {*[*model.files][::2]}
     assert cache.is_dir()
 
 

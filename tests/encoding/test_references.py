@@ -211,13 +211,6 @@ def test_text_without_the_images_that_it_depends_on_is_an_error(family: Family) 
         encoder.empty()
 
 
-def test_a_pipeline_that_takes_no_references_says_so(family: Family) -> None:
-    for name in ("StableDiffusion", "StableDiffusionXL"):
-        model = find_model(str(family(name)), text="none")
-        with pytest.raises(UsageError, match="takes no reference images: choose another --model"):
-            ReferencePipeline(model)
-
-
 def test_a_processor_that_would_make_enormous_images_is_refused(
     family: Family, tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ COMES = "wants to run code that comes with it"
 OUTSIDE = "names a file outside of the model (vocab_file"
 
 
-INDEX_FILE = "model_index.json"
+INDEX_FILE, TOKENIZER = "model_index.json", "tokenizer/tokenizer_config.json"
 T5 = {"architectures": ["T5EncoderModel"]}
 DIT = {"_class_name": "DiTPipeline", "transformer": ["diffusers", "DiTTransformer2DModel"]}
 
@@ -82,7 +82,7 @@ OF_CODE: list[tuple[dict[str, Any], str]] = [
     for file in (
         TOWER,
         "text_encoder/config.json",
-        "tokenizer/tokenizer_config.json",
+        TOKENIZER,
         "tokenizer_2/processor_config.json",
         "tokenizer_2/preprocessor_config.json",
         "vae/config.json",
@@ -256,27 +256,41 @@ def refusal(folder: Path, **recipe: str) -> str:
     return said
 
 
+CODE_ELSEWHERE = "wants to run code of another repository"
+UNUSABLE = "FluxPipeline cannot be used for text"
+WITHOUT_T5 = {"text_encoder_3": [None, None], "tokenizer_3": [None, None]}
+INDEXES: list[tuple[str, dict[str, Any], str]] = [
+    ("Flux", {"_class_name": "DDPMPipeline"}, "as it has no code that makes"),
+    ("Flux", {"_class_name": "x" * 10**6}, ""),
+    ("Flux", {"_class_name": ["x" * 10**6, "y"]}, ""),
+    ("Flux", {"tokenizer": ["transformers", "x" * 10**6]}, ""),
+    ("QwenImage", {"_class_name": "QwenImageEditPipeline"}, "no images of text alone (it wan"),
+    ("StableDiffusionXL", {"_class_name": "HunyuanDiTPipeline"}, "gives no prompt_embeds_2"),
+    ("StableDiffusion3", {"_class_name": "AmusedPipeline"}, "has no code that makes embed"),
+    ("StableDiffusion3", WITHOUT_T5, "StableDiffusion3Pipeline cannot be used for text"),
+]
+KERNELS = [
+    {name: named}
+    for name in ("attn_implementation", "_attn_implementation_internal")
+    for named in ("stranger/kernel", {"": "stranger/kernel"}, {"vision": "paged|stranger/kernel"})
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "values", "said"),
+    ("name", "file", "values", "said"),
     [
-        ("Flux", {"_class_name": "DDPMPipeline"}, "as it has no code that makes"),
-        ("Flux", {"_class_name": "x" * 10**6}, ""),
-        ("Flux", {"_class_name": ["x" * 10**6, "y"]}, ""),
-        ("Flux", {"tokenizer": ["transformers", "x" * 10**6]}, ""),
-        ("QwenImage", {"_class_name": "QwenImageEditPipeline"}, "no images of text alone (it wan"),
-        ("StableDiffusionXL", {"_class_name": "HunyuanDiTPipeline"}, "gives no prompt_embeds_2"),
-        ("StableDiffusion3", {"_class_name": "AmusedPipeline"}, "has no code that makes embed"),
-        (
-            "StableDiffusion3",
-            {"text_encoder_3": [None, None], "tokenizer_3": [None, None]},
-            "StableDiffusion3Pipeline cannot be used for text",
-        ),
+        *((name, INDEX_FILE, values, said) for name, values, said in INDEXES),
+        ("Flux", TOKENIZER, {"model_max_length": 10**7}, UNUSABLE),  # to which it would pad
+        ("Flux", TOKENIZER, {"model_max_length": 10**12}, UNUSABLE),
+        *(("ZImage", "text_encoder/config.json", values, CODE_ELSEWHERE) for values in KERNELS),
     ],
 )
 def test_a_pipeline_that_cannot_make_embeddings_is_one_line(
-    name: str, values: dict[str, Any], said: str, family: Family, tmp_path: Path
+    name: str, file: str, values: dict[str, Any], said: str, family: Family, tmp_path: Path
 ) -> None:
-    assert said in refusal(changed(family(name), tmp_path / "model", **values))
+    folder = changed(family(name), tmp_path / "model", file, **values)
+    with limited_memory(MOST_NBYTES):
+        assert said in refusal(folder)
 
 
 @pytest.mark.parametrize("text", ["emb", pytest.param("tokens", marks=pytest.mark.system)])
@@ -305,18 +319,6 @@ def test_a_network_of_other_sizes_than_its_weights_is_not_built(
         assert str(folder) in line
 
 
-@pytest.mark.parametrize(
-    "named", ["stranger/kernel", {"": "stranger/kernel"}, {"vision": "paged|stranger/kernel"}]
-)
-def test_code_of_another_repository_is_refused_however_it_is_named(
-    named: Any, family: Family, tmp_path: Path
-) -> None:
-    for name in ("attn_implementation", "_attn_implementation_internal"):
-        file = "text_encoder/config.json"
-        folder = changed(family("ZImage"), tmp_path / "model", file, **{name: named})
-        assert "wants to run code of another repository" in refusal(folder)
-
-
 @pytest.mark.parametrize("factor", [4, 16])
 def test_a_vae_that_makes_other_latents_than_its_config_says_is_refused(
     factor: int, tmp_path: Path
@@ -330,14 +332,6 @@ def test_a_vae_that_makes_other_latents_than_its_config_says_is_refused(
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"scale_factor_spatial": factor}))
     assert "where its config.json says" in refusal(tmp_path, text="none")
-
-
-def test_a_tokenizer_that_pads_without_end_is_one_line(family: Family, tmp_path: Path) -> None:
-    for length in (10**7, 10**12):
-        file = "tokenizer/tokenizer_config.json"
-        folder = changed(family("Flux"), tmp_path / "model", file, model_max_length=length)
-        with limited_memory(MOST_NBYTES):
-            assert "FluxPipeline cannot be used for text" in refusal(folder)
 
 
 def test_a_pipeline_in_the_place_of_a_tokenizer_runs_nothing(
@@ -382,8 +376,7 @@ def test_code_that_needs_the_whole_pipeline_is_one_line(family: Family, tmp_path
 
 
 def test_a_chat_template_that_is_missing_is_one_line(family: Family, tmp_path: Path) -> None:
-    file = "tokenizer/tokenizer_config.json"
-    folder = changed(family("ZImage"), tmp_path / "model", file, chat_template=None)
+    folder = changed(family("ZImage"), tmp_path / "model", TOKENIZER, chat_template=None)
     for path in (folder / "tokenizer").glob("chat_template*"):
         path.unlink()
     assert "chat_template" in refusal(folder)

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, cast
 from wdsprep.dataset.samples import TARGET
 from wdsprep.encoding import HALF
 from wdsprep.encoding.captions.table import CaptionTable, warn_of_field
-from wdsprep.encoding.gpus import prepare_allocator, require_gpu
+from wdsprep.encoding.gpus import prepare_allocator
 from wdsprep.encoding.image_shards import ImageShard, ImageShards, find_image_shards, first_shards
-from wdsprep.encoding.models.find_model import Model, check_multiples, check_weights, find_model
+from wdsprep.encoding.models.find_model import Model, check_weights, find_model
 from wdsprep.encoding.options import EncodeOne, EncodeOptions, EncodeWorkerOptions
 from wdsprep.encoding.progress import Speeds
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe, with_defaults
@@ -264,8 +264,6 @@ def _find_settings(
         model = models.get(needs) or find_model(
             recipe.model, text=text, has_vae=has_vae, listener=told
         )
-        if has_vae:
-            check_multiples(model, recipe)
         if needs not in models:
             _, models[needs] = settle_recipe(recipe, model, device)
         settled.append((with_defaults(recipe, models[needs], device), models[needs]))
@@ -359,13 +357,9 @@ def make_encoder(model: Model, recipe: Encode, device: str) -> "Encoder":
     Raise RuntimeError if the GPU is too old for torch or for the recipe, and WorkError if torch
     cannot use one, or if the weights are not those of the driver.
     """
-    from torch import device as torch_device
-
-    from wdsprep.encoding.models.device import check_age, check_precision
+    from wdsprep.encoding.models.device import check_gpu
     from wdsprep.encoding.models.encoder import load_encoder
 
-    require_gpu(device)
-    check_age(torch_device(device))
     has_bf16_text = bool(model.components) and recipe.text == "emb"
-    check_precision(torch_device(device), recipe.dtype, has_bf16_text=has_bf16_text)
+    check_gpu(device, recipe.dtype, has_bf16_text=has_bf16_text)
     return load_encoder(check_weights(model), recipe, device)

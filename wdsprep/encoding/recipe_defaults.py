@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdsprep.dataset.npy_arrays import layout
 from wdsprep.dataset.samples import is_mask
+from wdsprep.dataset.shapes import shape_name
 from wdsprep.encoding import HALF, TF32
 from wdsprep.encoding.gpus import has_bf16, has_tf32
 from wdsprep.encoding.models.presets import PRESETS
@@ -33,7 +34,12 @@ def settle_recipe(recipe: Encode, model: "Model", device: str) -> "tuple[Encode,
 
 
 def with_defaults(recipe: Encode, model: "Model", device: str) -> Encode:
-    """Return the recipe with the values that depend on the model and the device filled in."""
+    """Return the recipe with the values that depend on the model and the device filled in.
+
+    Raise UsageError if the model cannot encode the resolution or the shapes.
+    """
+    if not recipe.is_of_text:
+        check_multiples(model, recipe)
     text_length = recipe.text_length
     if model.components and not text_length:
         preset = PRESETS.get(model.name.partition("@")[0])
@@ -50,6 +56,23 @@ def with_defaults(recipe: Encode, model: "Model", device: str) -> Encode:
         role_size=tuple(_role_sizes(recipe, model)),
         text_length=text_length,
     )
+
+
+def check_multiples(model: "Model", recipe: Encode) -> None:
+    """Raise UsageError if a side of an image would not be a multiple of what the model needs."""
+    sides = [(recipe.resolution, f"--resolution {recipe.resolution}")]
+    lists = {"--shapes": recipe.sizes}
+    lists |= {f"--role-size {role}": sizes for role, sizes in recipe.shape_lists.items()}
+    for option, sizes in lists.items():
+        for size in sizes:
+            sides += [(side, f"{option}: {side} of {shape_name(size)}") for side in size]
+    multiple = model.multiple
+    for side, what in sides:
+        if side % multiple:
+            below = side // multiple * multiple
+            near = f"{below} or {below + multiple}" if below else multiple
+            why = f"is not a multiple of {multiple}, as {model.name} needs"
+            raise UsageError(f"{what} {why}: give {near}")
 
 
 def _role_sizes(recipe: Encode, model: "Model") -> Iterator[tuple[str, Any]]:

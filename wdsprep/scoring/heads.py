@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.encoding.models import model_files
-from wdsprep.encoding.models.load_networks import cause_of, explain_errors
+from wdsprep.encoding.models.load_networks import explain_errors
 from wdsprep.errors import NotFoundError, UsageError
 from wdsprep.store import split_url
 from wdsprep.text import brief, human_bytes, plural
@@ -60,7 +60,7 @@ def load_head(head: Head, device: "torch.device | str" = "cpu") -> "Callable[[Te
     from torch.nn import functional
 
     def refusal(error: BaseException) -> UsageError:
-        what = f"is not a safetensors file of floats ({cause_of(error)})"
+        what = f"is not a safetensors file of floats ({model_files.cause_of(error)})"
         return UsageError(f"--head {head.place} {what}")
 
     with explain_errors(refusal):

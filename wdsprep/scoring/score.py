@@ -19,7 +19,7 @@ from wdsprep.dataset.npy_arrays import Field, layout
 from wdsprep.dataset.sample_table import role_columns
 from wdsprep.dataset.settings import SCORES, TEXT, columns_of
 from wdsprep.dataset.shard_reader import ScoreReader
-from wdsprep.encoding.gpus import prepare_allocator, require_gpu
+from wdsprep.encoding.gpus import prepare_allocator
 from wdsprep.encoding.image_shards import find_image_shards, first_shards
 from wdsprep.encoding.models.model_files import find_on_node
 from wdsprep.encoding.options import EncodeWorkerOptions
@@ -56,13 +56,10 @@ STORED = {"fp16": "<f2", "fp32": "<f4"}
 
 def make_encoder(models: Sequence[ScoreModel], device: str, dtype: str) -> "ScoreEncoder":
     """Load the models in a worker, after a check of the worker's GPU and of their files."""
-    from torch import device as torch_device
-
-    from wdsprep.encoding.models.device import check_age
+    from wdsprep.encoding.models.device import check_gpu
     from wdsprep.scoring.networks import ScoreEncoder
 
-    require_gpu(device)
-    check_age(torch_device(device))
+    check_gpu(device)
     return ScoreEncoder([find_on_node(model, PRESETS) for model in models], device, dtype)
 
 

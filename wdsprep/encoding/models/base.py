@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from wdsprep.encoding import TF32
 from wdsprep.errors import WorkError
 from wdsprep.runners.stuck_workers import is_of_memory
 
-T = TypeVar("T")
 DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -99,14 +98,14 @@ class Encoded:
     """the length of each row of the variable field"""
 
 
-class InTwoPrecisions(Generic[T]):
+class InTwoPrecisions:
     """A network in its usual precision and in fp32, each loaded when it is first used.
 
     If fp32 did not fit into memory once, it is not tried again: a network may have 19 GB.
     """
 
     def __init__(
-        self, load: Callable[[str], T], dtype: str, prepare: Callable[[T], T] | None = None
+        self, load: Callable[[str], Any], dtype: str, prepare: Callable[[Any], Any] | None = None
     ) -> None:
         """Keep the functions that load the network and prepare it for many batches.
 
@@ -114,10 +113,10 @@ class InTwoPrecisions(Generic[T]):
         """
         self._load, self._lock, self._dtype = load, Lock(), dtype
         self._prepare = prepare or (lambda loaded: loaded)
-        self._loaded: dict[str, T] = {}
+        self._loaded: dict[str, Any] = {}
         self._has_room = True
 
-    def get(self, *, exact: bool = False) -> T:
+    def get(self, *, exact: bool = False) -> Any:
         dtype = "fp32" if exact else self._dtype
         with self._lock:
             if dtype in self._loaded:

@@ -25,7 +25,7 @@ from torch import Tensor
 from wdsprep.dataset.npy_arrays import Field, is_of_text
 from wdsprep.dataset.shapes import Size
 from wdsprep.encoding import HALF, TF32
-from wdsprep.encoding.gpus import computes_bf16, computes_tf32
+from wdsprep.encoding.gpus import computes_bf16, computes_tf32, require_gpu
 from wdsprep.encoding.models.base import (
     EXACT_BATCH,
     TEXT_NBYTES,
@@ -88,8 +88,7 @@ class Encoder:
 
         `images` are as `encode_prompt` takes them.
         """
-        del images
-        return [Tokens(caption) for caption in captions]
+        raise NotImplementedError
 
     def encode_images(
         self, pixels: Tensor, noise: Tensor = ..., /, *, exact: bool = False
@@ -431,38 +430,34 @@ def _elapsed_seconds(launched: Launched) -> float:
     return float(began.elapsed_time(ended)) / 1000
 
 
-def check_precision(device: torch.device, dtype: str, *, has_bf16_text: bool = False) -> None:
-    """Raise RuntimeError if a GPU lacks a precision that was chosen for it where it was not known.
+def check_gpu(device: str, dtype: str = "fp32", *, has_bf16_text: bool = False) -> None:
+    """Raise RuntimeError if a GPU is too old, or lacks a precision that was chosen without it.
 
-    That is TF32 for a VAE, in place of which torch would compute in fp32 without a word, so that
-    the run would mix the two; and bf16 for text encoders, which it would emulate slowly.
+    One that torch has no code for is too old: CUDA would say so later and less clearly. A precision
+    may be TF32 for a VAE, in place of which torch would compute in fp32 without a word, so that
+    the run would mix the two; or bf16 for text encoders, which it would emulate slowly. Raise
+    WorkError if torch cannot use any GPU.
     """
-    if device.type != "cuda":
+    require_gpu(device)
+    gpu = torch.device(device)
+    if gpu.type != "cuda":
         return
+    major, minor = torch.cuda.get_device_capability(gpu)
+    built = (arch for arch in torch.cuda.get_arch_list() if arch.startswith("sm_"))
+    codes = [int(arch.partition("_")[2].rstrip("af")) for arch in built]
+    if codes and 10 * major + minor < min(codes):
+        raise RuntimeError(  # of this place alone: a cluster may have others
+            f"{device_name(gpu)} (sm_{major}{minor}) is too old for torch {torch.__version__}, "
+            f"which is built for sm_{min(codes)} and newer: install a torch that is built for it, "
+            "leave it out with CUDA_VISIBLE_DEVICES or --accelerator-type, or give --device cpu"
+        )
     lacks = ""
-    if dtype.endswith(TF32) and not computes_tf32(device):
+    if dtype.endswith(TF32) and not computes_tf32(gpu):
         lacks = "TF32, in which the VAE of this run computes"
     elif dtype.startswith(HALF) and has_bf16_text and not computes_bf16():
         lacks = "bf16, in which text encoders of this run compute"
     if lacks:
         raise RuntimeError(
-            f"{device_name(device)} has no {lacks}: leave it out with CUDA_VISIBLE_DEVICES or "
+            f"{device_name(gpu)} has no {lacks}: leave it out with CUDA_VISIBLE_DEVICES or "
             "--accelerator-type, or give --dtype fp32"
-        )
-
-
-def check_age(device: torch.device) -> None:
-    """Raise RuntimeError if a GPU is too old for the torch here, which has no code for it.
-
-    CUDA would say so later and less clearly.
-    """
-    if device.type != "cuda" or not (built := torch.cuda.get_arch_list()):
-        return
-    major, minor = torch.cuda.get_device_capability(device)
-    codes = [int(arch.partition("_")[2].rstrip("af")) for arch in built if arch.startswith("sm_")]
-    if codes and 10 * major + minor < min(codes):
-        raise RuntimeError(  # of this place alone: a cluster may have others
-            f"{device_name(device)} (sm_{major}{minor}) is too old for torch {torch.__version__}, "
-            f"which is built for sm_{min(codes)} and newer: install a torch that is built for it, "
-            "leave it out with CUDA_VISIBLE_DEVICES or --accelerator-type, or give --device cpu"
         )

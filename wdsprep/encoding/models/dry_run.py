@@ -41,7 +41,7 @@ from wdsprep.encoding.models.encode_prompt import (
 )
 from wdsprep.encoding.models.families import dtype_of_tower, is_mask, member_name
 from wdsprep.encoding.models.find_model import Component, Model
-from wdsprep.encoding.models.load_networks import load_config, load_tokenizer, silence_libraries
+from wdsprep.encoding.models.load_networks import load_config, silence_libraries
 from wdsprep.encoding.models.references import ReferencePipeline
 from wdsprep.encoding.recipe_options import Encode
 from wdsprep.errors import UsageError, WorkError
@@ -211,16 +211,17 @@ class DryRun:
         """by encoder, what it was given of each caption, with the most tokens that it takes"""
         self.towers: dict[str, EmptyEncoder] = {}
 
-        def load(part: Component, kind: Any) -> Any:
-            if not part.has_weights:
-                return self._watch_tokenizer(part.name, load_tokenizer(model, kind, part.name))
+        def empty_encoder(part: Component, kind: Any) -> EmptyEncoder:
             config = load_config(model, kind, part.name)
             part_dtype = DTYPES[dtype_of_tower(dtype, self.call.name, part.kind)]
             tower = EmptyEncoder(part, config, part_dtype, self._note_input, width)
             self.towers[part.name] = tower
             return tower
 
-        self._pipeline = assemble(self.call.kind, model, load)
+        self._pipeline = assemble(self.call.kind, model, empty_encoder)
+        for part in model.components:
+            if not part.has_weights:
+                self._watch_tokenizer(part.name, getattr(self._pipeline, part.name))
         self.call.check_length(self._pipeline)
         variable = [field.shape[0] for field in model.outputs if field.is_variable]
         self._longest = max(variable, default=0)
@@ -277,32 +278,29 @@ class DryRun:
         The encoder that takes the most tokens tells how many there are, and whether any were cut.
         """
         with self._lock:
-            return self._tokens(caption, images)
-
-    def _tokens(self, caption: str, images: Any) -> Tokens:
-        outputs = self._run(caption, images)
-        inputs = [rows[0] for rows in self._inputs.values() if len(rows) == 1]
-        if not inputs:
-            raise pipeline_error(self.call.name, WorkError("no encoder is given the caption once"))
-        _, largest = max(inputs, key=lambda pair: pair[0])
-        tokens = Tokens(
-            caption=caption,
-            count=largest.count,
-            cut=largest.cut,
-            ids={name: ids for _, own in inputs for name, ids in own.ids.items()},
-            shape=tuple(length for _, own in inputs for length in own.shape),
-            images=images,
-        )
-        if not self.call.is_masked and not self.call.takes_images:
-            return tokens
-        value, lengths = self.call.rows(outputs)[self.call.first]
-        if self._longest and value.shape[1] > self._longest:
-            raise WorkError(f"the caption and its images have over {self._longest} tokens")
-        if lengths is None or not self.call.is_masked:
-            return tokens
-        # The pipeline may cut the caption after its encoder.
-        is_cut = tokens.count - self._template_length > int(lengths[0])
-        return replace(tokens, cut=tokens.cut or is_cut)
+            outputs = self._run(caption, images)
+            inputs = [rows[0] for rows in self._inputs.values() if len(rows) == 1]
+            if not inputs:
+                raise pipeline_error(self.call.name, WorkError("no encoder gets the caption once"))
+            _, largest = max(inputs, key=lambda pair: pair[0])
+            tokens = Tokens(
+                caption=caption,
+                count=largest.count,
+                cut=largest.cut,
+                ids={name: ids for _, own in inputs for name, ids in own.ids.items()},
+                shape=tuple(length for _, own in inputs for length in own.shape),
+                images=images,
+            )
+            if not self.call.is_masked and not self.call.takes_images:
+                return tokens
+            value, lengths = self.call.rows(outputs)[self.call.first]
+            if self._longest and value.shape[1] > self._longest:
+                raise WorkError(f"the caption and its images have over {self._longest} tokens")
+            if lengths is None or not self.call.is_masked:
+                return tokens
+            # The pipeline may cut the caption after its encoder.
+            is_cut = tokens.count - self._template_length > int(lengths[0])
+            return replace(tokens, cut=tokens.cut or is_cut)
 
     @cached_property
     def _template_length(self) -> int:
@@ -328,8 +326,8 @@ class DryRun:
         self._inputs.clear()
         return self.call.outputs(self._pipeline, CPU, [caption], images=images)
 
-    def _watch_tokenizer(self, name: str, tokenizer: Any) -> Any:
-        """Let each call of a tokenizer be noted, and return the tokenizer, changed in place.
+    def _watch_tokenizer(self, name: str, tokenizer: Any) -> None:
+        """Let each call of a tokenizer be noted. It is changed in place.
 
         Its new class derives from the old one, since pipelines check it.
         """
@@ -346,7 +344,6 @@ class DryRun:
             return result
 
         tokenizer.__class__ = type(kind.__name__, (kind,), {"__call__": called})
-        return tokenizer
 
     def _note_input(self, tower: str, ids: Tensor, mask: Tensor | None) -> None:
         """Note the tokens of each caption that an encoder is given.

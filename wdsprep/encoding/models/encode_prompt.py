@@ -30,7 +30,7 @@ from wdsprep.encoding.models.families import (
     is_mask,
 )
 from wdsprep.encoding.models.find_model import Component, Model, class_of
-from wdsprep.encoding.models.load_networks import explain_errors
+from wdsprep.encoding.models.load_networks import explain_errors, load_tokenizer
 from wdsprep.errors import UsageError, WorkError
 
 ALONE = "add --text none to encode the images alone"
@@ -266,17 +266,22 @@ def takes_references(model: Model) -> bool:
 def assemble(
     kind: Any,
     model: Model,
-    load: Callable[[Component, Any], Any],
+    encoder_of: Callable[[Component, Any], Any],
     *,
     others: Mapping[str, Any] | None = None,
 ) -> Any:
     """Build a pipeline of a class with a model's parts for text, and None in place of the others.
 
-    `load` loads a part, given its class. All classes are checked before the first part is loaded.
-    `others` are parts that are not of text, and may be more than the pipeline has.
+    `encoder_of` makes a text encoder, given its class. All classes are checked before the first
+    part is loaded. `others` are parts that are not of text, and may be more than the pipeline has.
     """
     classes = {part: class_of(part) for part in model.components}
-    parts = {part.name: load(part, part_kind) for part, part_kind in classes.items()}
+    parts = {
+        part.name: encoder_of(part, part_kind)
+        if part.has_weights
+        else load_tokenizer(model, part_kind, part.name)
+        for part, part_kind in classes.items()
+    }
     parameters = inspect.signature(kind).parameters
     arguments = {**model.arguments, **(others or {})}
     arguments = {name: value for name, value in arguments.items() if name in parameters}

@@ -86,34 +86,31 @@ class LatentEncoder(Encoder):
         dtype = "fp16" if dtype == HALF else dtype
         self._image_precision = precision_of(dtype)
         self.itemsize = DTYPES[dtype].itemsize
-        self._moments: InTwoPrecisions[Any] = InTwoPrecisions(
+        self._moments = InTwoPrecisions(
             lambda dtype: _load_moments(model, DTYPES[dtype], device, is_compiled=recipe.compile),
             "fp32" if dtype == TF32 else dtype,
             compile_network if recipe.compile else None,
         )
         self.is_split = is_split(model, recipe, device, self.itemsize)
-        self._text = None if recipe.text == "none" else load_text_encoder(model, recipe, device)
-        if self._text:
-            self.has_text, self.text_batch_size = True, self._text.batch_size
-            self.groups_texts, self.takes_images = self._text.has_shapes, self._text.takes_images
+        self._text = load_text_encoder(model, recipe, device)
+        self.has_text, self.text_batch_size = recipe.text != "none", self._text.batch_size
+        self.groups_texts, self.takes_images = self._text.has_shapes, self._text.takes_images
         if self.takes_images or PIPELINE in recipe.rules.values():
             self.references = ReferencePipeline(model)
         of_images = None if is_of_text(self.fields) else self._moments
-        self._of_text = self._text.network if self._text else None
-        for network in (of_images, self._of_text):
+        for network in (of_images, self._text.network):
             if network is not None and not self.is_split:
                 network.get()
 
     def bring(self, part: Part) -> None:
-        if not self.is_split or self._of_text is None:
+        if not self.is_split or self._text.network is None:
             return
-        (self._moments if part is Part.TEXT else self._of_text).release()
+        (self._moments if part is Part.TEXT else self._text.network).release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def tokens(self, captions: Sequence[str], images: Sequence[Any] = ()) -> list[Tokens]:
-        tokens = self._text.tokens if self._text else super().tokens
-        return tokens(captions, images)
+        return self._text.tokens(captions, images)
 
     def encode_images(
         self, pixels: Tensor, noise: Tensor | None = None, /, *, exact: bool = False
@@ -146,13 +143,11 @@ class LatentEncoder(Encoder):
             return Rows({LATENT: cast(Tensor, normalise(latents, self._rule))})
 
     def text_rows(self, texts: Sequence[Tokens], *, exact: bool = False) -> Rows:
-        if self._text is None:
-            raise ValueError("nothing is made of captions here")
         with whole_fp32() if exact else self._text_precision(), torch.inference_mode():
             return self._text.rows(texts, exact=exact)
 
     def empty(self) -> dict[str, Tensor]:
-        if self._text is None:
+        if not self.has_text:
             return {}
         with whole_fp32(), torch.inference_mode():
             encoded = self._convert(self._text.empty(exact=False))

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wdsprep.dataset.npy_arrays import EMB, TOKENS, Field
-from wdsprep.dataset.shapes import shape_name
 from wdsprep.encoding.models.config_files import (
     MOST_WIDTH,
     NO_CODE,
@@ -42,9 +41,6 @@ from wdsprep.encoding.models.presets import PRESETS
 from wdsprep.encoding.models.vae_rules import NO_VAE, VaeRule, add_batch_norm, vae_rule
 from wdsprep.errors import UsageError, WorkError
 from wdsprep.text import shortened
-
-if TYPE_CHECKING:
-    from wdsprep.encoding.recipe_options import Encode
 
 REPOS = {name: preset.repo for name, preset in PRESETS.items()}
 TINY = Path(__file__).parent / "tiny"
@@ -419,25 +415,7 @@ def class_of(part: Component) -> Any:
     return kind
 
 
-# --- what is checked later
 def check_weights(model: Model) -> Model:
     """Return the driver's model as it lies on this node, or raise WorkError."""
     there = replace(model, folder=str(TINY)) if model.name == "tiny" else model
     return find_on_node(there, REPOS)
-
-
-def check_multiples(model: Model, recipe: "Encode") -> None:
-    """Raise UsageError if a side of an image would not be a multiple of what the model needs."""
-    sides = [(recipe.resolution, f"--resolution {recipe.resolution}")]
-    lists = {"--shapes": recipe.sizes}
-    lists |= {f"--role-size {role}": sizes for role, sizes in recipe.shape_lists.items()}
-    for option, sizes in lists.items():
-        for size in sizes:
-            sides += [(side, f"{option}: {side} of {shape_name(size)}") for side in size]
-    multiple = model.multiple
-    for side, what in sides:
-        if side % multiple:
-            below = side // multiple * multiple
-            near = f"{below} or {below + multiple}" if below else multiple
-            why = f"is not a multiple of {multiple}, as {model.name} needs"
-            raise UsageError(f"{what} {why}: give {near}")

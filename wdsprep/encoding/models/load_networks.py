@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from wdsprep.encoding.models.base import MAX_BATCH
 from wdsprep.encoding.models.config_files import MOST_STATES, MOST_WIDTH, unsuitable
 from wdsprep.encoding.models.find_model import Model
-from wdsprep.encoding.models.model_files import LocalModel, tensors_in, variant_of
+from wdsprep.encoding.models.model_files import LocalModel, cause_of, tensors_in, variant_of
 from wdsprep.encoding.recipe_options import MOST_COMPILED
 from wdsprep.errors import WdsprepError, WorkError
 from wdsprep.text import plural
@@ -139,13 +139,6 @@ def explain_errors(
         if not is_error or is_left(error):
             raise
         raise explain(error) from error
-
-
-def cause_of(error: BaseException) -> str:
-    """Return the first line of an error, with its class if the text alone says little."""
-    line = str(error).strip().partition("\n")[0]
-    plain = isinstance(error, OSError | ValueError | RuntimeError) and line
-    return line if plain else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -60,9 +60,8 @@ class LocalModel:
     folder: str
     revision: str
     """the commit; empty for a folder"""
-    files: tuple[str, ...]
-    sizes: tuple[int, ...]
-    """the bytes of each of them"""
+    files: Mapping[str, int]
+    """by name, with the bytes of each"""
     weights: str
     """a digest over the names and bytes of `files`"""
 
@@ -93,7 +92,7 @@ class Folder:
         found = (*self.path.glob("*"), *self.path.glob("*/*"))
         return frozenset(str(path.relative_to(self.path)) for path in found if path.is_file())
 
-    def fetch(self, names: Sequence[str]) -> Path:  # noqa: ARG002  they are there
+    def fetch(self, names: Collection[str]) -> Path:  # noqa: ARG002  they are there
         return self.path
 
 
@@ -105,13 +104,13 @@ class Repository:
     revision: str
     repo: str
     branch: str
-    sizes: dict[str, int]
+    sizes: Mapping[str, int]
     tell: Callable[[str], None]
 
     def names(self) -> frozenset[str]:
         return frozenset(self.sizes)
 
-    def fetch(self, names: Sequence[str]) -> Path:
+    def fetch(self, names: Collection[str]) -> Path:
         """Download the files that the cache lacks, or has in another size, and return their folder.
 
         Others may do the same at the same time: the hub's client locks each file that it downloads.
@@ -244,8 +243,7 @@ def fetch_files(place: ModelFiles, names: Sequence[str]) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "revision": place.revision,
-        "files": tuple(names),
-        "sizes": tuple((folder / name).stat().st_size for name in names),
+        "files": {name: (folder / name).stat().st_size for name in names},
         "weights": weights_digest(folder, names),
     }
 
@@ -268,12 +266,11 @@ def find_on_node(model: Local, repos: Mapping[str, str]) -> Local:
     without a commit is only looked for in its folder. Raise WorkError if the node has no such
     model, or one with other weights.
     """
-    folder, sizes = Path(model.folder), dict(zip(model.files, model.sizes, strict=True))
-    commit, place = model.revision, model.name.partition("@")[0]
-    if commit and find_missing(folder, sizes):
+    folder, commit, place = Path(model.folder), model.revision, model.name.partition("@")[0]
+    if commit and find_missing(folder, model.files):
         repo = repos.get(place, place)
         try:
-            there = Repository(model.name, commit, repo, commit, sizes, lambda _line: None)
+            there = Repository(model.name, commit, repo, commit, model.files, lambda _line: None)
             folder = there.fetch(model.files)
         except UsageError as error:  # the driver has it: here is no token, or an older library
             raise WorkError(f"{model.name} cannot be found on this node: {error}") from error
@@ -303,11 +300,8 @@ def find_cached(what: str, repo: str, revision: str) -> Folder | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise UsageError(
-            f"{what} cannot be a repository on the hub: {_first_line(error)}"
-        ) from None
-    path = Path(found)
-    return Folder(path, what, path.name) if path.is_dir() else None
+        raise UsageError(f"{what} cannot be a repository on the hub: {cause_of(error)}") from None
+    return Folder(Path(found), what, Path(found).name)
 
 
 def _ask_hub(what: str, repo: str, revision: str, tell: Callable[[str], None]) -> Repository:
@@ -354,18 +348,20 @@ def _explain_hub_errors(
         bases = errors.HfHubHTTPError.__mro__
         of_network = tuple(base for base in bases if base.__name__ == "HTTPError")
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
-            raise WorkError(_first_line(error)) from None
+            raise WorkError(cause_of(error)) from None
         if isinstance(error, (OSError, *of_network)):
-            raise WorkError(unreachable(_first_line(error))) from None
+            raise WorkError(unreachable(cause_of(error))) from None
         raise
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
+def cause_of(error: BaseException) -> str:
+    """Return the first line of an error, with its class if the text alone says little."""
+    line = str(error).strip().partition("\n")[0]
+    plain = isinstance(error, OSError | ValueError | RuntimeError) and line
+    return line if plain else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
-def weights_digest(folder: Path, files: Sequence[str]) -> str:
+def weights_digest(folder: Path, files: Collection[str]) -> str:
     """Return one digest of a model's files, the same that `b3sum FILES | b3sum` prints.
 
     Another machine may have other files in that folder, so its name is a part of what is cached.
@@ -450,7 +446,7 @@ def tensors_in(path: Path) -> list[TensorEntry]:
         raise WorkError(f"{path} is not a safetensors file ({error})") from None
 
 
-def _digest_files(folder: Path, files: Sequence[str]) -> dict[str, str]:
+def _digest_files(folder: Path, files: Collection[str]) -> dict[str, str]:
     """Return the digest of each file, computed in threads, since hashing releases the GIL."""
 
     def compute(name: str) -> str:

@@ -20,23 +20,16 @@ from torch import Tensor, nn
 
 from wdsprep.encoding.models.base import is_device_error
 from wdsprep.encoding.models.config_files import read_json
-from wdsprep.encoding.models.encode_prompt import (
-    IMAGE,
-    assemble,
-    pipeline_class,
-    returned_names,
-    takes_references,
-)
-from wdsprep.encoding.models.find_model import Component, Model
+from wdsprep.encoding.models.encode_prompt import IMAGE, assemble, pipeline_class, returned_names
+from wdsprep.encoding.models.find_model import Model
 from wdsprep.encoding.models.load_networks import (
-    cause_of,
     explain_errors,
     explain_load_errors,
     limit_to_weights,
-    load_tokenizer,
     silence_libraries,
 )
-from wdsprep.errors import UsageError, WorkError
+from wdsprep.encoding.models.model_files import cause_of
+from wdsprep.errors import WorkError
 from wdsprep.images.crop import blank_image
 
 CPU = torch.device("cpu")
@@ -61,21 +54,13 @@ class ReferencePipeline:
     """A pipeline without weights, which prepares reference images; threads may share it."""
 
     def __init__(self, model: Model) -> None:
-        """Build the pipeline. Raise UsageError if its class takes no reference images."""
+        """Build the pipeline of a model that takes reference images (`takes_references`)."""
         silence_libraries()
-        if not takes_references(model):
-            raise UsageError(
-                f"{model.pipeline_kind or model.name} takes no reference images: choose another "
-                "--model, or leave them out"
-            )
         kind = pipeline_class(model)
         self._name, self._has_vae = kind.__name__, bool(model.vae_kind)
         self._here = threading.local()
         signature, names = inspect.signature(kind.encode_prompt), returned_names(kind.encode_prompt)
         returned = torch.zeros(1, 8, 8)
-
-        def load(part: Component, part_kind: Any) -> Any:
-            return None if part.has_weights else load_tokenizer(model, part_kind, part.name)
 
         def encode_prompt(*words: Any, **options: Any) -> Any:
             self._here.for_text = (signature.bind(None, *words, **options).arguments.get(IMAGE),)
@@ -88,7 +73,7 @@ class ReferencePipeline:
         others: dict[str, Any] = {"transformer": denoiser, "scheduler": scheduler}
         if self._has_vae:
             others["vae"] = self._empty_vae(model)
-        self._pipeline = assemble(kind, model, load, others=others)
+        self._pipeline = assemble(kind, model, lambda *_: None, others=others)
         self._pipeline.encode_prompt = encode_prompt
         self.blank = self.prepare([blank_image(TRIAL)])
 

@@ -37,6 +37,8 @@ threads may call it."""
 
 
 def load_text_encoder(model: Model, recipe: Encode, device: torch.device) -> "TokenIds":
+    if recipe.text == "none":
+        return TokenIds(lambda _captions, _images: [], device)
     if recipe.text == "emb":
         return (PipelineText if model.components else ClipText)(model, recipe, device)
     if not model.components:
@@ -58,7 +60,7 @@ class TokenIds:
     has_shapes = False
     """whether the tokens of captions have several shapes, which share no batch"""
     takes_images = False
-    network: InTwoPrecisions[Any] | None = None
+    network: InTwoPrecisions | None = None
     """what takes memory on the device"""
 
     def __init__(self, tokens: Tokenize, device: torch.device) -> None:
@@ -111,15 +113,13 @@ class PipelineText(TokenIds):
         self._fields = {field.name: field for field in model.outputs}
 
         def load(dtype: str) -> Callable[[], Any]:
-            def load_part(part: Component, kind: Any) -> Any:
-                if not part.has_weights:
-                    return load_tokenizer(model, kind, part.name)
+            def encoder_of(part: Component, kind: Any) -> Any:
                 part_dtype = DTYPES[dtype_of_tower(dtype, self._call.name, part.kind)]
                 tower = load_tower(kind, model, part.name, part_dtype)
                 return tower.eval().requires_grad_(False).to(device)
 
             tokenizers = [part.name for part in model.components if not part.has_weights]
-            return copy_by_thread(assemble(self._call.kind, model, load_part), tokenizers)
+            return copy_by_thread(assemble(self._call.kind, model, encoder_of), tokenizers)
 
         self._pipelines = self.network = InTwoPrecisions(load, recipe.dtype)
         self.takes_images = self._call.takes_images
@@ -138,20 +138,19 @@ class PipelineText(TokenIds):
                 )
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
-        pipeline = self._pipelines.get(exact=exact)()
-        if not self._call.is_alone:
-            made = self._call.outputs(pipeline, self._device, [text.caption for text in texts])
-            return self._rows(self._call.rows(made))
-        alone = []
-        for text in texts:
-            images = copy.deepcopy(text.images)  # which pipelines may change
-            made = self._call.outputs(pipeline, self._device, [text.caption], images=images)
-            alone.append(self._rows(self._call.rows(made)))
+        pipeline, made = self._pipelines.get(exact=exact)(), []
+        for batch in [[text] for text in texts] if self._call.is_alone else [texts]:
+            captions = [text.caption for text in batch]
+            images = copy.deepcopy(batch[0].images)  # which pipelines may change
+            outputs = self._call.outputs(pipeline, self._device, captions, images=images)
+            made.append(self._rows(self._call.rows(outputs)))
+        if len(made) == 1:
+            return made[0]
         arrays = {
-            name: pad_sequence([rows.arrays[name][0] for rows in alone], batch_first=True)
-            for name in alone[0].arrays
+            name: pad_sequence([rows.arrays[name][0] for rows in made], batch_first=True)
+            for name in made[0].arrays
         }
-        lengths = [rows.lengths for rows in alone if rows.lengths is not None]
+        lengths = [rows.lengths for rows in made if rows.lengths is not None]
         return Rows(arrays, torch.cat(lengths) if lengths else None)
 
     def empty(self, *, exact: bool) -> Rows:
@@ -226,8 +225,7 @@ class ClipText(TokenIds):
 
         prepare = compile_network if recipe.compile else None
         dtype = dtype_of_tower(recipe.dtype, "", CLIPTextModel.__name__)
-        self._towers: InTwoPrecisions[Any] = InTwoPrecisions(load, dtype, prepare)
-        self.network = self._towers
+        self._towers = self.network = InTwoPrecisions(load, dtype, prepare)
 
     def rows(self, texts: Sequence[Tokens], *, exact: bool) -> Rows:
         pin = self._device.type == "cuda"  # else a copy waits for the batch before

@@ -51,14 +51,12 @@ class Moments(nn.Module):
         self.encoder = vae.encoder
         self.quant = getattr(vae, "quant_conv", None) or nn.Identity()
         self.dtype = vae.dtype
-        first = next(m for m in self.encoder.modules() if isinstance(m, nn.Conv2d | nn.Conv3d))
         kind = type(vae).__name__
-        self.takes_frames = isinstance(first, nn.Conv3d) or kind in VIDEO_KINDS
-        self.takes_alpha = kind in WITH_ALPHA
+        self.takes_frames, self.takes_alpha = kind in VIDEO_KINDS, kind in WITH_ALPHA
         if kept := flatten_frames(self):
             _log.warning(
                 "%s: %s needs more than one frame, so all is computed as a video, which is slower",
-                type(vae).__name__,
+                kind,
                 kept[0],
             )
 

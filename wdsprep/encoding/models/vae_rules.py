@@ -161,19 +161,14 @@ def add_batch_norm(rule: Rule, config: Config, pipeline: str, files: Sequence[Pa
         return rule
     epsilon = NORM_EPSILONS.get(pipeline) or config.real("batch_norm_eps", NORM_EPSILON)
     means, variances = (_find_numbers(files, f"bn.running_{name}") for name in ("mean", "var"))
-    if not len(means) == len(variances) == rule.channels:
+    sums = [variance + epsilon for variance in variances]
+    is_sound = all(map(math.isfinite, means)) and all(0 < total < math.inf for total in sums)
+    if not is_sound or not len(means) == len(variances) == rule.channels:
         raise WorkError(
-            f"{files[0].parent} has {len(means)} means of {rule.channels} channels: choose another "
-            "--model"
+            f"{files[0].parent} has no finite batch norm of {rule.channels} channels "
+            "(bn.running_*): choose another --model"
         )
-    if not all(map(math.isfinite, means)) or not all(
-        0 < variance + epsilon < math.inf for variance in variances
-    ):
-        raise WorkError(
-            f"{files[0].parent} has a batch norm that is not finite (bn.running_*): choose another "
-            "--model"
-        )
-    scale = tuple(1 / math.sqrt(variance + epsilon) for variance in variances)
+    scale = tuple(1 / math.sqrt(total) for total in sums)
     return replace(rule, scale=scale, shift=means)
 
 

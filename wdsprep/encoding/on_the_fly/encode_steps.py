@@ -27,7 +27,7 @@ from wdsprep.encoding import encode as encoding
 from wdsprep.encoding.batching import Batcher, DeviceBatches, Rows
 from wdsprep.encoding.models.base import Part
 from wdsprep.encoding.models.device import DeviceBatch, Encoder, auto_batch_size
-from wdsprep.encoding.models.find_model import Model, check_multiples, find_model
+from wdsprep.encoding.models.find_model import Model, find_model
 from wdsprep.encoding.recipe_defaults import settings_of, settle_recipe
 from wdsprep.encoding.recipe_options import Encode
 from wdsprep.encoding.sample_chain import EncodedSample, EncodingSample, Row
@@ -76,7 +76,6 @@ def find_encoding(encode: Encode, device: str) -> Encoding:
         )
     device = device if encode.device == "auto" else encode.device
     model = find_model(encode.model, text=encode.text)
-    check_multiples(model, encode)
     recipe, model = settle_recipe(encode, model, device.partition(":")[0])
     recipe = replace(recipe, device=device)
     return Encoding(model=model, recipe=recipe, make=encoding.make_encoder)
