@@ -1,17 +1,15 @@
 """What wdsprep takes from within other packages, which they may change in any version.
 
 Each private name has a test that touches it in the installed version, and says what breaks without
-it; a further one finds names that have none. So do texts of messages that decide something.
+it; a further one finds names that have none. So do texts of messages that decide something, but
+for those of Pillow, which the corpus of `images/test_pixel_rule.py` draws from it.
 """
 
 import ast
 import contextlib
 import importlib
-import io
 import os
-import random
 import re
-import struct
 import sys
 import weakref
 from collections.abc import Iterator
@@ -22,15 +20,11 @@ import numpy as np
 import pytest
 import ray
 import torch
-from PIL import Image
 
 from tests.house.test_layers import FILES, tree_of
 from tests.kit.faultproxy import FaultProxy
 from tests.kit.s3 import S3Server
-from wdsprep.dataset.reject_codes import Code
-from wdsprep.dataset.rejects import RejectedError
 from wdsprep.errors import NotFoundError
-from wdsprep.images import formats
 from wdsprep.runners.ray import cluster
 from wdsprep.runners.ray.runner import death_reason
 from wdsprep.runners.stuck_workers import FEWER
@@ -270,38 +264,6 @@ def test_ray_has_the_switch_that_keeps_stdout_the_commands_own(
     with cluster.without_death_notices():
         assert module._worker_logs_enabled is False
     assert module._worker_logs_enabled is True
-
-
-# Pillow
-
-
-def encoded(kind: str, **options: Any) -> bytearray:
-    pixels, out = random.Random(0).randbytes(64 * 48 * 3), io.BytesIO()
-    Image.frombytes("RGB", (64, 48), pixels).save(out, kind, **options)
-    return bytearray(out.getvalue())
-
-
-def refusal(data: bytes, kind: str) -> Code:
-    with formats.quiet, pytest.raises(RejectedError) as caught:
-        formats.load(formats.open_image(data, kind), kind)
-    return caught.value.code
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "AVIF", "PPM"])
-def test_pillow_says_that_a_file_is_cut(kind: str) -> None:
-    """Else it counts as corrupt: mend `_SAYS_TRUNCATED` in formats.py."""
-    data = encoded(kind)
-    assert refusal(data[: len(data) * 9 // 10], kind) is Code.TRUNCATED
-
-
-def test_pillow_says_what_it_does_not_support() -> None:
-    """Else it counts as corrupt: mend `_SAYS_UNSUPPORTED` in formats.py."""
-    bmp, tiff = encoded("BMP"), encoded("TIFF")
-    assert refusal(bmp[:28] + b"\x0d" + bmp[29:], "BMP") is Code.UNSUPPORTED  # 13 bits a pixel
-    assert refusal(bmp[:30] + b"\x07" + bmp[31:], "BMP") is Code.UNSUPPORTED  # a compression
-    colours = tiff.index(struct.pack("<HHI", 262, 3, 1))
-    tiff[colours + 8] = 77
-    assert refusal(tiff, "TIFF") is Code.UNSUPPORTED
 
 
 # obstore

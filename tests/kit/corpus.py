@@ -301,8 +301,12 @@ def cut(data: bytes, share: float = 0.6) -> bytes:
     return data[: int(len(data) * share)]
 
 
+def with_byte(data: bytes, at: int, value: int) -> bytes:
+    return data[:at] + bytes([value]) + data[at + 1 :]
+
+
 def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+    return with_byte(data, at, data[at] ^ 0xFF)
 
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head><body></body></html>\n"
@@ -464,6 +468,8 @@ def _rejected() -> dict[str, Case]:
     idat = png().index(b"IDAT") + 12
     flat = Image.new("RGB", (1, 5000))
     zeros = zlib.compress(bytes(50_000_000))
+    bmp, flat_tiff = saved(picture(), "BMP"), tiff(picture())
+    colours = flat_tiff.index(struct.pack("<HHI", 262, 3, 1))
     huge_text = chunk(b"zTXt", b"note\0\0" + zeros)
     huge_icc = chunk(b"iCCP", b"icc\0\0" + zeros)
     named = {
@@ -479,7 +485,10 @@ def _rejected() -> dict[str, Case]:
             "heic": struct.pack(">I", 24) + b"ftypheic\0\0\0\0mif1heic" + bytes(2000),
             "svg": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
             "tiff-float": tiff(Image.new("F", (64, 64))),
-            "jpeg-12-bit": _jpeg_of_bits(12),
+            "jpeg-12-bit": with_byte(jpeg(), jpeg().index(b"\xff\xc0") + 4, 12),
+            "bmp-13-bit": with_byte(bmp, 28, 13),
+            "bmp-of-a-compression": with_byte(bmp, 30, 7),
+            "tiff-of-colours": with_byte(flat_tiff, colours + 8, 77),
         },
         Code.TRUNCATED: {
             "jpeg-truncated": cut(jpeg(size=(512, 384), quality=90)),
@@ -491,6 +500,8 @@ def _rejected() -> dict[str, Case]:
             "gif-truncated": cut(animated("GIF"), 0.2),
             "avif-truncated": cut(saved(picture(), "AVIF")),
             "tiff-truncated": cut(tiff(picture())),
+            "bmp-truncated": cut(bmp),
+            "ppm-truncated": cut(saved(picture(), "PPM")),
         },
         Code.CORRUPT: {
             "png-bad-crc": flipped(png(), 30),
@@ -514,12 +525,6 @@ def _rejected() -> dict[str, Case]:
         },
     }
     return {n: Case(data=d, code=code) for code, files in named.items() for n, d in files.items()}
-
-
-def _jpeg_of_bits(bits: int) -> bytes:
-    data = jpeg()
-    at = data.index(b"\xff\xc0") + 4
-    return data[:at] + bytes([bits]) + data[at + 1 :]
 
 
 # Rejects found only by reading the pixels; the header check keeps these files.
