@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import io
 import os
 import random
 import subprocess
@@ -120,13 +119,11 @@ def test_tar_of_gnu_tar_with_folders_and_links(form: str, tmp_path: Path) -> Non
 def test_links_are_told_by_whole_names(form: int) -> None:
     long = "d" * (90 if form == tarfile.USTAR_FORMAT else 200) + ".jpg"
     links = [(tarfile.LNKTYPE, long, long), (tarfile.SYMTYPE, "../b.jpg", "x/b.jpg")]
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=form) as tar:
-        for number, (kind, target, _) in enumerate(links):
-            info = tarfile.TarInfo(f"./x/y/{number}.jpg")
-            info.type, info.linkname = kind, target
-            tar.addfile(info)
-    samples = scan(tape_of(out.getvalue()), links=True)
+    tars = (
+        tar_bytes([(f"./x/y/{number}.jpg", b"")], form, type=kind, linkname=target)
+        for number, (kind, target, _) in enumerate(links)
+    )
+    samples = scan(tape_of(b"".join(tars)), links=True)
     found = [s.unread["jpg"] for s in samples if isinstance(s, TarSample) and s.unread]
     assert found == [target for _, _, target in links]
 
