@@ -12,7 +12,6 @@ from tests.kit.command_lines import CommandLine
 from tests.kit.damaged import pack_here, source_of_photos
 from tests.kit.latent_sets import field, layout, npy, publish, write_latents, write_unit
 from tests.kit.packs import manifest_of, rejects_of, tree
-from tests.kit.stores import note_reads
 from wdsprep.dataset.coarse_histograms import bin_name, quantile
 from wdsprep.dataset.file_names import MANIFEST
 from wdsprep.dataset.manifest import Manifest
@@ -64,16 +63,6 @@ def test_every_sample_is_found_by_its_key_as_it_lies_in_its_shard(images: Path) 
         assert isinstance(found, FoundSample)
         assert found.members == fields
         assert found.facts["json"]["key"] == key
-
-
-def test_a_sample_is_found_in_a_few_reads_of_one_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = latents(tmp_path, [[f"{n:06d}{i:06d}" for i in range(300)] for n in range(3)])
-    reads = note_reads(monkeypatch)
-    assert isinstance(find(url, "000001000123"), FoundSample)
-    names = [MANIFEST, "64/000001.parquet", "64/000001.tar.idx", "64/000001.tar"]
-    assert [name for name, *_ in reads] == names
 
 
 def latents(root: Path, keys: list[list[str]]) -> str:

@@ -1,7 +1,6 @@
 """`inspect --where` finds in the tables what the closures of a condition find in the json."""
 
 import json
-import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -16,8 +15,7 @@ import pytest
 import wdsprep
 from tests.kit.command_lines import CommandLine
 from tests.kit.latent_sets import write_latents
-from tests.kit.packs import jpeg, manifest_of, pack, samples_of, upload, write_files
-from tests.kit.stores import note_reads
+from tests.kit.packs import jpeg, manifest_of, pack, samples_of, write_files
 from wdsprep.changes.merged_datasets import select_samples
 from wdsprep.dataset.condition_syntax import Condition
 from wdsprep.dataset.file_names import MANIFEST, receipt_name, table_name
@@ -104,13 +102,6 @@ def test_tables_alone_tell_which_samples_meet_a_condition(images: Path, where: s
 
 
 @pytest.mark.usefixtures("_read")
-def test_on_s3_as_on_a_disk(images: Path, bucket: str) -> None:
-    upload(images, url := f"s3://{bucket}/matching")
-    for where in ASKED[:4]:
-        check_found(images, url, where)
-
-
-@pytest.mark.usefixtures("_read")
 @pytest.mark.parametrize("removed", ["000000000000", "000000000001", ""])
 def test_tables_that_another_run_changes_meanwhile_are_no_damage(
     tmp_path: Path, removed: str
@@ -165,37 +156,6 @@ def test_columns_of_a_joined_table_may_be_named(images: Path, tmp_path: Path) ->
     found = find(images, "mark >= 15 and width", join=tmp_path / "marks.csv")
     assert [row["key"] for row in found.first] == keys[30::2]
     assert (found.matching, found.samples) == (5, 40)
-
-
-def test_the_manifest_and_each_table_are_all_that_is_read(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads = note_reads(monkeypatch)
-    find(images, "width", limit=0)
-    tables = [path.relative_to(images).as_posix() for path in images.rglob("*.parquet")]
-    assert sorted(name for name, *_ in reads) == sorted([MANIFEST, MANIFEST, *tables])
-
-
-def test_of_a_large_table_only_the_columns_asked_for_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files: dict[str, bytes | str] = {}
-    for number in range(40):
-        files[f"{number}.jpg"] = jpeg(number, (64, 64))
-        noise = random.Random(number).randbytes(30_000).hex()
-        files[f"{number}.json"] = json.dumps({"noise": noise, "score": number})
-    images = pack(write_files(tmp_path / "photos", files), tmp_path / "images")
-    (size,) = (path.stat().st_size for path in images.rglob("*.parquet"))
-    assert size > stored_tables.WHOLE_NBYTES
-    reads = note_reads(monkeypatch)
-
-    def read_nbytes() -> int:
-        return sum(came for name, _, came in reads if name.endswith((".parquet", ".tar")))
-
-    assert find(images, "width >= 64").matching == 40
-    assert read_nbytes() < size / 4
-    assert find(images, "score >= 30").matching == 10
-    assert read_nbytes() > size
 
 
 # --- what is refused, in one line
