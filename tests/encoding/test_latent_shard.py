@@ -44,18 +44,15 @@ SCALE = 0.18215
 # --- the numbers are those of diffusers and transformers
 
 
-def pixels_of(images: Path) -> Tensor:
-    samples = sorted(samples_in(images).items())
-    return torch.stack([crop(sample["jpg"], 64).pixels for _, sample in samples])
-
-
 @pytest.fixture(scope="session")
 def posterior(images: Path) -> Any:
     from diffusers import AutoencoderKL
 
     vae = AutoencoderKL.from_pretrained(TINY / "vae", low_cpu_mem_usage=False)
+    samples = sorted(samples_in(images).items())
+    pixels = torch.stack([crop(sample["jpg"], 64).pixels for _, sample in samples])
     with torch.no_grad():
-        return vae.encode(pixels_of(images).float() / 127.5 - 1).latent_dist
+        return vae.encode(pixels.float() / 127.5 - 1).latent_dist
 
 
 @pytest.fixture(scope="session")
