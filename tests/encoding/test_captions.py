@@ -394,6 +394,7 @@ def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
         ({"captions": "t/pictures"}, SourceError, "pictures holds no table"),
         ({"captions": "t/mixed"}, UsageError, r"Parquet and other tables \(b.csv, a.parquet\): g"),
         ({"captions": "t/mixed/x*"}, SourceError, "is empty or does not exist: give .parquet"),
+        ({"captions": "t/two/*.csv"}, UsageError, "b.csv has no column 'caption' .--caption-col"),
         ({"captions": "t/huge.parquet"}, SourceError, "row 1 of .* has a caption of 9.0 MB, more"),
         ({"out": "x-{caption}"}, UsageError, "x-{caption} lacks a caption for"),
         ({"out": "x-{resolution}", "resolution": 0}, UsageError, "lacks a resolution for"),
@@ -442,6 +443,7 @@ def undigested(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "true.jsonl": '{"key": true, "caption": "a"}\n', "blank.csv": "key,caption\n1,\n,a\n",
         "broken.jsonl": '{"key": "1", "caption": "a"}\n{"key"\n', "by.csv": "sha256,caption\nf,a\n",
         "mixed/a.parquet": "x", "mixed/b.csv": "key,caption\n1,a\n",
+        "two/a.csv": "key,caption\n1,a\n", "two/b.csv": "key,text\n1,a\n",
     })  # fmt: skip
     parquet(root / "t/huge.parquet", key=["1", "2"], caption=["a", "w" * 9_000_000])
     return pack(source, root / "images", "--buckets", "64")

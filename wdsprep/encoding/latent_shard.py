@@ -25,7 +25,7 @@ from wdsprep.dataset.npy_arrays import OF_SIZES, Field, fields_of, is_of_text, t
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import Reject, RejectedError
 from wdsprep.dataset.sample_table import ROW, table_columns
-from wdsprep.dataset.samples import facts_bytes, parse_json
+from wdsprep.dataset.samples import facts_bytes
 from wdsprep.dataset.sealed_json import hex_digest
 from wdsprep.dataset.settings import Settings, counted_as
 from wdsprep.dataset.shapes import fields_in_shape, shape_name, shapes_of
@@ -44,16 +44,16 @@ Members = Sequence[tuple[str, Data]]
 """The members of a sample, with their names and in their order."""
 
 
-def spool_sample(spool: Spool, key: str, members: Members) -> Place:
+def spool_sample(spool: Spool, key: str, members: Members, facts: Mapping[str, Any]) -> Place:
     """Keep a finished sample on disk until its shard is written, and return its place there."""
     whole = [(name, b"".join(pieces_of(data))) for name, data in members]
-    return spool.put(pickle.dumps((key, whole), protocol=5))
+    return spool.put(pickle.dumps((key, whole, facts), protocol=5))
 
 
-def unspool_sample(spool: Spool, place: Place) -> tuple[str, list[tuple[str, bytes]]]:
-    """Return the key and the members of a sample that `spool_sample` has kept."""
-    key, members = pickle.loads(spool.get(place))  # noqa: S301  ours
-    return key, members
+def unspool_sample(spool: Spool, place: Place) -> tuple[str, Members, dict[str, Any]]:
+    """Return the key, the members and the facts of a sample that `spool_sample` has kept."""
+    key, members, facts = pickle.loads(spool.get(place))  # noqa: S301  ours
+    return key, members, facts
 
 
 class LatentShard:
@@ -66,8 +66,8 @@ class LatentShard:
         self._in_sizes: dict[tuple[Any, ...], tuple[Field, ...]] = {}
         """The arrays of a sample, by the sizes of its crops."""
         names = map(shape_name, shapes_of(settings))
-        self._waiting: dict[str, list[tuple[int, Place]]] = {name: [] for name in names}
-        """The samples of each shape, with their positions in the image shard."""
+        self._waiting: dict[str, list[Place]] = {name: [] for name in names}
+        """The samples of each shape."""
         self._spool = Spool()
         self._tar: DraftShard | None = None
         self.texts: TextPass | None = None
@@ -111,14 +111,13 @@ class LatentShard:
         """
         if self._draft.removed and self._draft.removed.has("source", facts.get("source", "")):
             raise RejectedError(Code.REMOVED)
-        tar = self._open_tar()
+        tar, row = self._open_tar(), {**facts, ROW: self._inputs}
         try:
             if shape:
                 tar.reserve(key, [name for name, _ in members])
-                place = spool_sample(self._spool, key, members)
-                self._waiting[shape].append((self._inputs, place))
+                self._waiting[shape].append(spool_sample(self._spool, key, members, row))
             else:
-                tar.add(key, members, facts={**facts, ROW: self._inputs})
+                tar.add(key, members, facts=row)
         except TarError as error:
             raise RejectedError(Code.BAD_KEY, str(error)) from error
         self.samples += 1
@@ -143,10 +142,9 @@ class LatentShard:
         `files` are the digests of further files that the receipt lists, such as those of the empty
         caption.
         """
-        for row, place in chain.from_iterable(self._waiting.values()):
-            key, members = unspool_sample(self._spool, place)
-            facts = {**parse_json(dict(members)["json"]), ROW: row}
-            self._open_tar().add(key, members, facts=facts)
+        for place in chain.from_iterable(self._waiting.values()):
+            key, members, row = unspool_sample(self._spool, place)
+            self._open_tar().add(key, members, facts=row)
         receipt = Receipt(
             dataset="latents",
             unit=self.shard.name,

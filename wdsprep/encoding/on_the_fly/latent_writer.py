@@ -25,7 +25,6 @@ from wdsprep.dataset.damage import naming_next_step, verify_step
 from wdsprep.dataset.draft import Draft
 from wdsprep.dataset.npy_arrays import fields_of
 from wdsprep.dataset.rejects import Reject, RejectedError
-from wdsprep.dataset.samples import parse_json
 from wdsprep.dataset.shapes import fields_by_shape, shape_name
 from wdsprep.dataset.shard_reader import HashedTape, ShardReader
 from wdsprep.dataset.stored_dataset import find_receipt, refresh_manifest, write_manifest
@@ -124,8 +123,9 @@ class LatentWriter:
             return
         shape = shape_name(encoded.crop.size) if self._shapes else ""
         arrays = self._shapes.get(shape, self._fields)
-        members = members_of(arrays, facts_of(encoded, is_packed=True), encoded)
-        entries[index] = spool_sample(spool, encoded.key, members), shape
+        facts = facts_of(encoded, is_packed=True)
+        members = members_of(arrays, facts, encoded)
+        entries[index] = spool_sample(spool, encoded.key, members, facts), shape
         self._write_if_whole(shard)
 
     def refuse(self, refused: Mapping[tuple[int, int], Reject | None]) -> None:
@@ -190,9 +190,8 @@ class LatentWriter:
                         output.rejects.add(entry)
                         continue
                     place, shape = entry
-                    key, members = unspool_sample(spool, place)
+                    key, members, facts = unspool_sample(spool, place)
                     try:
-                        facts = parse_json(dict(members)["json"])
                         output.add_members(key, members, facts, shape=shape)
                     except RejectedError as error:
                         output.rejects.add(Reject(key=key, source="", code=error.code))
