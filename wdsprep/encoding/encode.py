@@ -100,12 +100,12 @@ def encode(options: EncodeOptions) -> Outcome | list[Outcome]:
     listener = options.listener_or_mute
     plan = make_plan(options, listener)
 
-    def extra_entries(dataset: DatasetPlan, speeds: Speeds) -> dict[str, Any]:
+    def extra_entries(dataset: DatasetPlan) -> dict[str, Any]:
         entries = {"model": plan.model.name}
         if not options.limit:
             return entries
         # Of several in one pass nobody can tell how fast each would be alone.
-        trial = speeds if len(plan.datasets) == 1 else Speeds()
+        trial = plan.speeds if len(plan.datasets) == 1 else Speeds()
         return entries | trial.trial(dataset.claim.manifest.extra.get("trial"))
 
     outcomes = do_plan(

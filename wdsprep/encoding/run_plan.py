@@ -12,7 +12,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import merge
 from itertools import groupby, repeat
@@ -111,6 +111,8 @@ class RunPlan:
     datasets: tuple[DatasetPlan, ...]
     captions: "CaptionLayout | None" = None
     """The captions of a table, if the user gives one."""
+    speeds: Speeds = field(default_factory=Speeds)
+    """The speeds of the workers, as far as they have been heard of."""
 
 
 def plan_dataset(
@@ -314,18 +316,17 @@ def do_plan(
     listener: JobListener,
     limit: int,
     track: str,
-    extra: Callable[[DatasetPlan, Speeds], Mapping[str, Any]],
+    extra: Callable[[DatasetPlan], Mapping[str, Any]],
     name: str = "encode",
 ) -> list[Outcome]:
     """Do what a plan says, and return the outcome of each dataset.
 
     Workers begin by `open_worker`. `extra` returns further entries of the manifest of a dataset,
-    once it is published, which may say how fast the workers were.
+    once it is published.
     """
-    speeds = Speeds()
 
     def on_step(progress: RunProgress) -> None:
-        speeds.take(progress)
+        plan.speeds.take(progress)
         listener.on_step(progress)
 
     # No earlier step of a run writes to the datasets.
@@ -350,7 +351,7 @@ def do_plan(
             samples=dataset.missing_samples,
             limit=limit if dataset.is_limited else 0,
             whole=plan.source.is_whole,
-            extra=partial(extra, dataset, speeds),
+            extra=partial(extra, dataset),
         )
         for dataset, edition in planned
     ]
@@ -362,7 +363,7 @@ def do_plan(
         joint_units(dataset.hand_out() for dataset in plan.datasets),
         listener=listener,
         track=track,
-        figures=speeds.figures,
+        figures=plan.speeds.figures,
         on_step=on_step,
     )
 

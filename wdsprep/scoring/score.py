@@ -90,7 +90,7 @@ def score(options: ScoreOptions) -> Outcome:
         listener=listener,
         limit=options.limit,
         track=options.track,
-        extra=lambda _dataset, _speeds: {"model": made_by},
+        extra=lambda _dataset: {"model": made_by},
         name="score",
     )
     return outcome

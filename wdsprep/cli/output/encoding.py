@@ -23,7 +23,7 @@ from wdsprep.encoding.options import EncodeOptions
 from wdsprep.encoding.progress import Speeds
 from wdsprep.options import remedies_of
 from wdsprep.runners.job import JobStatus
-from wdsprep.runners.run import Outcome, RunProgress
+from wdsprep.runners.run import Outcome
 from wdsprep.sources.base import left_out_among
 from wdsprep.store.base import absolute
 from wdsprep.text import plural
@@ -63,10 +63,8 @@ class EncodeOutput(CommandOutput["Outcome | list[Outcome]"]):
         self._table = ""
         self._noun = "image"
 
-    def on_step(self, progress: RunProgress) -> None:
-        self._speeds.take(progress)
-
     def on_begin(self, plan: EncodePlan) -> None:
+        self._speeds = plan.speeds
         for line in headlines(plan):
             self.on_message(line)
         if plan.captions:
