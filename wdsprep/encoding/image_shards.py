@@ -336,19 +336,18 @@ def read_texts(
     is missing.
     """
     name = shard.item.name
-    sizes = {entry.name: entry.nbytes for entry in store.list(name)}
-    lacks = "is not there, or its index is not"
-    if not sizes.keys() >= {name, index_name(name)}:
-        raise _damage(store, shard, lacks)
-    if sizes[name] != shard.item.nbytes:
-        raise _change(store, shard, "another size")
     try:
+        sizes = {entry.name: entry.nbytes for entry in store.list(name)}
+        if not sizes.keys() >= {name, index_name(name)}:
+            raise NotFoundError(name)
+        if sizes[name] != shard.item.nbytes:
+            raise FormatError("another size")
         with ShardReader(store, shard.item) as reader:
             for sample in reader.walk(source.wants):
                 for row in source.rows(sample, name):
                     yield sample.key, row
     except NotFoundError as error:
-        raise _damage(store, shard, lacks) from error
+        raise _damage(store, shard, "is not there, or its index is not") from error
     except FormatError as error:
         cause = error.cause if isinstance(error, DamageError) else str(error)
         raise _change(store, shard, cause) from error
