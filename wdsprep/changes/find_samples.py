@@ -205,7 +205,10 @@ class SampleFinder:
         kinds: set[str],
         lost_keys: Collection[str],
     ) -> Rows:
-        """Return the rows of the samples of a shard that are wanted or lost, by their numbers."""
+        """Return the rows of those samples of a shard that are wanted, or have a lost key.
+
+        Each stands under the sample's number in the shard.
+        """
         names = {*NAMES, "sha256", "changes"} if "sha256" in kinds else {*NAMES, "sha256"}
         roles = roles_of(receipt.settings)
         if in_json := IN_JSON & kinds:

@@ -463,8 +463,8 @@ class _RemovalJob:
         """Return the URL of the images that latents were made of, or "" if nobody knows them.
 
         Of the images that are given, it is the dataset with the most shards, present or former,
-        that the latents state as their inputs. If none has any, it is the same of those beside the
-        latents from which samples were removed.
+        that the latents state as their inputs. If none has any, the datasets beside the latents
+        are compared in the same way, by those of their shards that a removal has replaced.
         """
         inputs = latents.manifest.image_digests()
         chosen = {

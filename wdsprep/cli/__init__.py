@@ -57,9 +57,10 @@ class CommandGroup(Command, click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command, and turn an interrupt into an abort, which says if the command resumes.
+        """Run a command. If it is interrupted, raise an Abort that says whether it can be resumed.
 
-        click would do so too, but it would end the row of the progress line, which would then stay.
+        This comes before click's own way, which begins a new row first: the progress line would
+        then stay on the screen.
         """
         try:
             return super().invoke(ctx)

@@ -78,7 +78,8 @@ def positions_from_keys(
 ) -> Positions | None:
     """Return the place of each sample in its image shard, or None if the keys do not tell it.
 
-    They do if pack made them: such keys rise in the image shard, and here within each shape.
+    They do if pack made them: such keys rise in the image shard, and within each shape of the
+    shard that the receipt is of.
     `rejected` are the keys of the image shard's other samples.
     """
     both = [*keys, *rejected]

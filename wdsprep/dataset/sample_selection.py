@@ -45,9 +45,9 @@ class SampleSelection:
     """Samples of a list of shards, in runs: samples of one shard, or of one shape in it.
 
     For each run, `shards` says which shard of the list it is of, and `counts` how many samples it
-    has. `starts` is the number of its first sample, from which on they are neighbours; where there
-    are `numbers`, it is the place of the first among these. What `holds` them is an array, or a
-    file that each process maps for itself.
+    has. Without `numbers`, `starts` is the number of its first sample in the shard, and the others
+    follow it one by one. With them, the samples of a run are `numbers[start : start + count]`. What
+    `holds` these is an array, or a file that each process maps for itself.
     """
 
     shards: NDArray[np.int32]

@@ -314,7 +314,7 @@ class ScoreReader(ShardReader):
 
     @cached_property
     def table(self) -> "pa.Table":
-        """Return the table. Raise DamageError if it is not one of the samples of the shard."""
+        """Return the table. Raise DamageError if digest, columns or rows are not the shard's."""
         place = f"{self.store.url}/{table_name(self.shard.name)}"
         data = self.store.read(table_name(self.shard.name))
         if not self._has_tar and hex_digest(data) != self._digest:

@@ -131,11 +131,11 @@ def choose_dtype(recipe: Encode, model: "Model", device: str) -> str:
 
 
 def settings_of(model: "Model", recipe: Encode) -> dict[str, Any]:
-    """Return all settings that decide the bytes of a dataset encoded with a model and a recipe.
+    """Return the settings that decide the bytes of a dataset encoded with a model and a recipe.
 
     They include what a reader needs to know about the arrays. Limits and shapes of images are
-    included if they are not the defaults. A recipe for text alone has no settings that concern
-    only images.
+    included if they are not the defaults. Two things are left out: what `encode` adds of captions
+    that it joins, and, in a recipe for text alone, crop, seed, VAE, roles, shapes and limits.
     """
     of_images = {"crop": "centre", DECODE: recipe.decode, "seed": recipe.seed}
     of_images |= model.latent_settings

@@ -141,9 +141,10 @@ class EncodingSample:
         pipeline: "ReferencePipeline | None",
         max_area: int,
     ) -> None:
-        """Cut the images in roles for each dataset that gets the crop of the target.
+        """Cut the images in roles for each dataset whose target was cut or located.
 
-        A dataset that lacks one of its images gets a RejectedError in place of all crops.
+        A dataset for which one of them cannot be cut gets the RejectedError in place of its crops.
+        If the references cannot be prepared, all datasets of the sample get it.
         """
         sample, prepared = self.sample, dict[str, torch.Tensor]()
         if pipeline:

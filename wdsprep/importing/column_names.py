@@ -50,7 +50,8 @@ class CachedColumn:
 class ImportPlan:
     """The columns to import from each row, and the fields that they become.
 
-    `scale` and `shift` are those of the VAE of the trainer that names the columns so.
+    `scale` and `shift` are of the VAE of the trainer whose names of columns were recognised, or 0
+    where a user gave the names. `fields` are found later, in the first samples.
     """
 
     columns: tuple[CachedColumn, ...]

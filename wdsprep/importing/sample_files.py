@@ -190,9 +190,9 @@ class MusubiCache(SampleFiles):
                 yield item._replace(samples=sum(1 for _ in self._samples(item)))
 
     def _samples(self, item: Item) -> Iterator[tuple[str, Sequence[Part]]]:
-        """Yield the key of each sample, and its files: its latents, and its text if it has any.
+        """Yield the key of each sample, and its files: its latents, its text, or both.
 
-        Each latent of an image that was cached in several sizes is a sample.
+        An image that was cached in several sizes gives a sample for each size.
         """
         named = [(split, part) for part in item.parts if (split := _split(part[0]))]
         for sample, group in groupby(named, lambda pair: pair[0][0]):

@@ -64,7 +64,7 @@ def make_encoder(models: Sequence[ScoreModel], device: str, dtype: str) -> "Scor
 
 
 def open_worker(role: str, job: EncodeJob) -> Call:
-    """Prepare a worker, which scores the image in a role, or the target for ""."""
+    """Prepare a worker that scores the images in a role, or the targets where the role is ""."""
     prepare_allocator()
     from wdsprep.scoring.worker import ScoreWorker  # torch and models: for workers alone
 

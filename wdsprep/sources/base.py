@@ -50,9 +50,10 @@ ItemLine = tuple[str, list[tuple[str, Nbytes, str]], str, Nbytes]
 class Item(NamedTuple):
     """The part of a source that is read at once, such as a file or some rows of a table.
 
-    `parts` are its files, each with size and stamp, so two items are equal only if nothing
-    about them has changed. `take` is the number of samples to take of it (0 means all), and
-    `samples` how many it holds if a listing tells (else 0).
+    `parts` are its files: the name, the bytes, and a stamp that changes when the file does. `extra`
+    is for its source alone. `take` is the number of samples to take of it (0 means all), and
+    `samples` the number that it holds, 0 if unknown. An item that is read from an inputs file has
+    1, as these do not store it.
     """
 
     name: str

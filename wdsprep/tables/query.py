@@ -271,7 +271,7 @@ class WantedTexts:
         return len(self.marks)
 
     def find(self, texts: Sequence[str | None]) -> NDArray[np.int64]:
-        """Return the numbers of the texts that are wanted, and note that these were seen."""
+        """Return the places in `texts` of those that are wanted, and note these in `seen`."""
         hashes = np.fromiter(map(hash, texts), np.int64, len(texts))
         likely = np.flatnonzero(_find_equal(self._hashes, hashes)[0])
         marks = [mark_of(self._kind, texts[number] or "") for number in likely.tolist()]
