@@ -168,8 +168,7 @@ class Batch:
 
         `slot` is 0 for the dataset itself.
         """
-        shard, index = self.places[slot, :, row].tolist()
-        return shard, index
+        return self.places.item(slot, 0, row), self.places.item(slot, 1, row)
 
     def runs(self, size: int) -> list[range]:
         """Return the rows in runs of this size, the last of which may be shorter."""

@@ -184,7 +184,7 @@ class Reader:
     ) -> RowReads:
         shards, indices = batch.places[slot][:, as_index(rows)].tolist()
         reads = RowReads(
-            sources=[self.sources[batch.stream[row]][slot] for row in rows],
+            sources=[self.sources[n][slot] for n in map(batch.stream.__getitem__, rows)],
             shards=shards,
             indices=indices,
             rest=arrays.is_whole or bool(arrays.texts),

@@ -36,7 +36,7 @@ from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.options import LONGEST
 from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.prefetch import (
-    NOTHING,
+    NO_ROWS,
     close_sources,
     fill_batches,
     open_reader,
@@ -212,7 +212,7 @@ class BatchBuilder:
             choice = np.array(batch.choice) if batch.choice else None
             wanted = wanted_by_source(self._reader, samples, choice, first=1)
             for source, places in wanted.items():
-                source.expect(places, NOTHING)
+                source.expect(places, NO_ROWS)
 
         def put_substitute(batch: Batch, row: int) -> None:
             if encoded is not None:

@@ -38,10 +38,10 @@ ORDERED_AT_ONCE = 1 << 15  # samples; of many shapes each costs the same anew ea
 STEPS_AT_ONCE = 32  # the least number of steps whose order is computed at a time
 AHEAD_NBYTES = 128 << 20  # fetched from S3 before it is needed, twice, and what belongs to its runs
 NOBODY = -1  # the stream of a sample that another worker reads
-NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
+NO_ROWS = np.empty(0, np.int64), np.empty(0, np.int64)
 Group = tuple[range, Samples, Ints | None]
 """A few steps, with the places of their samples, and captions if picked."""
-END: Group = range(0), Samples(stream=NOTHING[0], shard=NOTHING[0], index=NOTHING[0]), None
+END: Group = range(0), Samples(stream=NO_ROWS[0], shard=NO_ROWS[0], index=NO_ROWS[0]), None
 
 
 def prefetch_depth(
@@ -166,7 +166,7 @@ def _plan_batches(
     for number, (group, after) in enumerate(pairwise(chain(groups, [END]))):
         soon = wanted_by_source(reader, *after[1:]) if number else {}
         for shards, wanted in wanted_by_source(reader, *group[1:]).items():
-            shards.expect(wanted, soon.get(shards, NOTHING))
+            shards.expect(wanted, soon.get(shards, NO_ROWS))
         yield from announced
         announced = _make_batches(plan, *group[:2])
     yield from announced

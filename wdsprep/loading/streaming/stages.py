@@ -32,7 +32,7 @@ from wdsprep.loading.encoded_batches import EncodedRow, EncodingReader, reading_
 from wdsprep.loading.load_plan import LoadPlan
 from wdsprep.loading.order.global_order import Samples
 from wdsprep.loading.prefetch import (
-    NOTHING,
+    NO_ROWS,
     begin_batch,
     locate_in_tars,
     open_reader,
@@ -147,7 +147,7 @@ def make_decoder(pieces: Pieces) -> StageFunction:
         samples = find_samples(step, rank)[rows.start : rows.stop]
         batch = begin_batch(step, rank * plan.share + rows.start, samples)
         for source, places in wanted_by_source(reader, samples, None).items():
-            source.expect(places, NOTHING)
+            source.expect(places, NO_ROWS)
         reader.fill(reader.begin(batch), range(len(batch)))
         now = time.monotonic()
         stats.samples += len(rows)
