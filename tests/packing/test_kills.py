@@ -1,5 +1,6 @@
 """Killed or interrupted wherever it was, a rerun leaves the bytes of an undisturbed run."""
 
+import math
 import os
 import random
 import re
@@ -62,15 +63,11 @@ class Run:
         self.workers |= set(children(self._process.pid))
         return self._process.poll() is None
 
-    def wait_until(self, path: Path) -> None:
-        while self.going and not path.exists():
-            time.sleep(0.002)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Whether it is still going then."""
+    def wait(self, timeout_s: float = math.inf, *, until: Path | None = None) -> bool:
+        """Wait until the time is over, it has ended or there is such a file: is it still going?"""
         deadline = time.monotonic() + timeout_s
-        while self.going and time.monotonic() < deadline:
-            time.sleep(0.005)
+        while self.going and time.monotonic() < deadline and not (until and until.exists()):
+            time.sleep(0.002)
         return self.going
 
     def send(self, signum: int, *, whole_group: bool = False) -> None:
@@ -84,8 +81,7 @@ class Run:
         return bool(workers)
 
     def end(self) -> int:
-        while self.going:
-            time.sleep(0.005)
+        self.wait()
         _, self.stderr = self._process.communicate(timeout=20)
         return self._process.returncode
 
@@ -154,7 +150,7 @@ def test_interrupted_it_leaves_nothing_half_written_and_resumes(
     """Ctrl-C goes to the whole group; a scheduler tells the driver, or everyone."""
     out = on_disk / "out"
     run = Run(album, out, "--workers", "2")
-    run.wait_until(out / "receipts/000001.json")
+    run.wait(until=out / "receipts/000001.json")
     run.send(signum, whole_group=whole_group)
     assert run.end() == 130
     assert re.fullmatch(
@@ -182,7 +178,7 @@ def test_an_append_that_was_killed_ends_as_an_undisturbed_one(tmp_path: Path) ->
     for _ in range(3):
         run = Run(source, out, "--append", "--workers", "1")
         done = len(list((out / "receipts").iterdir()))
-        run.wait_until(out / f"receipts/{done:06d}.json")
+        run.wait(until=out / f"receipts/{done:06d}.json")
         run.send(signal.SIGKILL, whole_group=True)
         run.end()
     assert tree(pack(source, out, *TWENTY)) == tree(whole)
