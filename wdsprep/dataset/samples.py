@@ -150,11 +150,6 @@ class RoleImage(NamedTuple):
     data: bytes
     url: str = ""
 
-    @property
-    def prefix(self) -> str:
-        """Return the text that the names of its fields in the json begin with."""
-        return f"{self.name}_" if self.name else ""
-
 
 def image_name(role: str, number: int) -> str:
     """Return the name of the image with this number, from 0 on, that a sample has in a role."""

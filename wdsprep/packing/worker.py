@@ -98,7 +98,7 @@ def _check_sample(rules: PackRules, removed: Removed | None, row: SampleOrReject
                 raise RejectedError(Code.HASH_MISMATCH, f"{digest}, expected {expected}"[:200])
         if kind := rules.compute_hash:
             digests = {
-                f"{image.prefix}{kind}": hashlib.new(kind, image.data).hexdigest()
+                f"{image.name}_{kind}".lstrip("_"): hashlib.new(kind, image.data).hexdigest()
                 for image in images
             }
             row = replace(row, digests=digests)
@@ -178,31 +178,39 @@ def packed_sample(
     meta = sample.facts
     if rules.kept is not None:
         meta = {name: value for name, value in meta.items() if name in rules.kept}
+    picture = pictures[0]
     facts: dict[str, Any] = {
-        "bucket": bucket_of(pictures[0].width, pictures[0].height, rules.sides),
+        "bucket": bucket_of(picture.width, picture.height, rules.sides),
         "caption": sample.caption,
+        "changes": picture.changes,
+        "height": picture.height,
         "key": key,
         META: meta,
+        "original_height": picture.original_height,
+        "original_width": picture.original_width,
         "source": sample.source,
-        **sample.digests,
+        "width": picture.width,
     }
     if len(sample.captions) > 1:
         facts["captions"] = sample.captions
+    if sample.url:
+        facts["url"] = sample.url
+    facts |= sample.digests
     if rules.repeats_from_folders:
         # The innermost folder with a name such as 10_name says it, as kohya's trainers read it.
         folders = reversed(sample.source.split("/")[:-1])
         numbers = (re.match(r"([0-9]{1,6})_", folder) for folder in folders)
         facts["repeats"] = next((int(number[1]) for number in numbers if number), 1)
-    members: list[tuple[str, bytes]] = []
-    for image, picture in zip(sample.all_images, pictures, strict=True):
-        prefix = image.prefix
-        facts[f"{prefix}changes"] = picture.changes
-        facts[f"{prefix}height"], facts[f"{prefix}width"] = picture.height, picture.width
-        facts[f"{prefix}original_height"] = picture.original_height
-        facts[f"{prefix}original_width"] = picture.original_width
+    members = [(picture.extension, picture.data)]
+    for image, other in zip(sample.images, pictures[1:], strict=True):
+        name = image.name
+        facts[f"{name}_changes"] = other.changes
+        facts[f"{name}_height"], facts[f"{name}_width"] = other.height, other.width
+        facts[f"{name}_original_height"] = other.original_height
+        facts[f"{name}_original_width"] = other.original_width
         if image.url:
-            facts[f"{prefix}url"] = image.url
-        members.append((f"{image.name}.{picture.extension}".lstrip("."), picture.data))
+            facts[f"{name}_url"] = image.url
+        members.append((f"{name}.{other.extension}", other.data))
     data = facts_bytes(facts)
     members += [("json", data), ("txt", sample.caption.encode("utf-8", "replace"))]
     # No other field is or has an object. So the first text of the name of `meta` is its name, and
