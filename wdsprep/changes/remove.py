@@ -264,8 +264,9 @@ class _Dataset:
     def mark(self, finder: SampleFinder, *, is_more: bool = False) -> None:
         """Write the file `removed`: what this removal takes out.
 
-        Raise BusyError if another removal has begun. Write it anew if this one has found more
-        (`is_more`), or if a removal that was killed has marked these latents and changed nothing.
+        Raise BusyError if another removal has begun. The file of an earlier one is replaced in two
+        cases: this removal has found more (`is_more`), or that one was killed when it had marked
+        this dataset, which is one of latents, and had changed nothing in it.
         """
         with self.edition.holding_manifest():
             stored = removed_from(self.store)

@@ -124,7 +124,7 @@ class Chunks(io.RawIOBase):
         return io.BufferedReader(self, 1 << 16)
 
     def close(self) -> None:
-        """Stop reading ahead, and wait until `watch` has been given each chunk that was read."""
+        """Stop reading ahead, and wait until `watch` has been given each chunk that was taken."""
         try:
             self._coming.close()
             while self._watched:

@@ -167,9 +167,9 @@ def open_or_make(
 
 @contextmanager
 def _store_errors(path: Path) -> Iterator[None]:
-    """Turn OSErrors of the block, which works on a cached file, into StoreErrors.
+    """Turn OSErrors of the block into StoreErrors about the cached file.
 
-    What the file is made of is read from stores, whose errors are no OSErrors.
+    An OSError can come from that file alone, as stores raise errors of their own.
     """
     try:
         yield

@@ -263,7 +263,7 @@ def is_finite(dtype: str, data: "bytes | memoryview") -> bool:
 
 
 def stored_array(field: Field, data: "bytes | memoryview") -> Any:
-    """Return the array in a member's bytes as it is stored, which of bfloat16 is its bits."""
+    """Return the array in a member's bytes as it is stored: bfloat16 as integers of 16 bits."""
     import numpy as np
 
     dtype = _BITS if field.dtype == BFLOAT16 else field.dtype

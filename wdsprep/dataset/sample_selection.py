@@ -107,7 +107,7 @@ class SampleSelection:
                 yield ShardSamples(shard, numbers[start : start + count])
 
     def pick(self, runs: RunStarts | NDArray[np.bool_]) -> "SampleSelection":
-        """Return the selection with these runs alone."""
+        """Return the selection with some runs alone, by their places or by a mask."""
         columns = (self.shards[runs], self.starts[runs], self.counts[runs])
         return replace(self, shards=columns[0], starts=columns[1], counts=columns[2])
 
@@ -222,10 +222,10 @@ def ranges(numbers: Numbers) -> list[list[int]]:
 
 
 def keep_selection(writer: "KeptWriter", shards: int, samples: Iterable[ShardSamples]) -> None:
-    """Write the numbers of samples of shards, for `SampleSelection.from_file` to read.
+    """Write which samples of each shard are selected, for `SampleSelection.from_file` to read.
 
-    `shards` says how many shards there are. `samples` has the samples in the order of the shards,
-    those of one shard all at once or in parts.
+    `shards` says how many shards there are. `samples` has the numbers of the samples in their
+    shards, in the order of the shards, those of one shard all at once or in parts.
     """
     counts = np.zeros(shards + 1, np.int64)
 

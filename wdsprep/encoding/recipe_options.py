@@ -66,7 +66,11 @@ def check_role_size(given: Any) -> tuple[str, ShapesGiven]:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Options):
-    """The options that decide the bytes of latents at any resolution, the model among them."""
+    """The options of latents that hold at any resolution.
+
+    They say what decides the bytes, such as the model, which images are taken, and how the
+    networks run.
+    """
 
     shapes: ShapesGiven = option_field(
         "Cut each image to [the shape of a list](#shapes) whose aspect ratio is nearest to its "

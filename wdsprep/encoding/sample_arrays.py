@@ -65,7 +65,11 @@ def role_fields(
 
 
 def latent_fields(model: "Model", recipe: Encode) -> tuple[Field, ...]:
-    """Return the fields of the target's latents; moments have the shape that the VAE gives."""
+    """Return the fields of the target's latents.
+
+    Latents have the patches of the model, if it takes any. Moments have none yet: they have twice
+    the channels of the VAE, and its cells.
+    """
     channels, side = model.channels, recipe.resolution // model.factor
     if recipe.latents == "moments":
         channels, side = 2 * channels // model.patch**2, side * model.patch

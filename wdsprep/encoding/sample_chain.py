@@ -22,8 +22,8 @@
 encodes on the fly takes it from the third step on (`on_the_fly.encode_steps`), as its loader has
 read and cut the images.
 
-Blocks save time: threads that hand over one sample at a time spend more time on that than on the
-samples.
+`encoding/engine.py` has the threads of these steps, and limits the images under way. Blocks save
+time: threads that hand over one sample at a time spend more time on that than on the samples.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

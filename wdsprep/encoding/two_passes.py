@@ -44,9 +44,9 @@ class TextPass:
         self.counts = Counter[str]()
 
     def refuse(self, reject: Reject) -> None:
-        """Note that a caption was rejected.
+        """Note a caption that has no tokens, or whose arrays are not finite.
 
-        A sample that is rejected for another reason is rejected again in the pass over images.
+        Samples with other rejects are rejected again in the pass over images.
         """
         if reject.code in (Code.NO_TOKENS, Code.NOT_FINITE):
             self._codes[reject.key] = reject.code

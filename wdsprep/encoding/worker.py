@@ -76,7 +76,11 @@ class _Dataset:
         self.empty = write_empty(self.edition, empty_fields(settings), empty)
 
     def open_captions(self, shard: ImageShard) -> CaptionFinder:
-        """Open the captions of an image shard; those of a table lie in the dataset."""
+        """Return what finds the caption of each sample of an image shard.
+
+        It is in a table, of which the dataset has a copy, or in a field of the sample's json. If
+        neither is asked for, "" stands for the empty caption, and None for the sample's own.
+        """
         table, field, name = self.captions
         if table:
             from wdsprep.encoding.captions.unit_captions import open_captions  # pyarrow

@@ -63,8 +63,8 @@ class MusubiLayout(Layout):
     """The layout of folders with the caches of musubi-tuner: of latents and of text.
 
     A name such as `000000000007_0832x1216_qie.safetensors` says the size of an image, by which
-    musubi-tuner sorts it into a bucket. `dataset.toml` lists the folders. It gives each size a
-    bucket of its own, so that all latents of a batch have one shape.
+    musubi-tuner sorts it into a bucket. `dataset.toml` lists the folders, and turns these buckets
+    on, so that all latents of a batch have one shape.
     """
 
     takes, needs = ("latents",), (LATENT,)

@@ -112,7 +112,7 @@ def _find_pending(
 ) -> PendingShards:
     """Return the wanted files that are not imported yet.
 
-    Units of files that an earlier limit had cut are removed, and imported again. Raise
+    If an earlier `--limit` ended within a file, its unit is removed and imported again. Raise
     FingerprintError if a file that was imported has changed or is gone.
     """
     left = pending_shards(edition.store, manifest, shards, wanted, redo_changed=True)

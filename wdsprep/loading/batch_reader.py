@@ -231,8 +231,8 @@ class Reader:
         """Replace the samples of these rows by others, until none is damaged.
 
         Log a warning for each new fault. Raise FormatError once ATTEMPTS samples for one row
-        were damaged. With `instead`, only joined datasets are read here, and `instead` puts the
-        arrays of the first dataset.
+        were damaged. With `instead`, that function puts the arrays of the first dataset into a row,
+        and only the joined datasets are read here.
         """
         wanted = {row: batch.place(row) for row in faults}
         drawn, damaged = dict.fromkeys(faults, 0), dict.fromkeys(faults, 0)

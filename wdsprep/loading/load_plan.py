@@ -335,7 +335,10 @@ def check_plan(plan: LoadPlan) -> None:
 
 
 def _check_captions(plan: LoadPlan) -> None:
-    """Raise UsageError if captions cannot be dropped or picked, or if a batch needs two masks."""
+    """Raise UsageError if captions cannot be dropped or picked, or share a batch.
+
+    A batch has one mask, so it cannot have two arrays of variable length.
+    """
     names, first = plan.names, plan.datasets[0]
     has_texts = plan.has_text_arrays or not {*TEXTS, "json"}.isdisjoint(names)
     if plan.options.drop_text and first.kind == "latents" and not has_texts:

@@ -310,9 +310,10 @@ class WantedArrays:
     yields: bool
 
     def merge_json(self, others: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a sample's own json merged with the json of the samples joined so far.
+        """Return `facts`, a sample's own json, with the json of the samples joined so far.
 
-        If both have a value, the sample's own is taken, unless this dataset yields.
+        Where both have a name, the value of `facts` is taken, or that of `others` if this dataset
+        `yields`.
         """
         return {**facts, **others} if self.yields else {**others, **facts}
 

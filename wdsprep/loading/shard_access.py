@@ -120,7 +120,7 @@ class Shards:
         return max(1, min(OPEN_SHARDS, allowed // 3 // max(1, len(_in_use))))
 
     def open(self, shard: int, /) -> OpenShard | None:
-        """Return an open shard to read from in one call with others, or None if that cannot be."""
+        """Return an open shard, so that one call can read from several; None if it is missing."""
         try:
             return self.get(shard)
         except NotFoundError:

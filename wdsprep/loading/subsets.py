@@ -245,7 +245,11 @@ def _find_combinations(
 def _keep(
     dataset: Dataset, slots: Sequence[int], writer: KeptWriter, path: Path, pad: bool
 ) -> None:
-    """Write which samples have which combination of sizes, shard by shard."""
+    """Write which samples have which combination of sizes of images in roles, shard by shard.
+
+    `slots` are the datasets to read them from. With `pad`, images at the end of a role that are as
+    large as its first one do not count (`_without_repeats`).
+    """
     files = dataset.whole.files
     what = f"the sizes of images in roles of {plural(files.samples, 'sample')}"
     _log.info("%s: reading %s, which are kept in %s", files.store.url, what, path)

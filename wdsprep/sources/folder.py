@@ -412,10 +412,11 @@ def open_metadata(
 def _role_files(
     role: str, store: Store, texts: Container[str], left_out: Told
 ) -> Iterator[tuple[str, str, int, bytes, int, str]]:
-    """Yield the images of a folder as rows: by their whole names if `role` is "".
+    """Yield a row for each image of a folder: role, name, number, and then the file's facts.
 
-    Those of a role come without the extension, and again without the number that ends the name.
-    `left_out` gets the kinds of files with extensions among `texts`.
+    The name has no extension where there is a role, and the number is -1. If it ends in a number,
+    such as `a_2`, a second row has the name `a` and the number 2. `left_out` gets the kinds of
+    files with extensions among `texts`.
     """
     for entry in store.list():
         if extension(entry.name) in texts and not is_hidden(entry.name):

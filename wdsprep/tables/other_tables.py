@@ -149,10 +149,10 @@ def _cells_of(values: Sequence[Any]) -> tuple[pa.Array, set[type]]:
 
 
 def _widen_type(dtype: str | None, types: AbstractSet[type], cells: pa.Array) -> str | None:
-    """Return the dtype of a column once it has these cells too, by the types of their values.
+    """Return the dtype of a column that had a `dtype`, after `cells` were added to it.
 
-    It is "" before the first value, and None for texts. Values are numbers and booleans, or cells
-    of a CSV that read as numbers.
+    A dtype of "" means that there was no value yet, and None that the column has texts. `types` are
+    those of the new values: numbers and booleans, or cells of a CSV that read as numbers.
     """
     if dtype is None or not types:
         return dtype
