@@ -268,6 +268,7 @@ LATENTS = {"layout": LAYOUT, "resolution": 64, "latents": "sample", "text": "non
     [
         *(("images", {"buckets": value}) for value in ([], [2, 1], ["x"], [0], None, 5)),
         ("images", {"max_area": "x"}),
+        ("images", {"scores": {"columns": "x"}}),
         ("latents", {"layout": []}),
         ("latents", {"layout": [LAYOUT[0] | {"shape": [4, 8, 10**9]}]}),
         ("latents", {"layout": [LAYOUT[0] | {"shape": [4, 8, -8]}]}),

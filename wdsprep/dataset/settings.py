@@ -183,6 +183,8 @@ def checked_settings(dataset: str, stated: Mapping[str, Any], what: str) -> Stat
     """
     check_record(_RECORDS[dataset], {"settings": stated}, what)
     settings = Stated(stated, what)
+    if dataset == "images" and is_scored(settings):
+        raise DamageError(what, "it has images, and settings of scores")
     try:
         if dataset == "latents":
             _check_layout(settings)
