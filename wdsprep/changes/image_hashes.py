@@ -36,7 +36,7 @@ from wdsprep.changes.merged_datasets import match_places, numbers_by_shard, sele
 from wdsprep.dataset.manifest import Shard
 from wdsprep.dataset.rejects import RejectedError
 from wdsprep.dataset.removed_samples import ShardRemoval
-from wdsprep.dataset.samples import ROLE_IMAGE, roles_of
+from wdsprep.dataset.samples import ROLE_IMAGE, STORED_FORMATS, roles_of
 from wdsprep.dataset.shard_reader import HashedTape
 from wdsprep.dataset.stored_dataset import check_of_images, open_current_dataset, read_shard
 from wdsprep.dataset.tar.read import read_samples
@@ -50,7 +50,6 @@ from wdsprep.store import open_store, shared_store
 from wdsprep.store.base import is_hidden, write_bytes
 from wdsprep.text import command, examples
 
-_KEPT_AS = ("jpg", "png", "webp")
 _OURS = re.compile(rf"(\d+/\d{{6,}}(?:_\d+)?\.[0-9a-f]{{16}})(\.{ROLE_IMAGE})?\.v\d+\.parquet")
 _ENDING = f".v{perceptual_hash.VERSION}.parquet"
 WHOLE = "all"
@@ -138,7 +137,7 @@ def _rows(unit: HashUnit) -> Iterator[dict[str, Any]]:
     with HashedTape(shared_store(unit.images), unit.shard) as tape:
         for sample in read_samples(tape.at, unit.name):
             parts = [(*name.rpartition("."), data) for name, data in sample.fields.items()]
-            images = {name: data for name, _, kind, data in parts if kind in _KEPT_AS}
+            images = {name: data for name, _, kind, data in parts if kind in STORED_FORMATS}
             row = _look(images.pop("" if unit.role == WHOLE else unit.role, b""))
             if unit.role == WHOLE:
                 for name, image in images.items():

@@ -33,6 +33,8 @@ _FACTS = json.JSONEncoder(
     allow_nan=False,
     check_circular=False,  # what came as JSON has no circles
 )
+STORED_FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
+"""The extensions of the images in our shards, and Pillow's names for their formats."""
 _UTF8_STARTS = (b'{"', b"{\n")
 """The first bytes of nearly all JSON objects in UTF-8; other encodings have zeros between them."""
 

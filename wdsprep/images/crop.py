@@ -30,6 +30,7 @@ from torch.nn.functional import interpolate
 from torch.utils.dlpack import from_dlpack
 
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.samples import STORED_FORMATS
 from wdsprep.dataset.shapes import Size
 from wdsprep.images import formats, headers
 from wdsprep.images.nearest_shape import Fit, SameCut, Shapes
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 WHOLE = 1
 REDUCTIONS = (8, 4, 2)
 """The factors by which libjpeg makes the sides of an image smaller as it decodes it."""
@@ -255,7 +255,7 @@ def _decode(picture: Picture, reduction: int = WHOLE) -> "Image.Image":
     This finds the damage that `pack --check full` finds. The sides of a JPEG are divided by
     `reduction`, and rounded up.
     """
-    kind = _KINDS[picture.extension]
+    kind = STORED_FORMATS[picture.extension]
     if kind == "PNG":
         headers.check_png(picture.data)
     width, height = picture.width, picture.height

@@ -17,6 +17,7 @@ from PIL.ImageFile import ImageFile
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.samples import STORED_FORMATS
 from wdsprep.images import colour, formats, headers
 from wdsprep.images.headers import Header
 from wdsprep.images.options import Limits
@@ -27,7 +28,7 @@ CHANGES = (
 )
 
 _HEADERS = {"JPEG": headers.read_jpeg, "PNG": headers.read_png, "WEBP": headers.read_webp}
-_EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+_EXTENSIONS = {kind: extension for extension, kind in STORED_FORMATS.items()}
 
 _JPEG_MAX_SIDE = 65_500  # libjpeg's
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wdsprep.dataset.file_names import CARD
-from wdsprep.dataset.samples import roles_of
+from wdsprep.dataset.samples import STORED_FORMATS, roles_of
 from wdsprep.dataset.shapes import batch_that_fits
 from wdsprep.errors import UsageError
 from wdsprep.options import Place, takes_datasets
@@ -215,7 +215,7 @@ def _features(roles: Sequence[str]) -> list[dict[str, Any]]:
     fields of json, that it meets there.
     """
     prefixes = ("", *(f"{role}." for role in roles))
-    images = [f"{prefix}{kind}" for prefix in prefixes for kind in ("jpg", "png", "webp")]
+    images = [f"{prefix}{kind}" for prefix in prefixes for kind in STORED_FORMATS]
     facts = [{"name": name, "dtype": kind} for name, kind in IMAGE_FACTS.items()]
     return [
         *({"name": name, "dtype": "image"} for name in images),

@@ -17,6 +17,7 @@ from PIL import Image
 
 from wdsprep.dataset.reject_codes import Code
 from wdsprep.dataset.rejects import RejectedError
+from wdsprep.dataset.samples import STORED_FORMATS
 from wdsprep.dataset.shapes import Size, cut_size
 from wdsprep.encoding.models.find_model import Model, find_model
 from wdsprep.errors import UsageError, WdsprepError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 SIDE = 256
 LONGEST = 384
-KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 # Four channels to red, green and blue: closest to the picture for latents of Stable Diffusion 1 and
 # 2. For other models it gives false colours, always the same ones.
 PROJECTION = (
@@ -60,7 +60,7 @@ def open_picture(sample: ReadSample, max_area: int, *, name: str = "") -> tuple[
     It is the target, or the image of this name in a role.
     """
     title, alt = name or "original", f"the {name or 'image'}"
-    members = (f"{name}.{kind}".removeprefix(".") for kind in KINDS)
+    members = (f"{name}.{kind}".removeprefix(".") for kind in STORED_FORMATS)
     data = next((sample.members[member] for member in members if member in sample.members), b"")
     try:
         image = open_image(data, max_area)
@@ -73,7 +73,7 @@ def open_image(data: bytes, max_area: int) -> Image.Image:
     """Return an upright image as RGB. Raise RejectedError if it cannot be shown."""
     limits = Limits(min_side=1, max_area=max_area, max_aspect_ratio=0.0)
     picture = prepare(data, limits=limits, full=False)
-    kind = KINDS[picture.extension]
+    kind = STORED_FORMATS[picture.extension]
     with formats.quiet:
         image = formats.open_image(picture.data, kind)
         if image.size != (picture.width, picture.height):
