@@ -157,6 +157,16 @@ def test_a_mixture_has_alike_what_is_asked_for(
         load([one, other], fields=("latent", *("emb", "pooled")[: 1 + (len(texts) > 1)]))
 
 
+def test_moments_of_a_mixture_have_one_patch(tmp_path: Path) -> None:
+    one, other = (
+        write_latents(str(tmp_path / name), [60], base=base, moments=True, more={"patch": patch})
+        for name, base, patch in (("one", 0, 1), ("two", 10**6, 2))
+    )
+    with pytest.raises(UsageError, match=r"differ in name or shape \(latent\): give fields="):
+        load([one, other])
+    assert load([one, other], fields=("emb", "key"))
+
+
 def test_buckets_are_chosen_by_name(tmp_path: Path) -> None:
     url = write_latents(str(tmp_path), [40, 40])
     assert len(load(Stream(url, buckets=[256])).urls()) == 2

@@ -61,6 +61,26 @@ def test_batches_have_each_column_of_numbers_as_a_tensor(
     assert raw["score"] == int(raw["__key__"]) / 8
 
 
+def test_columns_of_a_mixture_may_differ_in_precision(data: str, tmp_path: Path) -> None:
+    """Also one that is called like what a batch of moments holds for itself."""
+    other = write_latents(str(tmp_path / "other"), [30], base=1000)
+    kinds = {
+        "one": (data, range(90), pa.float32()),
+        "two": (other, range(1000, 1030), pa.float64()),
+    }
+    streams = []
+    for name, (url, numbers, kind) in kinds.items():
+        columns = {
+            "key": [key(number) for number in numbers],
+            "sampled latent": pa.array(numbers, kind),
+        }
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+        streams.append(wdsprep.Stream(url, join=str(tmp_path / f"{name}.parquet")))
+    for batch in load(streams, global_batch=24, epochs=1):
+        assert batch["sampled latent"].dtype == torch.float32
+        assert batch["sampled latent"].tolist() == [int(one) for one in batch["key"]]
+
+
 def test_samples_without_a_row_leave_the_order(
     data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,7 +34,8 @@ def finish(plan: LoadPlan, batch: Batch, rows: range) -> None:
                     for sample, value in zip(samples, values.tolist(), strict=True):
                         sample[name] = value
                 elif name in batch.out:
-                    batch.out[name][here] = torch.from_numpy(values)
+                    column = batch.out[name]
+                    column[here] = torch.from_numpy(values).to(column.dtype)
     if plan.options.flip:
         hit = torch.tensor(plan.pick_rows("flip", batch, rows), dtype=torch.int64)
         for name, flipped in batch.flipped.items():

@@ -52,7 +52,7 @@ Empty = dict[str, torch.Tensor]
 """The arrays of the empty caption."""
 COLUMNS = {"<i8": torch.int64, "<f4": torch.float32, "<f8": torch.float32, "|b1": torch.bool}
 """The torch dtype of a table's column, by its NumPy dtype."""
-SAMPLED = "sampled latent"
+SAMPLED = ""
 """The name for the latents that are sampled from moments, while a batch begins."""
 TensorKinds = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 """The dtype of each tensor of a batch, and the shape of one of its rows."""
@@ -447,10 +447,12 @@ def _check_same_arrays(plan: LoadPlan, dataset: Dataset) -> None:
     arrays, others = (
         {**plan.tensors_of(part), **part.variable_fields(plan.names)} for part in (dataset, first)
     )
-    if differing := sorted(n for n in {*arrays, *others} if arrays.get(n) != others.get(n)):
+    differing = {n for n in {*arrays, *others} if arrays.get(n) != others.get(n)}
+    if differing:
+        names = sorted({batch_name(LATENT) if name == SAMPLED else name for name in differing})
         raise UsageError(
             f"the arrays of {dataset.store.url} and {first.store.url} differ in name or shape "
-            f"({examples(differing)}): give fields= that are the same in both, or "
+            f"({examples(names)}): give fields= that are the same in both, or "
             "homogeneous=True, which takes each batch from one stream"
         )
 
