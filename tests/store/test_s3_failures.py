@@ -67,6 +67,7 @@ def test_fault_without_end_is_one_clear_line_after_eight_attempts(
             lambda: list(store.list()),
             lambda: write_bytes(store, "f", b"x"),
             lambda: store.delete("f"),
+            lambda: store.read_mark("f"),
             store.sweep,
         ):
             before = len(proxy.seen)
