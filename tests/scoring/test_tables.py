@@ -235,7 +235,7 @@ def test_scores_where_images_are_asked_for_are_called_scores(
     with pytest.raises(UsageError, match="is a dataset of scores: give the images"):
         wdsprep.duplicates(root / "scores")
     assert main(["plan", str(root / "scores")]) == 2
-    assert "is a dataset of scores: give a dataset of images" in capsys.readouterr().err
+    assert "is a dataset of scores: give the images that it was made of" in capsys.readouterr().err
 
 
 # --- kills, and samples that go
