@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,7 +15,7 @@ from tests.importing.test_import import floats_of
 from tests.kit.encodes import encode_here, packed, pictures
 from tests.kit.joined_sets import LATENTS, TEXT, VARIED, Images, caption, write_part
 from tests.kit.latent_sets import array_of, field, npy
-from tests.kit.packs import jpeg, pack, tree, write_files
+from tests.kit.packs import Loud, jpeg, pack, tree, write_files
 from tests.kit.shape_sets import SHAPES
 from wdsprep.cli import cli
 from wdsprep.dataset.npy_arrays import denormalise, patchify
@@ -220,6 +221,25 @@ def test_a_place_is_of_one_export(tmp_path: Path) -> None:
             wdsprep.export(source, out, to="parquet")
     with pytest.raises(UsageError, match="give one of energon, primus"):
         wdsprep.export(source, tmp_path / "other", to="lmdb")
+
+
+def test_arrow_copies_no_images_of_the_rows_that_are_written_together(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffers grow step by step, and are kept: a worker would take 200 MB more."""
+    usual_write, allocated = pq.ParquetWriter.write_table, list[int]()
+
+    def write_table(writer: pq.ParquetWriter, table: pa.Table) -> None:
+        allocated.append(pa.total_allocated_bytes() - before)
+        assert table.nbytes > 10_000
+        usual_write(writer, table)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", write_table)
+    monkeypatch.setattr("wdsprep.runners.make_runner.make_runner", lambda *_: Loud(1))
+    before = pa.total_allocated_bytes()
+    wdsprep.export(pair[0], tmp_path / "out", to="parquet")
+    assert allocated
+    assert max(allocated) < 10_000
 
 
 def test_webp_is_no_image_for_wids(tmp_path: Path) -> None:
