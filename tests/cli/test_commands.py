@@ -316,6 +316,7 @@ def test_an_interrupt_that_python_cannot_raise_comes_again() -> None:
         (["report", "sets/images/"], 0, ""),
         (["pack", "fotos", "out"], 1, "photos?), or is a file of a kind"),
         (["encode", "sets/imagess", "out", "--resolution", "64"], 1, "(did you mean "),
+        (["encode", "sets/images", "--resolution", "64", "128"], 2, "--resolution 64,128?"),
         (["duplicates", "sets/images", "--join", "tabel.csv", "--keep", "a"], 1, "table.csv?)"),
         (["remove", "sets/images", "--keys", "kyes.txt"], 2, "(did you mean keys.txt?)"),
         (["export", "sets/images", "out", "--to", "kohia"], 2, "(did you mean kohya?)"),

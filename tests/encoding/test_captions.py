@@ -408,6 +408,11 @@ def test_what_the_first_samples_lack_is_told_and_others_may_have_it(
         ({"captions": "t/broken.jsonl"}, SourceError, "row 1 of .* cannot be read"),
         ({"captions": "t/blank.csv"}, SourceError, "has no row with a key and a caption"),
         ({"captions": "t/by.csv"}, UsageError, "no sample of .* has a sha256, by which --capt"),
+        (
+            {"captions": "t/far.csv"},
+            UsageError,
+            "lists no sample of .*: each source is such as '/a.jpg' there, and such as 'photo-0000",
+        ),
         ({"caption_field": "meta..long"}, UsageError, "is not a path in a json"),
         ({"caption_field": "long", "caption_name": "a/b"}, UsageError, "cannot be named 'a/b'"),
         ({"caption_fields": "a,meta.a"}, UsageError, "captions cannot be named 'a': give"),
@@ -443,6 +448,7 @@ def undigested(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "true.jsonl": '{"key": true, "caption": "a"}\n', "blank.csv": "key,caption\n1,\n,a\n",
         "broken.jsonl": '{"key": "1", "caption": "a"}\n{"key"\n', "by.csv": "sha256,caption\nf,a\n",
         "mixed/a.parquet": "x", "mixed/b.csv": "key,caption\n1,a\n",
+        "far.csv": "source,caption\n/a.jpg,a\n",
         "two/a.csv": "key,caption\n1,a\n", "two/b.csv": "key,text\n1,a\n",
     })  # fmt: skip
     parquet(root / "t/huge.parquet", key=["1", "2"], caption=["a", "w" * 9_000_000])

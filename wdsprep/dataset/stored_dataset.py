@@ -427,8 +427,8 @@ def write_rebuilt(url: str, on_count: Counting = ignore_count) -> Manifest:
 def no_dataset_error(url: str, what: str) -> NotFoundError:
     """Return the error that there is no dataset at a place, as `what` says of it."""
     return NotFoundError(
-        f"{url} {what}: give the folder or URL that pack or encode wrote, or that tars are in"
-        f"{did_you_mean_place(url)}"
+        f"{url} {what}: give the folder or URL that pack or encode wrote (tars of others are for "
+        f"pack, encode and wdsprep.load){did_you_mean_place(url)}"
     )
 
 

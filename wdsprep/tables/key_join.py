@@ -175,8 +175,10 @@ class KeyJoin:
                 firsts, times = _where(rows, is_first), counts
             yield firsts, times
 
-    def match(self, samples: Iterable[pa.RecordBatch]) -> None:
+    def match(self, samples: Iterable[pa.RecordBatch]) -> bool:
         """Find the rows of samples, to `read` them in the order of the samples.
+
+        Return whether there is any.
 
         Samples have a `name` and a number (`sample`). One may come more than once, with several
         names: the one with the lowest `choice` that a row has counts.
@@ -184,7 +186,7 @@ class KeyJoin:
         self._pairs.close()
         fields = [field for field in self._rows.schema if field.name != NAME]
         schema = pa.schema([SAMPLES.field(SAMPLE), *fields])
-        is_divided, last = self._rows.count > 1, 0
+        is_divided, last, is_any = self._rows.count > 1, 0, False
 
         def divide_by_samples(rows: pa.Table) -> NDArray[np.uint8]:  # in their order
             return (_numbers(rows, SAMPLE) * PARTS // (last + 1)).astype(np.uint8)
@@ -204,9 +206,11 @@ class KeyJoin:
                 for rows in waiting.read(part):
                     places = pc.index_in(rows[NAME], value_set=names)
                     matched = rows.drop_columns(NAME).filter(places.is_valid())
+                    is_any = is_any or bool(len(matched))
                     beside = columns.take(places.drop_null())
                     both = [*matched.column_names, *beside.column_names]
                     pairs.put(pa.table([*matched.columns, *beside.columns], names=both))
+        return is_any
 
     def read(self, columns: Collection[str] = ()) -> Iterator[Matches]:
         """Yield the samples that have a row, by number, with columns of the rows."""

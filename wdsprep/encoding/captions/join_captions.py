@@ -50,7 +50,7 @@ from wdsprep.store.spool import Place, Spool
 from wdsprep.tables.key_join import CHOICE, NAME, SAMPLE, KeyJoin, open_join
 from wdsprep.tables.query import read_texts
 from wdsprep.tables.stored_tables import MOST_THREADS, ShardTables
-from wdsprep.text import EXAMPLES, command, plural, shown
+from wdsprep.text import EXAMPLES, command, plural, shortened, shown
 
 KEYS = pa.schema([(KEY, pa.string())])
 NOTHING = np.zeros(0, np.int64), pa.nulls(0, pa.string())
@@ -120,8 +120,8 @@ class CaptionLayout:
     def match(self, datasets: Sequence[CaptionedDataset]) -> None:
         """Find the captions of all samples, unless all that are needed are laid out.
 
-        Nothing is written to the datasets. Raise UsageError if there are samples, and none has a
-        name by which the table may list it, and SourceError if the table has just changed.
+        Nothing is written to the datasets. Raise UsageError if there are samples, and the table
+        lists none of them, and SourceError if the table has just changed.
         """
         self._datasets = datasets
         shards = {_unit(shard): shard for _, shards, _ in datasets for shard in shards}
@@ -133,12 +133,20 @@ class CaptionLayout:
                 raise SourceError(f"{self.table.url} has just changed: run the same command again")
         assert self._join is not None  # noqa: S101  for mypy: it was read
         self._keyed = self._named = 0
-        self._join.match(self._samples([shards[unit] for unit in sorted(shards)]))
+        self._example = ""
+        is_any = self._join.match(self._samples([shards[unit] for unit in sorted(shards)]))
         if self._keyed and not self._named:  # else workers say why no tar can be read
             raise UsageError(
                 f"no sample of {self._tars.url} has a {self.table.by}, by which --captions lists "
                 f"them: give a table with another of {', '.join(BY)} (images have the last one if "
                 "they were packed with --compute-hash sha256)"
+            )
+        if self._named and not is_any:
+            listed, by = _texts(self._join.unused(1)[1])[0], self.table.by
+            raise UsageError(
+                f"{self.table.url} lists no sample of {self._tars.url}: each {by} is such as "
+                f"{shortened(listed)!r} there, and such as {shortened(self._example)!r} here: "
+                "write both alike, or give another table"
             )
 
     def _is_laid_out(self, dataset: CaptionedDataset) -> bool:
@@ -166,6 +174,8 @@ class CaptionLayout:
             self._keyed += pc.sum(pc.greater(pc.binary_length(keys), 0)).as_py() or 0
             self._named += pc.sum(has_name).as_py() or 0
             samples = pa.table({NAME: names, SAMPLE: numbers}).filter(has_name)
+            if not self._example and len(samples):
+                self._example = samples[NAME][0].as_py()
             if self.table.by == KEY:
                 own = samples[NAME]
                 samples = samples.append_column(CHOICE, pa.array(np.zeros(len(own), np.int64)))

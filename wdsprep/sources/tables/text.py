@@ -126,8 +126,7 @@ class TextTable:
                 "line"
             ) from error
         if len(found) == 1 and ";" in found[0] and "://" not in found[0]:
-            advice = "write it with commas, or with tabs as .tsv"
-            raise SourceError(f"{what} separates its columns by a semicolon: {advice}")
+            raise SourceError(f"{what} separates its columns by a semicolon: write it with commas")
         check_columns(what, found)
         return found
 
