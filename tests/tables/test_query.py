@@ -201,6 +201,35 @@ def test_texts_of_digits_dots_and_signs_are_the_numbers_that_python_reads() -> N
         assert met(Condition(text), table) == by_closures(Condition(text), facts)
 
 
+def test_sql_by_hand_differs_as_the_page_says() -> None:
+    rows = pa.table(
+        {"width": [2**62, 640], "score": [None, 5.0], "captions": [["a", "b"], ["b", "a"]],
+         "caption": ["7", "car"], "meta": ['{"aesthetic": 10}', '{"aesthetic": 9}']}
+    )  # fmt: skip
+
+    def by_hand(where: str) -> list[int]:
+        with open_engine() as engine:
+            engine.register("samples", rows)
+            found = engine.sql(f"SELECT width FROM samples WHERE {where}").fetchall()
+        return [width for (width,) in found]
+
+    differing = {
+        "not score > 5": ([2**62, 640], [640]),
+        "captions[1] == 'a'": ([640], [2**62]),
+        "width / 0 > 1": ([], [2**62, 640]),
+        "width * 4 > 1": ([2**62, 640], None),
+        "caption > 5": ([2**62], None),
+    }
+    for text, (ours, sql) in differing.items():
+        assert rows.filter(met(Condition(text), rows))["width"].to_pylist() == ours
+        if sql is None:
+            with pytest.raises(duckdb.Error):
+                by_hand(text)
+        else:
+            assert by_hand(text) == sql
+    assert by_hand("meta ->> 'aesthetic' > '5'") == [640]
+
+
 # --- many tables
 @pytest.mark.parametrize("nbytes", [query.MOST_NBYTES, 50_000])
 def test_tables_of_any_lengths_are_asked_in_order(
