@@ -11,6 +11,7 @@ S3 signatures cover it. When upstream cannot be reached, the client's connection
 import contextlib
 import http.client
 import itertools
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -104,10 +105,10 @@ class Answer(NamedTuple):
 
 
 class FaultProxy(WebServer):
-    """The proxy as a context manager."""
+    """The proxy as a context manager. With `tls` it serves HTTPS."""
 
-    def __init__(self, upstream_url: str, rule: Rule) -> None:
-        super().__init__(self.relay)
+    def __init__(self, upstream_url: str, rule: Rule, *, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(self.relay, tls=tls)
         parts = urlsplit(upstream_url)
         self._upstream = (parts.hostname or "127.0.0.1", parts.port or 80)
         self._rule, self._numbers = rule, itertools.count(1)

@@ -224,7 +224,7 @@ def _dataset_from_tars(
     names = [n for n in listed if n.endswith(".tar")]
     check_place(store.url, listed)
     if not names:
-        raise no_dataset_error(store.url, f"holds neither {MANIFEST} nor tars")
+        raise no_dataset_error(store.url, f"holds no dataset, neither {MANIFEST} nor tars")
     names = [n for n in names if buckets is None or n.partition("/")[0] in buckets]
     if not names:
         raise UsageError(f"{store.url} has no tars in {', '.join(sorted(buckets or ()))}")
