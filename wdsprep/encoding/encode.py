@@ -173,12 +173,6 @@ def make_plan(options: EncodeOptions, listener: JobListener) -> EncodePlan:
     for the user, and how many foreign tars have been compared, of how many.
     """
     told = listener.on_message
-    if str(options.out).isdecimal():  # --resolution 256 512
-        meant = ",".join(map(str, (*options.resolutions, options.out)))
-        raise UsageError(
-            f"{options.out} would be the folder for latents (did you mean --resolution {meant}?): "
-            f"write ./{options.out} for such a folder"
-        )
     phases, table = _find_sources(options), None
     if options.captions:
         place = absolute(options.captions)

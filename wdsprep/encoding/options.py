@@ -220,6 +220,12 @@ class EncodeOptions(EncodeOne):
         if is_of_text:
             beside = "text" if names == (OWN,) else f"text-{CAPTION}"
         out = os.fspath(self.out or place_beside(os.fspath(self.images), beside))
+        if out.isdecimal():  # --resolution 256 512
+            meant = ",".join(map(str, (*self.resolutions, out)))
+            raise UsageError(
+                f"{out} would be the folder for latents (did you mean --resolution {meant}?): "
+                f"write ./{out} for such a folder"
+            )
         is_named = self.caption_field or self.paths or self.caption_name or self.empty
         named = names if is_named else ()
         if is_of_text:
